@@ -1,0 +1,31 @@
+"""MXNet, imported the only way that is safe in every process of a job: ``from kvstore._mxnet import mx``.
+
+Two things stand in the way of a plain ``import mxnet``:
+
+* a process whose DMLC_ROLE is ``server`` or ``scheduler`` never returns from it (MXNet enters its own
+  server loop), so the variable is out of the environment while the import runs;
+* MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed.
+"""
+import os
+
+import numpy
+
+MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
+    pip install 'odsgd[cpu]'        any machine
+    pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
+
+if "bool" not in vars(numpy):
+    numpy.bool = bool  # type: ignore[misc]
+
+_role = os.environ.pop("DMLC_ROLE", None)
+try:
+    import mxnet as mx
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":
+        raise
+    raise ModuleNotFoundError(MISSING, name="mxnet") from None
+finally:
+    if _role is not None:
+        os.environ["DMLC_ROLE"] = _role
+
+__all__ = ["mx"]
