@@ -1,0 +1,79 @@
+"""``odsgd COMMAND ...``: what each command does is in its module; here is only the way there.
+
+Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
+"""
+from __future__ import annotations
+
+import sys
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+
+
+def _train(argv: List[str]) -> int:
+    from odsgd.config import TrainConfig
+    config = TrainConfig.from_flags(argv)
+    from odsgd.train import run  # MXNet's import takes a second: only once the options are right
+    return run(config)
+
+
+def _launch(argv: List[str]) -> int:
+    from odsgd.launch.cli import main as launch
+    return launch(argv)
+
+
+COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
+    "train": (_train, "train a model; alone, or as one of a job's workers"),
+    "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
+}
+
+USAGE = """usage: odsgd COMMAND [options]
+
+One-step-delay SGD and synchronous SGD on MXNet's parameter server.
+
+{commands}
+
+  odsgd COMMAND --help    the options of a command
+  odsgd --version
+
+example, two workers and one server on this machine:
+  odsgd launch -n 2 -s 1 odsgd train --dataset digits --kvstore odsgd
+"""
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run one command; returns the exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage(), end="")
+        return 0 if argv else EXIT_USAGE
+    if argv[0] == "--version":
+        print(f"odsgd {_version()}")
+        return 0
+    return _run(argv[0], argv[1:])
+
+
+def _run(command: str, argv: List[str]) -> int:
+    label = f"odsgd {command}"
+    try:
+        if command not in COMMANDS:
+            label = "odsgd"
+            raise unknown("command", command, COMMANDS)
+        return COMMANDS[command][0](argv)
+    except ConfigError as error:
+        print(f"{label}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except SystemExit as stop:  # argparse, after --help
+        return int(stop.code or 0)
+
+
+def _usage() -> str:
+    return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+    try:
+        return version("odsgd")
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"

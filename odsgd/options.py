@@ -1,0 +1,182 @@
+"""What one option of a configuration is: its kind (how text becomes a value), default, unit and help, said once.
+
+The command line, the YAML keys, the checks and the table of the docs are all derived from these (see config.py).
+A kind accepts its own values unchanged, so a configuration can be checked again and again:
+
+    >>> SPAN.convert("2epochs"), SPAN.convert(SPAN.convert("2epochs"))
+    (Span(count=2, unit='epochs'), Span(count=2, unit='epochs'))
+"""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import yaml
+
+from kvstore.errors import ConfigError, unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """A length of training in iterations or in epochs, written ``200`` (or ``200iterations``) and ``2epochs``."""
+
+    count: int
+    unit: str = "iterations"
+
+    def iterations(self, batches_per_epoch: int) -> int:
+        """The same length in iterations of one worker."""
+        return self.count * batches_per_epoch if self.unit == "epochs" else self.count
+
+    def plain(self) -> Any:
+        """The value as YAML has it; reading it back gives this Span."""
+        return self.count if self.unit == "iterations" else f"{self.count}epoch{'s' * (self.count != 1)}"
+
+    def __str__(self) -> str:
+        return str(self.plain())
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How a value of an option is written: the word in the help, what is expected, and the conversion.
+
+    `convert` raises ValueError for what it does not take.
+    """
+
+    metavar: str
+    expected: str
+    convert: Callable[[Any], Any]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _split(value: Any) -> Tuple[Any, ...]:
+    """The items of ``[0, 2]``, ``"0,2"`` or a single ``0``."""
+    if isinstance(value, (list, tuple)):
+        return tuple(value)
+    return tuple(part for part in _text(value).split(",") if part.strip())
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError
+    return int(value) if isinstance(value, float) else int(_text(value))
+
+
+def _span(value: Any) -> Span:
+    if isinstance(value, Span):
+        return value
+    match = re.fullmatch(r"(\d+) ?(e|epochs?|iterations?)?", _text(value).strip())
+    if not match:
+        raise ValueError
+    return Span(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
+
+
+def _keyword_value(text: str) -> Any:
+    """A number or truth value where `text` is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            pass
+    value = yaml.safe_load(text)
+    return value if isinstance(value, bool) else text
+
+
+def _keywords(value: Any) -> Dict[str, Any]:
+    if isinstance(value, dict):
+        return {str(key): _keyword_value(v) if isinstance(v, str) else v for key, v in value.items()}
+    pairs = [part.partition("=") for part in _split(value)]
+    if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
+        raise ValueError
+    return {key.strip(): _keyword_value(text.strip()) for key, _, text in pairs}
+
+
+def integer(at_least: int) -> Kind:
+    """A whole number, `at_least` or more."""
+    def convert(value: Any) -> int:
+        number = _whole(value)
+        if number < at_least:
+            raise ValueError
+        return number
+    return Kind("N", f"a whole number, {at_least} or more", convert)
+
+
+def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf) -> Kind:
+    """A finite number within the bounds."""
+    bounds = [f"{word} {bound:g}" for word, bound in (("at least", at_least), ("above", above), ("at most", at_most))
+              if math.isfinite(bound)]
+
+    def convert(value: Any) -> float:
+        number = float(_text(value))
+        if not (math.isfinite(number) and at_least <= number <= at_most and number > above):
+            raise ValueError
+        return number
+    return Kind("X", "a number" + (", " + " and ".join(bounds) if bounds else ""), convert)
+
+
+def integers(at_least: int, length: Optional[int] = None, expected: str = "whole numbers separated by commas") -> Kind:
+    """Several whole numbers, each `at_least` or more."""
+    def convert(value: Any) -> Tuple[int, ...]:
+        numbers = tuple(_whole(part) for part in _split(value))
+        if any(number < at_least for number in numbers) or (length is not None and len(numbers) != length):
+            raise ValueError
+        return numbers
+    return Kind(",".join(["N"] * (length or 2)) + ("" if length else ",..."), expected, convert)
+
+
+def name(what: str, names: Tuple[str, ...]) -> Kind:
+    """One of `names`; another gives the nearest of them (of a long list, the three nearest and not the rest)."""
+    few = len(names) <= 30
+
+    def convert(value: Any) -> str:
+        if _text(value) in names:
+            return str(value)
+        near = difflib.get_close_matches(str(value), names, n=3)
+        raise unknown(what, value, names) if few or not near else ConfigError(
+            f"unknown {what} `{value}`; did you mean {', '.join(f'`{other}`' for other in near)}?")
+    return Kind("NAME" if len(names) > 6 else "{" + ",".join(names) + "}", f"the name of a {what}", convert)
+
+
+TEXT = Kind("TEXT", "text", _text)
+PATH = Kind("PATH", "a path", _text)
+FLAG = Kind("", "true or false", _flag)
+SPAN = Kind("SPAN", "iterations (200) or epochs (2epochs)", _span)
+KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
+SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")
+
+
+def option(group: str, default: Any, kind: Kind, help: str, *, result: bool = True) -> Any:
+    """A field of a configuration.
+
+    `result`: whether another value gives another result; a run can be resumed only with the same ones.
+    """
+    metadata = {"group": group, "kind": kind, "help": help, "result": result}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def convert(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
+    """`value` as the type of `field`; `where` names the option as its user wrote it."""
+    if value is None and field.default is None:
+        return None
+    kind: Kind = field.metadata["kind"]
+    try:
+        return kind.convert(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"{where}: expected {kind.expected}, got `{value}`") from None
