@@ -1,0 +1,49 @@
+"""Packaging of odsgd: two packages, `kvstore` (the layer on MXNet) and `odsgd` (the training job on it).
+
+MXNet itself comes by extra, because its CPU and CUDA builds exclude each other. pip must see odsgd and MXNet in one
+command: asked later for one of them alone it would bring NumPy 2, which MXNet 1.9.1 cannot use.
+"""
+from setuptools import find_packages, setup
+
+# Upper bounds stand only where a newer release is known to break, or to make pip download release after release
+# before it finds one for NumPy 1 (each OpenCV is 60 MB). They hold on every Python from 3.8 to 3.12.
+REQUIRES = [
+    "numpy>=1.19,<2",  # MXNet 1.9.1 is compiled for NumPy 1
+    "opencv-python>=4.5,<4.12",  # asked for by GluonCV; 4.12 is the first for NumPy 2 alone
+    "pandas>=1.3,<3.1",  # asked for by GluonCV; 3.1 is the first for NumPy 2 alone
+    "gluoncv==0.10.5.post0",  # the last release for MXNet 1
+    "scikit-learn>=1.0",  # its handwritten digits
+    "PyYAML>=5.4",
+    "tqdm>=4.60",
+    "setuptools>=65; python_version >= '3.12'",  # MXNet and GluonCV import distutils, gone from Python 3.12
+]
+
+# Every CUDA for which MXNet was published, newest first.
+MXNET = {
+    "cpu": "mxnet==1.9.1",
+    "cu112": "mxnet-cu112==1.9.1",
+    "cu110": "mxnet-cu110==1.9.1",
+    "cu102": "mxnet-cu102==1.9.1",
+    "cu101": "mxnet-cu101==1.9.1",
+    "cu100": "mxnet-cu100==1.9.0",
+}
+
+setup(
+    name="odsgd",
+    version="0.1.0",
+    description="One-step-delay SGD (OD-SGD) on Apache MXNet's parameter server",
+    license="Apache-2.0",
+    python_requires=">=3.8,<3.13",
+    packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
+    install_requires=REQUIRES,
+    extras_require={
+        **{name: [requirement] for name, requirement in MXNET.items()},
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3"],
+        "check": ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-tqdm"],
+    },
+    entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        *("Programming Language :: Python :: 3." + str(minor) for minor in range(8, 13)),
+    ],
+)
