@@ -105,13 +105,13 @@ def _keywords(value: Any) -> Dict[str, Any]:
 
 
 def integer(at_least: int) -> Kind:
-    """A whole number, `at_least` or more."""
+    """A whole number, `at_least` or more, of 31 bits: MXNet's seeds and sizes are C integers."""
     def convert(value: Any) -> int:
         number = _whole(value)
-        if number < at_least:
+        if not at_least <= number < 2 ** 31:
             raise ValueError
         return number
-    return Kind("N", f"a whole number, {at_least} or more", convert)
+    return Kind("N", f"a whole number, {at_least} or more and below 2^31", convert)
 
 
 def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf) -> Kind:
