@@ -1,0 +1,7 @@
+"""``python -m odsgd.launch``."""
+import sys
+
+from odsgd.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""The command line of MXNet's ``tools/launch.py``, so that old job scripts work, and a little more.
+
+    odsgd launch -n 2 -s 1 train.py --lr 0.1
+    odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
+
+What differs from the original: without -H jobs are local; everything behind the first word of the command belongs to
+the command, so options of the launcher stand before it; and every mistake is told before a process starts.
+"""
+import argparse
+import os
+import shutil
+import sys
+from typing import Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, unknown
+from odsgd.launch import plan, supervise
+from odsgd.launch.hosts import read_hostfile
+from odsgd.launch.reach import ReachError
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Launch a job; return the exit code: 0, the first failed process's, or 64 for a mistake in `argv`."""
+    try:
+        return supervise.run(parse(sys.argv[1:] if argv is None else argv))
+    except ConfigError as error:
+        print(f"odsgd launch: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ReachError as error:
+        print(f"odsgd launch: {error}", file=sys.stderr)
+        return EXIT_FAILURE
+    except KeyboardInterrupt:  # while the working directory was being copied
+        return 130
+
+
+def parse(argv: Sequence[str]) -> plan.Job:
+    """The job that a command line asks for, or a `ConfigError`."""
+    parser = _parser()
+    options, strangers = parser.parse_known_args(list(argv))
+    if strangers:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        raise unknown("option", strangers[0].split("=")[0], known)
+    launcher = options.launcher or ("ssh" if options.hostfile else "local")
+    if launcher not in plan.LAUNCHERS:
+        raise unknown("launcher", launcher, plan.LAUNCHERS)
+    _check(options, launcher)
+    slots = read_hostfile(options.hostfile) if options.hostfile else []
+    if launcher == "mpi" and any(host.user or host.port for host in slots):
+        raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; write them into ~/.ssh/config")
+    return plan.Job(
+        command=_command(options.command, launcher), num_workers=options.num_workers,
+        num_servers=options.num_workers if options.num_servers in (None, "auto") else options.num_servers,
+        servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots), port=options.port,
+        host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir, remote_python=options.remote_python or sys.executable,
+        env=plan.parse_env(options.env, "--env", os.environ),
+        env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
+        env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
+        startup_timeout_s=options.startup_timeout, grace_s=options.grace)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see odsgd launch --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="odsgd launch", allow_abbrev=False, usage="%(prog)s -n WORKERS [options] COMMAND ...",
+                     description="Start a job's scheduler, servers and workers, and watch over them.")
+
+    def add(*flags: str, **settings: object) -> None:
+        spellings = list(flags) + ["--" + flag[2:].replace("-", "_") for flag in flags if "-" in flag[2:]]
+        parser.add_argument(*spellings, **settings)  # type: ignore[arg-type]
+
+    add("-n", "--num-workers", type=_whole(1), required=True, metavar="N", help="number of workers")
+    add("-s", "--num-servers", type=_servers, metavar="N|auto",
+        help="number of servers; default: as many as workers; auto: one beside each worker; 0: no server, no scheduler")
+    add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
+    add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
+    add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
+    add("-p", "--port", type=_whole(0, 65535), default=0, help="the scheduler's port; default: a free one")
+    add("--host-ip", metavar="ADDRESS", help="this machine's address as the hosts see it; default: found out")
+    add("--env", action="append", default=[], metavar="NAME[:VALUE]", help="set (or pass on) a variable everywhere")
+    add("--env-server", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for servers only")
+    add("--env-worker", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for workers only")
+    add("--remote-python", metavar="PATH", help="the interpreter on the hosts; default: the same path as here")
+    add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
+        help="until everyone has joined; default 300; 0: wait for ever")
+    add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="what a worker runs; a .py file is run with this Python")
+    return parser
+
+
+def _check(options: argparse.Namespace, launcher: str) -> None:
+    if launcher == "ssh" and not options.hostfile:
+        raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
+    if launcher == "local" and options.hostfile:
+        raise ConfigError("--launcher local starts everything here; leave out -H, or use --launcher ssh or mpi")
+    if launcher != "ssh" and options.sync_dst_dir:
+        raise ConfigError("--sync-dst-dir works with --launcher ssh only")
+
+
+def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
+    words = words[1:] if words[:1] == ["--"] else words
+    if not words:
+        raise ConfigError("no command: say what the workers run, e.g. `odsgd launch -n 2 train.py`")
+    if launcher == "local":  # elsewhere only the host itself can tell
+        if words[0].endswith(".py") and not os.path.isfile(words[0]):
+            raise ConfigError(f"no such file: {words[0]}")
+        if not words[0].endswith(".py") and not shutil.which(words[0]):
+            raise ConfigError(f"no such program: {words[0]}")
+    return tuple(words)
+
+
+def _whole(least: int, most: Optional[int] = None) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.isdigit() or int(text) < least or most is not None and int(text) > most:
+            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number {bounds}")
+        return int(text)
+    return whole
+
+
+def _servers(text: str) -> Union[int, str]:
+    if text == "auto":
+        return text
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number or `auto`")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"got `{text}`, expected a number of seconds, 0 or more")
+    return seconds

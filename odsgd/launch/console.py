@@ -1,0 +1,91 @@
+"""What the user sees: every line with its process in front, and one line at the bottom that a progress bar may redraw."""
+import os
+import re
+import sys
+from typing import Dict, Optional, TextIO
+
+COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Console:
+    """Writes to two streams that may be the same terminal.
+
+    A progress bar is worker 0's alone: those of several processes would overwrite each other. It is shown on a
+    terminal only, always at the bottom: a line that comes meanwhile is printed above it. Without a terminal a bar's
+    last state, the one that ends with a newline, is a line like any other.
+    """
+
+    def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None,
+                 bar_of: str = "worker 0") -> None:
+        self.streams: Dict[str, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
+        self.bar_of = bar_of
+        self.bar = ""
+        self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
+
+    def line(self, process: str, text: str, stream: str) -> None:
+        """A line of a process."""
+        if process == self.bar_of:
+            self._hide_bar()
+            self.bar = ""
+        self._print(self._prefix(process, stream) + text, stream)
+
+    def progress(self, process: str, text: str) -> None:
+        """A new state of a process's progress bar."""
+        if process == self.bar_of and self.on_terminal["stderr"]:
+            self.bar = self._prefix(process, "stderr") + text
+            self._show_bar()
+
+    def say(self, text: str) -> None:
+        """A message of the launcher itself."""
+        self._hide_bar()
+        self.bar = ""
+        for line in text.splitlines():
+            self._print(f"odsgd launch: {line}" if not line.startswith(" ") else line, "stderr")
+
+    def _print(self, text: str, stream: str) -> None:
+        self._hide_bar()
+        self._write(text + "\n", stream)
+        self._show_bar()
+
+    def _hide_bar(self) -> None:
+        if self.bar:
+            self._write(CLEAR_LINE, "stderr")
+
+    def _show_bar(self) -> None:
+        if self.bar:
+            # Cut to the window: a line that wraps could not be redrawn.
+            self._write(CLEAR_LINE + _cut(self.bar, _columns(self.streams["stderr"]) - 1), "stderr")
+
+    def _prefix(self, process: str, stream: str) -> str:
+        if not self.on_terminal[stream] or os.environ.get("NO_COLOR"):
+            return f"{process} | "
+        role, _, rank = process.partition(" ")
+        colours = COLOURS.get(role, ("31",))
+        return f"\x1b[{colours[int(rank or 0) % len(colours) if rank.isdigit() else 0]}m{process} |\x1b[0m "
+
+    def _write(self, text: str, name: str) -> None:
+        stream = self.streams[name]
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
+        stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _cut(text: str, columns: int) -> str:
+    """At most so many visible characters; colour codes take no room."""
+    shown, pieces = 0, []
+    for piece in re.split(r"(\x1b\[[\d;]*m)", text):
+        if not piece.startswith("\x1b"):
+            piece = piece[:max(0, columns - shown)]
+            shown += len(piece)
+        pieces.append(piece)
+    return "".join(pieces)

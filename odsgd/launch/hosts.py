@@ -1,0 +1,73 @@
+"""The hostfile: one host per line, and what may stand beside it.
+
+    hostA                    one slot
+    alice@hostB slots=4      four slots, logged into as alice
+    10.0.0.7:2               two slots (as MPICH writes it)
+    hostC slots=2 port=2222  its ssh server listens on port 2222
+    # a comment
+
+A slot is room for one process of the job; a host named on several lines has the slots of all of them. dmlc's own
+tracker read ``host:2222`` as an ssh port; since here it would silently become 2222 slots, such numbers are refused.
+"""
+import re
+from typing import List, NamedTuple, Optional
+
+from kvstore.errors import ConfigError
+
+LINE = re.compile(r"(?:(?P<user>[^\s@:-][^\s@:]*)@)?(?P<address>[^\s@:=-][^\s@:=]*)(?::(?P<slots>\d+))?"
+                  r"(?P<options>(?:\s+\S+)*)")
+MOST_SLOTS = 1023
+
+
+class Host(NamedTuple):
+    """A machine processes can be started on."""
+
+    address: str
+    user: Optional[str] = None
+    port: Optional[int] = None
+    here: bool = False
+    """The launching machine, reached without ssh."""
+
+    @property
+    def target(self) -> str:
+        """The host as ssh and rsync are told it."""
+        return f"{self.user}@{self.address}" if self.user else self.address
+
+
+def read_hostfile(path: str) -> List[Host]:
+    """The slots of a hostfile, in its order: a host with four slots stands there four times."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            slots = [host for number, line in enumerate(lines, 1) for host in _slots(line, f"{path}, line {number}")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
+    if not slots:
+        raise ConfigError(f"the hostfile {path} names no host; write one per line, e.g. `hostA slots=4`")
+    return slots
+
+
+def _slots(line: str, where: str) -> List[Host]:
+    text = line.split("#", 1)[0].strip()
+    if not text:
+        return []
+    match = LINE.fullmatch(text)
+    if not match:
+        raise ConfigError(f"{where}: cannot read `{text}`; expected `[user@]host`, `host slots=4` or `host:4`")
+    numbers = {"slots": match["slots"]} if match["slots"] else {}
+    for option in match["options"].split():
+        name, _, value = option.partition("=")
+        if name not in ("slots", "port") or not value.isdigit() or name in numbers:
+            raise ConfigError(f"{where}: cannot read `{option}`; expected `slots=NUMBER` or `port=NUMBER`, once each")
+        numbers[name] = value
+    port = int(numbers["port"]) if "port" in numbers else None
+    return [Host(match["address"], match["user"], port)] * _count(numbers.get("slots", "1"), match["slots"], where)
+
+
+def _count(slots: str, short: Optional[str], where: str) -> int:
+    count = int(slots)
+    if count < 1:
+        raise ConfigError(f"{where}: {slots} slots; expected at least 1 (leave the line out to leave the host out)")
+    if count > MOST_SLOTS or short and count == 22:
+        raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; for so many slots "
+                          "repeat the line")
+    return count

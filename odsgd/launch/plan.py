@@ -1,0 +1,202 @@
+"""From what the user asked for (`Job`) to who runs where with which environment (`Plan`). No process is started here.
+
+Placement. The hostfile is a list of slots, in its order. Workers take one slot each; the servers go on with the next
+slots; whoever comes after the last slot begins again at the first. So `-n 4 -s 1` on four hosts of one slot puts the
+server beside worker 0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker
+k whatever the slots. The scheduler, which only introduces the others to each other, runs on the launching machine.
+"""
+import os
+import re
+import secrets
+import sys
+from dataclasses import dataclass, field
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.launch.addresses import node_host
+from odsgd.launch.hosts import Host
+
+LOCAL = Host("127.0.0.1", here=True)
+LAUNCHERS = ("local", "ssh", "mpi")
+
+#: What the launcher itself decides; taken over from an outer job these would point to the wrong scheduler.
+OURS = frozenset((
+    "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
+    "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS"))
+#: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
+MISLEADING = frozenset(("PORT",))
+#: What reaches another host without being asked for: the switches of the libraries a job is made of.
+FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL)_\w+"
+                       r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the user asked for."""
+
+    command: Tuple[str, ...]
+    """The worker's command; every worker runs the same."""
+    num_workers: int
+    num_servers: int
+    """0: a job without parameter server, hence without scheduler."""
+    servers_beside_workers: bool = False
+    """Server k on the host of worker k (`-s auto`)."""
+    launcher: str = "local"
+    slots: Tuple[Host, ...] = ()
+    """One entry per slot of the hostfile; none for a local job."""
+    port: int = 0
+    """The scheduler's; 0 chooses a free one."""
+    host_ip: Optional[str] = None
+    """The launching machine's address, as the hosts see it; by default found out from the first of them."""
+    sync_dst_dir: Optional[str] = None
+    """Copy the working directory there on every host and run there; by default hosts have it at the same path."""
+    remote_python: str = sys.executable
+    env: Mapping[str, str] = field(default_factory=dict)
+    env_server: Mapping[str, str] = field(default_factory=dict)
+    env_worker: Mapping[str, str] = field(default_factory=dict)
+    startup_timeout_s: float = 300.0
+    """From the start until everyone has joined; 0 waits for ever."""
+    grace_s: float = 5.0
+    """Between SIGTERM and SIGKILL."""
+    server_command: Optional[Tuple[str, ...]] = None
+    """Stands in for ``python -m kvstore.server`` (tests)."""
+
+
+class Process(NamedTuple):
+    """One process of the job, before it exists."""
+
+    role: str
+    rank: int
+    host: Host
+    command: Tuple[str, ...]
+    env: Dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """`worker 0`, `server 1`, `scheduler`: how logs and messages call it."""
+        return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
+
+
+class Plan(NamedTuple):
+    """Every process of the job, and what all of them have in common."""
+
+    processes: List[Process]
+    secret: str
+    root: Tuple[str, int]
+    """Address and port of the scheduler."""
+
+    def on(self, host: Host) -> List[Process]:
+        """The processes of one host."""
+        return [process for process in self.processes if process.host == host]
+
+
+def make_plan(job: Job, root: Tuple[str, int]) -> Plan:
+    """Place every process of the job and write out its environment."""
+    worker_hosts, server_hosts = place(job)
+    secret = secrets.token_hex(32)
+    common = _common_env(job, root, secret)
+    server = job.server_command or (_python(job), "-m", "kvstore.server")
+    scheduler = job.server_command or (sys.executable, "-m", "kvstore.server")  # always on this machine
+
+    def process(role: str, rank: int, host: Host, command: Tuple[str, ...], extra: Mapping[str, str]) -> Process:
+        return Process(role, rank, host, command, {**common, **extra, **_identity(job, role, rank, host, root[0])})
+
+    processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
+    processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
+    processes += [process("worker", rank, host, _worker_command(job), job.env_worker)
+                  for rank, host in enumerate(worker_hosts)]
+    return Plan(processes, secret, root)
+
+
+def place(job: Job) -> Tuple[List[Host], List[Host]]:
+    """The host of every worker and of every server; the rule stands at the head of the module."""
+    if job.launcher == "mpi":
+        # mpirun places one agent per worker by its own rules; Host(k) stands for "wherever MPI rank k is".
+        slots = [Host(f"MPI rank {rank}") for rank in range(job.num_workers)]
+    else:
+        slots = list(job.slots) or [LOCAL]
+    workers = [slots[rank % len(slots)] for rank in range(job.num_workers)]
+    if job.servers_beside_workers:
+        return workers, [workers[rank % len(workers)] for rank in range(job.num_servers)]
+    return workers, [slots[(job.num_workers + rank) % len(slots)] for rank in range(job.num_servers)]
+
+
+def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The variables of this process that a process on another host gets as well."""
+    return {name: value for name, value in environ.items() if FORWARDED.fullmatch(name) and name not in OURS}
+
+
+def scrubbed(environ: Mapping[str, str]) -> Dict[str, str]:
+    """An environment without another job's roles and addresses in it."""
+    return {name: value for name, value in environ.items() if name not in OURS and name not in MISLEADING}
+
+
+def parse_env(values: Sequence[str], option: str, environ: Mapping[str, str]) -> Dict[str, str]:
+    """`NAME:VALUE`, `NAME=VALUE` and plain `NAME` (its value here); lists with commas where they cannot be a value.
+
+    >>> parse_env(["A:1,B:2", "CUDA_VISIBLE_DEVICES:0,1", "HOME"], "--env", {"HOME": "/root"})
+    {'A': '1', 'B': '2', 'CUDA_VISIBLE_DEVICES': '0,1', 'HOME': '/root'}
+    """
+    env = {}
+    for value in values:
+        parts = value.split(",")
+        several = all(re.fullmatch(r"[A-Za-z_]\w*(:[^:]*)?", part) for part in parts)
+        for part in parts if several else [value]:
+            match = re.fullmatch(r"([A-Za-z_]\w*)(?:([:=])(.*))?", part, re.DOTALL)
+            if not match:
+                raise ConfigError(f"{option} {value}: expected NAME or NAME:VALUE")
+            name = match[1]
+            if name in OURS:
+                raise ConfigError(f"{option} {value}: {name} is set by the launcher, per process; it cannot be given")
+            if not match[2] and name not in environ:
+                raise ConfigError(f"{option} {name}: {name} is not set here; set it, or give its value as {name}:VALUE")
+            env[name] = match[3] if match[2] else environ[name]
+    return env
+
+
+def elsewhere(path: str, job: Job) -> str:
+    """A path of this machine as the hosts have it: below a copied working directory it is relative to the copy."""
+    if job.sync_dst_dir:
+        relative = os.path.relpath(path, os.getcwd())
+        if relative != os.pardir and not relative.startswith(os.pardir + os.sep):
+            return relative
+    return path
+
+
+def package_path(job: Job) -> str:
+    """PYTHONPATH for every process, so that a checkout that is not installed serves as well as one that is."""
+    given = job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    entries = [os.path.abspath(entry) for entry in given.split(os.pathsep) if entry]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    if os.path.basename(root) not in ("site-packages", "dist-packages") and root not in entries:
+        entries.append(root)
+    return os.pathsep.join(elsewhere(entry, job) for entry in entries)
+
+
+def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
+    inherited = {} if job.launcher == "local" else forwarded(os.environ)
+    env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
+    env.update(DMLC_PS_ROOT_URI=root[0], DMLC_PS_ROOT_PORT=str(root[1]), DMLC_NUM_WORKER=str(job.num_workers),
+               DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret)
+    path = package_path(job)
+    return {**env, "PYTHONPATH": path} if path else env
+
+
+def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
+    """What tells one process from another."""
+    env = {"DMLC_ROLE": role}
+    address = root_uri if host.here else None if job.launcher == "mpi" else node_host(host.address, root_uri)
+    if address:  # else its agent, which knows where it is, finds the address out
+        env["DMLC_NODE_HOST"] = address
+    if role != "scheduler":
+        env.update({f"DMLC_{role.upper()}_ID": str(rank), f"ODSGD_{role.upper()}_RANK": str(rank)})
+    return env
+
+
+def _worker_command(job: Job) -> Tuple[str, ...]:
+    return (_python(job),) + job.command if job.command[0].endswith(".py") else job.command
+
+
+def _python(job: Job) -> str:
+    return sys.executable if job.launcher == "local" else job.remote_python

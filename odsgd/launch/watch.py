@@ -1,0 +1,262 @@
+"""When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
+
+    state of a process   waiting → running → connecting → joined → done → ended
+                         (`running` on: it has a pid; `connecting`: it asks for the others; `joined`: they are there)
+
+The rules, in the order in which `tick` applies them:
+
+1. A signal to the launcher ends the job.
+2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
+   failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
+   first failure: a report counts when it is made, and an expired deadline (exit code 75) or a report that calls itself
+   a consequence yields to any other, since whoever misses a peer did not kill it.
+3. All workers ended with 0: the servers and the scheduler get `FAREWELL_S`, then the job has succeeded.
+4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
+5. Not everybody joined within the startup timeout: a failure, with a table of who is where. When the scheduler and all
+   servers have joined everybody has, since ps-lite lets all of them go on at once; so a worker that never reports, a
+   plain MXNet script, is not missed.
+"""
+import collections
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+
+SETTLE_S = 0.4
+LAST_WORDS_S = 2.0
+FAREWELL_S = 5.0
+DESERTED_S = 10.0
+TAIL_LINES = 20
+
+_ORDER = ("waiting", "running", "connecting", "joined", "done", "ended")
+
+
+@dataclass
+class Member:
+    """What is known of one process."""
+
+    name: str
+    role: str
+    host: str
+    state: str = "waiting"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+    error: Optional[str] = None
+    joined: bool = False
+    tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
+
+    def reached(self, state: str) -> None:
+        """States only go forward: a late report of an ended process changes nothing."""
+        if _ORDER.index(state) > _ORDER.index(self.state):
+            self.state = state
+        self.joined = self.joined or state in ("joined", "done")
+
+    @property
+    def where(self) -> str:
+        """Host and pid, for messages."""
+        return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ends: the launcher's exit code, and what there is to say about it."""
+
+    exit_code: int
+    message: str
+    culprit: Optional[str] = None
+
+
+@dataclass
+class _Failure:
+    member: Optional[Member]
+    text: str
+    exit_code: int
+    consequence: bool = False
+    tail: Sequence[str] = ()
+
+
+class Watch:
+    """The state of a job; the rules stand at the head of the module."""
+
+    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "") -> None:
+        self.members: Dict[str, Member] = {member.name: member for member in members}
+        self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
+        self.failures: List[_Failure] = []
+        self.failed_at: Optional[float] = None
+        self.signal: Optional[int] = None
+        self.workers_ended_at: Optional[float] = None
+        self.deserted_at: Optional[float] = None
+        self.up = False
+
+    # Events
+
+    def started(self, name: str, pid: int) -> None:
+        """The process exists."""
+        self.members[name].pid = pid
+        self.members[name].reached("running")
+
+    def output(self, name: str, line: str) -> None:
+        """It has printed a line."""
+        self.members[name].tail.append(line)
+
+    def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
+        """It has said something on its report pipe; unknown events are for somebody else."""
+        member, event = self.members[name], report.get("event")
+        if event in ("connecting", "joined", "done"):
+            member.reached(event)
+        elif event == "failed" and member.error is None:
+            member.error = str(report.get("error") or "no reason given")
+            self._fail(_Failure(member, "", EXIT_FAILURE, bool(report.get("consequence"))), now)
+
+    def exited(self, name: str, code: int, now: float) -> None:
+        """It has ended; a negative code is the signal that ended it."""
+        member = self.members[name]
+        member.code = code
+        member.reached("ended")
+        if code and not (member.role != "worker" and self.workers_ended_at is not None):
+            self._fail(_Failure(member, "", EXIT_FAILURE, code == EXIT_DEADLINE), now)
+        elif member.role == "worker" and self._workers_ended():
+            self.workers_ended_at = now
+        elif member.role != "worker" and self.deserted_at is None:
+            self.deserted_at = now
+
+    def unstartable(self, name: str, error: str, now: float) -> None:
+        """It could not even be started."""
+        self._fail(_Failure(self.members[name], f"could not be started: {error}", EXIT_FAILURE), now)
+
+    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
+        """The agent of a host, or the way to it, has gone, and with it these processes."""
+        names = [name for name in names if self.members[name].code is None]
+        if names:
+            self._fail(_Failure(None, f"lost host {host} ({', '.join(names)}): {why}", EXIT_FAILURE, tail=tail), now)
+
+    def interrupted(self, number: int) -> None:
+        """The launcher has been told to end."""
+        self.signal = self.signal or number
+
+    # Decisions
+
+    def tick(self, now: float) -> Optional[Verdict]:
+        """The verdict, once there is one."""
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            return Verdict(128 + self.signal, f"stopped by {name}")
+        if self.failures:
+            return self._failure_verdict(now)
+        if self.workers_ended_at is not None:
+            return self._farewell(now)
+        if self._deserted(now):
+            return self._desertion()
+        if self._late(now):
+            return Verdict(EXIT_DEADLINE, self._startup_table())
+        return None
+
+    def _fail(self, failure: _Failure, now: float) -> None:
+        known = failure.member and any(other.member is failure.member for other in self.failures)
+        if not known:
+            self.failures.append(failure)
+        if self.failed_at is None:
+            self.failed_at = now
+
+    def _failure_verdict(self, now: float) -> Optional[Verdict]:
+        assert self.failed_at is not None
+        cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
+        waited = now - self.failed_at
+        speaking = cause.member is not None and cause.member.error is not None and cause.member.code is None
+        if waited < SETTLE_S or speaking and waited < LAST_WORDS_S:
+            return None
+        if cause.member is None:
+            return Verdict(cause.exit_code, _with_tail(cause.text, "what was heard from there", cause.tail))
+        return self._blame(cause, cause.member)
+
+    def _blame(self, cause: _Failure, member: Member) -> Verdict:
+        what, exit_code = cause.text, cause.exit_code
+        if not what:
+            what, exit_code = _manner_of_death(member)
+        lines = [f"{member.name} failed ({member.where}): {what}"]
+        if member.error:
+            lines.append(f"  it reported: {member.error}")
+        others = [f"{other.member.name}: {other.text or _manner_of_death(other.member)[0]}"
+                  for other in self.failures if other.member and other is not cause]
+        if others:
+            lines.append(f"  after it, not the cause: {'; '.join(others)}")
+        message = _with_tail("\n".join(lines), f"the last lines of {member.name}", member.tail)
+        return Verdict(exit_code, message, member.name)
+
+    def _farewell(self, now: float) -> Optional[Verdict]:
+        assert self.workers_ended_at is not None
+        others = [member for member in self.members.values() if member.role != "worker"]
+        staying = [member.name for member in others if member.code is None]
+        if staying and now - self.workers_ended_at < FAREWELL_S:
+            return None
+        remarks = [f"{member.name} ended badly after the last worker had succeeded: {_manner_of_death(member)[0]}"
+                   for member in others if member.code]
+        if staying:
+            remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
+        return Verdict(0, "\n".join(remarks))
+
+    def _deserted(self, now: float) -> bool:
+        busy = [member for member in self.members.values() if member.role == "worker"]
+        started = any(member.joined for member in busy) and not any(member.state in ("done", "ended") for member in busy)
+        return started and self.deserted_at is not None and now - self.deserted_at >= DESERTED_S
+
+    def _desertion(self) -> Verdict:
+        member = next(member for member in self.members.values() if member.role != "worker" and member.code is not None)
+        text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
+        return Verdict(EXIT_FAILURE, _with_tail(text, f"the last lines of {member.name}", member.tail), member.name)
+
+    def _workers_ended(self) -> bool:
+        return all(member.code == 0 for member in self.members.values() if member.role == "worker")
+
+    def _late(self, now: float) -> bool:
+        if not self.up:
+            others = [member.joined for member in self.members.values() if member.role != "worker"]
+            self.up = all(others) if others else all(
+                member.joined or member.state in ("running", "ended") for member in self.members.values())
+        return not self.up and 0 < self.startup_timeout_s <= now - self.started_at
+
+    def _startup_table(self) -> str:
+        members = list(self.members.values())
+        missing = [member for member in members if member.state in ("waiting", "running") or _left_early(member)]
+        if missing:
+            head = f"missing: {', '.join(member.name for member in missing)} ({len(missing)} of {len(members)})"
+        else:
+            head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
+                    f"{self.root} (firewall, wrong network interface?)")
+        rows = [("process", "host", "pid", "state")]
+        rows += [(member.name, member.host, str(member.pid or "-"), _startup_state(member)) for member in members]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
+        return "\n".join([f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+                          "  A longer preparation before the first step needs a longer --startup-timeout."])
+
+
+def _left_early(member: Member) -> bool:
+    return member.state == "ended" and not member.joined
+
+
+def _startup_state(member: Member) -> str:
+    return {"waiting": "never started",
+            "running": "running, has not asked to join",
+            "connecting": "asked to join, waits for the others",
+            "ended": f"exited with code {member.code}" + ("" if member.joined else " without joining"),
+            }.get(member.state, "joined")
+
+
+def _manner_of_death(member: Member) -> Tuple[str, int]:
+    """How it ended in words, and the exit code a shell would give for it; never 0."""
+    if member.code is None:
+        return "has reported a failure", EXIT_FAILURE
+    if member.code >= 0:
+        return f"exit code {member.code}", member.code or EXIT_FAILURE
+    try:
+        name = signal.Signals(-member.code).name
+    except ValueError:
+        name = f"signal {-member.code}"
+    hint = " (kill -9, or the kernel ran out of memory)" if -member.code == signal.SIGKILL else ""
+    return f"killed by {name}{hint}", 128 - member.code
+
+
+def _with_tail(text: str, title: str, tail: Sequence[str]) -> str:
+    return "\n".join([text, f"  {title}:", *(f"    | {line}" for line in tail)]) if tail else text
