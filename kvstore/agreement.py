@@ -1,0 +1,43 @@
+"""Do all workers mean the same? Asked before training starts, so that a difference is named and not trained on."""
+import difflib
+import hashlib
+import json
+from typing import Any, List
+
+import numpy as np
+
+from .errors import ProtocolError
+from .transport import Transport
+
+
+def check(transport: Transport, what: str, mine: List[Any]) -> None:
+    """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
+    lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
+    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
+    digests = _gather(transport, digest)
+    if np.all(digests == digests[0]):
+        return
+    texts = _gather_texts(transport, "\n".join(lines))
+    for worker_rank, text in enumerate(texts):
+        if text != texts[0]:
+            diff = difflib.unified_diff(texts[0].splitlines(), text.splitlines(), "worker 0", f"worker {worker_rank}",
+                                        n=0, lineterm="")
+            raise ProtocolError(f"workers 0 and {worker_rank} differ in {what}:\n  " + "\n  ".join(diff) +
+                                "\nAll workers must run the same script with the same settings.")
+
+
+def _gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
+    """Every worker's bytes, one row each: a sum in which each has its own row."""
+    table = np.zeros((transport.num_workers, mine.size), np.float32)
+    table[transport.worker_rank] = mine
+    return transport.allreduce(table).astype(np.uint8)
+
+
+def _gather_texts(transport: Transport, mine: str) -> List[str]:
+    data = np.frombuffer(mine.encode(), np.uint8)
+    lengths = np.zeros(transport.num_workers, np.float32)
+    lengths[transport.worker_rank] = data.size
+    lengths = transport.allreduce(lengths).astype(int)
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[:data.size] = data
+    return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]

@@ -1,0 +1,188 @@
+"""Parameters and the flat buckets they travel in.
+
+A bucket is one message to one server: small parameters share one, a large parameter spans several.
+
+    parameter   key: shape, dtype, multipliers                 what Gluon gives us
+    Segment     elements [start, stop) of one parameter, at `offset` of one bucket
+    Bucket      segments side by side, one float32 array; id = the key on the wire
+
+What shares a bucket is updated by one call of the optimizer, so all of it has the same multipliers;
+an optimizer that looks at a whole parameter (LARS, LAMB, a stranger) gets one bucket per parameter.
+Both sides of the wire follow from `plan`, a pure function: the same parameters give the same buckets
+on every worker. Checkpoints are per parameter (`split`, `join`), so they outlive a plan.
+"""
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from .errors import ConfigError
+
+DEFAULT_NBYTES = 256 * 1024
+WIRE_DTYPE = np.dtype("float32")  # half-precision parameters travel, and are updated, in single precision
+TRAINABLE_DTYPES = ("float32", "float16")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the plan needs to know of one parameter."""
+
+    key: Any
+    name: str
+    shape: Tuple[int, ...]
+    dtype: str = "float32"
+    lr_mult: float = 1.0
+    wd_mult: float = 1.0
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Elements [start, stop) of a parameter, which begin at `offset` of its bucket."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    offset: int
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One flat array on the wire."""
+
+    id: int
+    server_rank: int
+    segments: Tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        return self.segments[-1].end
+
+    @property
+    def first(self) -> Parameter:
+        return self.segments[0].parameter
+
+    @property
+    def shape(self) -> Optional[Tuple[int, ...]]:
+        """The shape of the parameter, where the bucket is exactly one."""
+        whole = len(self.segments) == 1 and self.size == self.first.size
+        return self.first.shape if whole else None
+
+    def __str__(self) -> str:
+        names = [segment.parameter.name for segment in self.segments]
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        return f"bucket {self.id} ({shown})"
+
+
+class Keys:
+    """Numbers for the wire such that MXNet sends each to the server it is meant for.
+
+    MXNet sends key k to server (k * 9973) % num_servers, in 32-bit arithmetic: past key 215,000 it would
+    overflow. One instance serves all stores of a process, so that two trainers never share a number.
+    """
+
+    LIMIT = 2 ** 31 // 9973
+
+    def __init__(self, num_servers: int) -> None:
+        self.num_servers = num_servers
+        self._next = [0] * num_servers
+        for key in range(num_servers):
+            self._next[key * 9973 % num_servers] = key
+
+    def take(self, server_rank: int) -> int:
+        key = self._next[server_rank]
+        if key >= self.LIMIT:
+            raise ConfigError(f"more than {self.LIMIT} buckets; raise `bucket_nbytes`")
+        self._next[server_rank] += self.num_servers
+        return key
+
+
+def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: int = DEFAULT_NBYTES, whole: bool = False) -> List[Bucket]:
+    """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size.
+
+    Parameters
+    ----------
+    parameters : in the order of the network's layers; packed last first, as their gradients appear
+    keys : where the numbers on the wire come from
+    nbytes : largest bucket in bytes
+    whole : one bucket per parameter, however large
+    """
+    for parameter in parameters:
+        if parameter.dtype not in TRAINABLE_DTYPES:
+            raise ConfigError(f"parameter {parameter.name} is {parameter.dtype}; "
+                              f"only {' and '.join(TRAINABLE_DTYPES)} can be trained")
+    capacity = max(1, nbytes // WIRE_DTYPE.itemsize)
+    groups = list(_pack(reversed(parameters), None if whole else capacity))
+    servers = _balance([group[-1].end for group in groups], keys.num_servers)
+    return [Bucket(keys.take(server), server, tuple(group)) for server, group in zip(servers, groups)]
+
+
+def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[List[Segment]]:
+    """Fill one bucket after the other; a bucket is closed when it is full or the next parameter is of another kind.
+
+    Buckets of different kinds are filled side by side, so that biases with a multiplier of their own do
+    not break the rows of weights into small pieces.
+    """
+    filling: Dict[Tuple[str, float, float], List[Segment]] = {}
+    for parameter in parameters:
+        if capacity is None:
+            yield [Segment(parameter, 0, parameter.size, 0)]
+            continue
+        kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult)
+        start = 0
+        while start < parameter.size:
+            group = filling.setdefault(kind, [])
+            offset = group[-1].end if group else 0
+            stop = min(parameter.size, start + capacity - offset)
+            group.append(Segment(parameter, start, stop, offset))
+            start = stop
+            if group[-1].end == capacity:
+                yield filling.pop(kind)
+    yield from filling.values()
+
+
+def _balance(sizes: Sequence[int], num_servers: int) -> List[int]:
+    """A server for each bucket: the one with the least load so far, the largest buckets first."""
+    load = [0] * num_servers
+    chosen = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
+        chosen[index] = min(range(num_servers), key=lambda s: (load[s], s))
+        load[chosen[index]] += sizes[index]
+    return chosen
+
+
+def by_layer(parameters: Iterable[Parameter]) -> List[Parameter]:
+    """`parameters` in the order of their layers, as far as names tell: conv2 before conv10."""
+    def natural(parameter: Parameter) -> List[Any]:
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", parameter.name)]
+    return sorted(parameters, key=natural)
+
+
+def split(bucket: Bucket, flat: np.ndarray, into: Dict[str, np.ndarray], prefix: str = "") -> None:
+    """Copy a bucket's array into arrays per parameter (made on first sight)."""
+    for segment in bucket.segments:
+        parameter = segment.parameter
+        array = into.setdefault(prefix + parameter.name, np.zeros(parameter.shape, flat.dtype))
+        array.reshape(-1)[segment.start:segment.stop] = flat[segment.offset:segment.end]
+
+
+def join(bucket: Bucket, arrays: Dict[str, np.ndarray], prefix: str = "") -> np.ndarray:
+    """The bucket's array from arrays per parameter: the inverse of `split`."""
+    parts = []
+    for segment in bucket.segments:
+        name = prefix + segment.parameter.name
+        if name not in arrays:
+            raise ConfigError(f"no array `{name}` in the saved state; it belongs to another model or optimizer")
+        if arrays[name].shape != segment.parameter.shape:
+            raise ConfigError(f"`{name}` has shape {arrays[name].shape} in the saved state, "
+                              f"the model expects {segment.parameter.shape}")
+        parts.append(arrays[name].reshape(-1)[segment.start:segment.stop])
+    return np.concatenate(parts)

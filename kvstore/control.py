@@ -1,0 +1,163 @@
+"""How processes of a job speak beside the data: reports to the launcher, signed commands, deadlines.
+
+Commands. A worker's command to the servers is a line of text: sender, counter, signature, JSON. The signature is an
+HMAC over all the rest under the job's secret; the counter of each sender only grows, so a recorded command
+cannot be played again. A server acts on nothing else.
+
+Environment. ODSGD_SECRET and ODSGD_REPORT_FD come from the launcher. A foreign tracker sets neither: then
+commands are signed with a key that anyone on the network could derive, `trusted()` is False, and servers accept only
+optimizers that come with MXNet or with this package.
+"""
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import sys
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, Tuple
+
+from .errors import EXIT_DEADLINE, ProtocolError
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+# -- reports to the launcher ------------------------------------------------------------------------------
+
+def report(event: str, **fields: Any) -> None:
+    """Tell the launcher, if there is one: connecting, joined, failed, done."""
+    descriptor = os.environ.get("ODSGD_REPORT_FD")
+    if descriptor is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
+        os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
+
+
+def who() -> str:
+    """This process, as log lines and errors call it."""
+    role = os.environ.get("DMLC_ROLE", "worker")
+    rank = os.environ.get(f"ODSGD_{role.upper()}_RANK")
+    return role if rank is None else f"{role} {rank}"
+
+
+def die(message: str, status: int) -> None:
+    """End this process at once, saying why.
+
+    Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
+    """
+    print(f"{who()}: {message}", file=sys.stderr, flush=True)
+    report("failed", error=message.strip().splitlines()[-1])
+    sys.stdout.flush()
+    os._exit(status)
+
+
+# -- deadlines ----------------------------------------------------------------------------------------------
+
+class Watch:
+    """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
+
+    Invariant: an entry of `_due` is a wait under way; its message says what to print when it is overdue.
+    """
+
+    TICK_S = 0.2
+
+    def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
+        self._due: Dict[object, Tuple[float, str]] = {}
+        self._lock = threading.Lock()
+        self._thread: Any = None
+        self._on_overdue = on_overdue
+
+    def begin(self, wait: object, timeout_s: float, message: str) -> None:
+        """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
+        with self._lock:
+            self._due[wait] = (time.monotonic() + timeout_s, message)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="kvstore-watch", daemon=True)
+                self._thread.start()
+
+    def end(self, wait: object) -> None:
+        with self._lock:
+            self._due.pop(wait, None)
+
+    @contextlib.contextmanager
+    def deadline(self, timeout_s: float, message: str) -> Iterator[None]:
+        wait = object()
+        self.begin(wait, timeout_s, message)
+        try:
+            yield
+        finally:
+            self.end(wait)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self.TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                overdue = [(due, message) for due, message in self._due.values() if due < now]
+            if overdue:
+                self._on_overdue(min(overdue)[1])
+                return
+
+
+watch = Watch()
+
+
+# -- signed commands ------------------------------------------------------------------------------------------
+
+def trusted() -> bool:
+    """Whether this job has a secret of its own."""
+    return bool(os.environ.get("ODSGD_SECRET"))
+
+
+def job_key() -> bytes:
+    secret = os.environ.get("ODSGD_SECRET")
+    if not secret:
+        secret = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format_map(_Missing(os.environ))
+    return secret.encode()
+
+
+class _Missing(dict):
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+class Signer:
+    """Signs one sender's commands, each with the next number."""
+
+    def __init__(self, sender: int, key: bytes) -> None:
+        self._sender, self._key, self._counter = sender, key, 0
+
+    def sign(self, name: str, payload: Dict[str, Any]) -> str:
+        self._counter += 1
+        text = json.dumps([name, payload], ensure_ascii=True)
+        return f"{self._sender} {self._counter} {_signature(self._key, self._sender, self._counter, text)} {text}"
+
+
+class Verifier:
+    """Checks commands; the other half of `Signer`."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._last: Dict[int, int] = {}
+
+    def open(self, message: str) -> Tuple[int, str, Dict[str, Any]]:
+        """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
+        try:
+            sender_text, counter_text, signature, text = message.split(" ", 3)
+            sender, counter = int(sender_text), int(counter_text)
+        except ValueError:
+            raise ProtocolError("an unsigned command reached this server and was not executed; "
+                                "is a stock MXNet worker (or a stranger) connected to this job?") from None
+        if not hmac.compare_digest(signature, _signature(self._key, sender, counter, text)):
+            raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
+                                "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
+        if counter <= self._last.get(sender, 0):
+            raise ProtocolError(f"command {counter} of worker {sender} came a second time and was not executed")
+        self._last[sender] = counter
+        name, payload = json.loads(text)
+        return sender, name, payload
+
+
+def _signature(key: bytes, sender: int, counter: int, text: str) -> str:
+    return hmac.new(key, f"{sender} {counter} {text}".encode(), hashlib.sha256).hexdigest()

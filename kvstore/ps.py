@@ -1,0 +1,266 @@
+"""The parameter server as a transport: buckets on MXNet's ps-lite.
+
+One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers on the wire
+must not meet. A `ParameterServer` is one store's use of it.
+"""
+import base64
+import contextlib
+import os
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+
+import numpy as np
+
+from . import control
+from ._mxnet import mx
+from .buckets import Bucket, Keys, plan
+from .control import watch
+from .errors import ConfigError, ProtocolError
+from .messages import HEADER, split_lr
+from .server import MAILBOX_FLOATS, PIECE_NBYTES, SUM_SIZES
+from .shard import npz, un_npz
+from .transport import NDArray, Pending, Transport
+
+COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
+
+
+class Connection:
+    """This worker's place in the job."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.num_workers, self.num_servers = _counts()
+        self.native = self._connect()
+        self.worker_rank = _stable_rank(self.native.rank)
+        self._signer = control.Signer(self.worker_rank, control.job_key())
+        self.keys = Keys(self.num_servers)
+        self._sums = {size: self.keys.take(0) for size in SUM_SIZES}
+        self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self._greet()
+
+    def _connect(self) -> mx.kvstore.KVStore:
+        # Arrays above the bound would be cut up behind our back; buckets are cut already.
+        os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
+        control.report("connecting")
+        where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
+        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, "
+                            f"{self.num_workers} workers and {self.num_servers} servers expected; "
+                            "check that each was started and can reach the scheduler"):
+            native = mx.kvstore.create("dist_sync")
+        control.report("joined")
+        return native
+
+    def _greet(self) -> None:
+        """Make the servers ours, and check that every rank is here once."""
+        if self.worker_rank == 0:
+            self.command("hello", {"num_workers": self.num_workers, "sums": list(self._sums.values()),
+                                   "mailboxes": self._mailboxes})
+        with self._waiting("the first round with the servers"):
+            keys = [*self._sums.values(), *self._mailboxes]
+            sizes = [*self._sums, *[MAILBOX_FLOATS] * self.num_servers]
+            self.native.init(keys, [mx.nd.zeros(size) for size in sizes])
+            for key in self._mailboxes:  # a server knows its mailbox from the first round on it
+                empty = mx.nd.zeros(MAILBOX_FLOATS)
+                self.native.pushpull(key, empty, out=empty)
+                empty.wait_to_read()
+        mine = np.zeros(self.num_workers, np.float32)
+        mine[self.worker_rank] = 1
+        present = self.allreduce(mine)
+        if not np.all(present == 1):
+            raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
+                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or none")
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        message = (f"{what} was not over within {self.timeout_s:g} s: another worker or a server is late, stopped or "
+                   "unreachable. Check that all are alive, or raise `timeout_s`")
+        with watch.deadline(self.timeout_s, message):
+            yield
+
+    def command(self, name: str, payload: Dict[str, Any]) -> None:
+        """Have every server carry out a command; returns when all have."""
+        with self._waiting(f"command `{name}` to the servers"):
+            self.native._send_command_to_servers(0, self._signer.sign(name, payload))
+
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        """The sum over workers, through keys whose answer is the sum; waits."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty_like(flat)
+        largest = max(self._sums)
+        for start in range(0, flat.size, largest):
+            part = flat[start:start + largest]
+            result[start:start + part.size] = self._sum(part)
+        return result.reshape(np.shape(array))
+
+    def _sum(self, part: np.ndarray) -> np.ndarray:
+        size = min(size for size in self._sums if size >= part.size)
+        buffer = np.zeros(size, np.float32)
+        buffer[:part.size] = part
+        wire = mx.nd.array(buffer)
+        with self._waiting("a sum over the workers"):
+            self.native.pushpull(self._sums[size], wire, out=wire)
+            return wire.asnumpy()[:part.size]
+
+    def read_mail(self, name: str) -> List[bytes]:
+        """What each server answers to command `name`."""
+        answers: List[bytes] = [b""] * self.num_servers
+        lengths = [PIECE_NBYTES] * self.num_servers
+        chunk = 0
+        while any(len(answers[s]) < lengths[s] for s in range(self.num_servers)):
+            self.command(name, {"chunk": chunk})
+            for server, key in enumerate(self._mailboxes):
+                letter = mx.nd.zeros(MAILBOX_FLOATS)
+                with self._waiting(f"the answer of server {server} to `{name}`"):
+                    self.native.pull(key, out=letter)
+                    raw = letter.asnumpy().tobytes()
+                lengths[server] = int.from_bytes(raw[:8], "little")
+                answers[server] = (answers[server] + raw[8:])[:lengths[server]]
+            chunk += 1
+        return answers
+
+    def close(self) -> None:
+        """Leave the job, all workers together; the first of them stops the servers."""
+        with self._waiting("the end of the job"):
+            mx.nd.waitall()
+            handle, self.native.handle = self.native.handle, None
+            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+        control.report("done")
+
+
+_connection: Optional[Connection] = None
+
+
+def connection(timeout_s: float) -> Connection:
+    """The connection of this process, made on first use."""
+    global _connection
+    if _connection is None:
+        _connection = Connection(timeout_s)
+    return _connection
+
+
+def disconnect() -> None:
+    """End the connection, if there is one."""
+    global _connection
+    if _connection is not None:
+        _connection.close()
+        _connection = None
+
+
+def _counts() -> List[int]:
+    """Numbers of workers and servers, from the environment."""
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` before "
+                          "anything that imports mxnet makes it what it should be")
+    missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+               if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
+                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
+    os.environ.setdefault("DMLC_ROLE", "worker")
+    num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
+    if num_servers < 1:
+        raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
+    return [num_workers, num_servers]
+
+
+def _stable_rank(native_rank: int) -> int:
+    """The launcher's rank; ps-lite's own differs from run to run."""
+    return int(os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID") or native_rank)
+
+
+class _Wire:
+    """The two buffers of a bucket, comm_buf_, used in turn."""
+
+    def __init__(self, bucket: Bucket, weights: NDArray) -> None:
+        self._buffers = [_Buffer(bucket.size, weights.context), _Buffer(bucket.size, weights.context)]
+        weights.copyto(self.last.payload)
+
+    @property
+    def last(self) -> "_Buffer":
+        return self._buffers[1]
+
+    def turn(self) -> "_Buffer":
+        """The buffer to send next; what was `last` stays readable until the turn after."""
+        self._buffers.reverse()
+        return self._buffers[1]
+
+
+class _Buffer:
+    """One message and its parts (`messages`). Views share the whole's engine variable."""
+
+    def __init__(self, size: int, context: mx.Context) -> None:
+        self.whole = mx.nd.zeros(size + HEADER, context)
+        self.payload, self.version, self.lr = self.whole[:size], self.whole[size:size + 1], self.whole[size + 1:]
+
+
+class ParameterServer(Transport):
+    """One store on the connection of this process."""
+
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+        self._connection = connection(timeout_s)
+        self.worker_rank = self._connection.worker_rank
+        self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
+        self._wires: Dict[int, _Wire] = {}
+        self._lr: Optional[float] = None
+        self._lr_array = mx.nd.zeros(HEADER - 1)
+
+    @property
+    def lr(self) -> float:
+        """The global learning rate of the next exchanges; only worker 0's counts."""
+        return self._lr or 0.0
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        if self.worker_rank == 0 and lr != self._lr:
+            self._lr_array[:] = np.array(split_lr(lr), np.float32)
+        self._lr = lr
+
+    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+        return plan(parameters, self._connection.keys, nbytes, whole)
+
+    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
+             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        if self.worker_rank == 0:
+            self._connection.command("open", {"store": store, "optimizer": optimizer, "buckets": {
+                bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
+                            "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in buckets}})
+        self._wires = {bucket.id: _Wire(bucket, weights(bucket)) for bucket in buckets}
+        with self._connection._waiting("the start of the global weights"):
+            self._connection.native.init([bucket.id for bucket in buckets],
+                                         [self._wires[bucket.id].last.whole for bucket in buckets])
+        return {bucket.id: Pending(self._wires[bucket.id].last.payload) for bucket in buckets}
+
+    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        wire = self._wires[bucket.id]
+        last, send = wire.last, wire.turn()
+        grad.copyto(send.payload)
+        # Reading the last answer's version also puts this exchange behind it. Were two pushes of one worker for a bucket at
+        # the server at once, MXNet, which counts pushes and not workers, would take the second for another worker's.
+        last.version.copyto(send.version)
+        self._lr_array.copyto(send.lr)
+        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)  # one message there, one back
+        return Pending(send.payload)
+
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        return self._connection.allreduce(array)
+
+    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
+        state: Dict[int, Dict[str, np.ndarray]] = {}
+        for answer in self._connection.read_mail("export"):
+            for name, array in un_npz(answer).items():
+                bucket, part = name.split("/")
+                if int(bucket) in self._wires:
+                    state.setdefault(int(bucket), {})[part] = array
+        return state
+
+    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
+        for server_rank in range(self.num_servers):
+            mine = {f"{bucket.id}/{part}": array for bucket in buckets if bucket.server_rank == server_rank
+                    for part, array in state[bucket.id].items()}
+            data = npz(mine)
+            for start in range(0, len(data), COMMAND_NBYTES):
+                piece = base64.b64encode(data[start:start + COMMAND_NBYTES]).decode()
+                self._connection.command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
+                                                    "server_rank": server_rank})
+
+    def close(self) -> None:
+        """Nothing of a store's own to end; the connection ends with the process (`disconnect`)."""

@@ -1,0 +1,133 @@
+"""The server and scheduler roles: ``python -m kvstore.server`` with DMLC_ROLE set, or any script that imports odsgd.
+
+MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore every
+exception of an update. So the roles are entered here, with a controller that acts on signed commands only (`control`)
+and an updater whose exceptions end the process.
+
+The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are there,
+and answers.
+"""
+import ctypes
+import os
+import sys
+import traceback
+from typing import Any, Callable, List, Optional, Set
+
+import numpy as np
+
+from . import control
+from ._mxnet import mx
+from .errors import EXIT_FAILURE
+from .shard import Shard
+from .updaters import NDArray
+
+MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
+SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
+
+
+def _fatal(function: Callable[..., None]) -> Callable[..., None]:
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
+    def guarded(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: B902  nothing may pass through C++
+            control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+    return guarded
+
+
+class Server:
+    """One server process: routes pushes and commands to the shard.
+
+    Beside buckets there are two kinds of keys: sums (an answer is the sum of what all workers pushed) and this server's
+    mailbox, whose stored array is filled by the command `export` and then pulled.
+    """
+
+    def __init__(self, store: mx.kvstore.KVStore) -> None:
+        self._store = store
+        self._verifier = control.Verifier(control.job_key())
+        self._shard: Optional[Shard] = None
+        self._sums: Set[int] = set()
+        self._mailbox_key = -1
+        self._mailbox: Optional[NDArray] = None
+        self._outgoing = b""
+
+    def run(self) -> None:
+        """Serve until the workers have finished."""
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+        controller = signature(_fatal(self._controller))
+        mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
+
+    def _controller(self, head: int, body: bytes, _: Any) -> None:
+        _, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        if name == "hello":
+            self._hello(**payload)
+        elif name == "export":
+            self._export(**payload)
+        else:
+            assert self._shard is not None
+            self._shard.command(name, payload)
+
+    def _hello(self, num_workers: int, sums: List[int], mailboxes: List[int]) -> None:
+        """The first command of a job. Only inside a command can an updater be installed."""
+        rank = self._store.rank
+        self._shard = Shard(rank, num_workers)
+        self._sums = set(sums)
+        self._mailbox_key = mailboxes[rank]
+        self._store._set_updater(_fatal(self._update))
+        control.watch.end("hello")
+        control.report("joined")
+
+    def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if key in self._sums:
+            pushed.copyto(stored)
+        elif key == self._mailbox_key:
+            self._mailbox = stored
+        else:
+            assert self._shard is not None
+            self._shard.update(key, pushed, stored)
+
+    def _export(self, chunk: int) -> None:
+        """Put piece number `chunk` of the shard's state into the mailbox, behind the length of the whole."""
+        assert self._shard is not None and self._mailbox is not None
+        if chunk == 0:
+            self._outgoing = self._shard.export()
+        letter = pack_letter(self._outgoing, chunk)
+        self._mailbox[:] = letter
+        self._mailbox.wait_to_read()
+
+
+PIECE_NBYTES = 4 * (MAILBOX_FLOATS - 2)
+
+
+def pack_letter(data: bytes, chunk: int) -> np.ndarray:
+    """One mailbox full: the total length in the first 8 bytes, then a piece of `data`, as raw bits."""
+    letter = np.zeros(MAILBOX_FLOATS * 4, np.uint8)
+    piece = data[chunk * PIECE_NBYTES:(chunk + 1) * PIECE_NBYTES]
+    letter[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
+    letter[8:8 + len(piece)] = np.frombuffer(piece, np.uint8)
+    return letter.view(np.float32)
+
+
+def main() -> int:
+    """Be what DMLC_ROLE says, until the job is over."""
+    role = os.environ.get("DMLC_ROLE")
+    if role not in ("server", "scheduler"):
+        print(f"kvstore.server: DMLC_ROLE is {role!r}, expected `server` or `scheduler`; "
+              "it is started by `odsgd launch`", file=sys.stderr)
+        return 64
+    if role == "server" and not control.trusted():
+        print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
+              "optimizers of MXNet are accepted", file=sys.stderr)
+    control.report("connecting")
+    if role == "scheduler":
+        control.report("joined")
+    else:
+        control.watch.begin("hello", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    store = mx.kvstore.create("dist_async")
+    Server(store).run()
+    control.report("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""The store as Gluon sees it: gradients in, an algorithm's weights out.
+
+``gluon.Trainer`` calls `set_optimizer` once, `broadcast` once per parameter, and on every step `pushpull` per parameter. The
+store collects gradients into buckets; a bucket whose gradients have all been handed in goes through its algorithm at
+once, while others still wait for theirs:
+
+    pushpull(key, grads, out)  →  gather → Worker.iterate → scatter     per bucket, all queued to MXNet's engine
+
+Nothing here waits for the network in a training step. Methods that do say so.
+"""
+import contextlib
+import json
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+
+from . import agreement, buckets as layout, engine, updaters
+from ._mxnet import mx
+from .algorithms.program import Program, Worker
+from .buckets import Bucket, Parameter, Segment
+from .control import watch
+from .errors import ConfigError, ProtocolError, StoreClosedError
+from .lanes import Lanes, part
+from .shard import array_text, text_array
+from .transport import NDArray, Transport
+
+State = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
+
+
+class _Known:
+    """One key as the caller knows it: its arrays, one per device."""
+
+    def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
+        self.parameter, self.weights = parameter, weights
+        self.grads: List[NDArray] = []
+
+
+class _Lane:
+    """One bucket at run time: its devices, its worker, and the keys this iteration still lacks."""
+
+    def __init__(self, bucket: Bucket, known: Sequence[_Known]) -> None:
+        self.bucket, self.known = bucket, known
+        self.devices = Lanes(bucket, [array.context for array in known[0].weights])
+        self.worker: Worker
+        self.w_local: NDArray
+        self.missing = self.keys()
+        self._weights: Optional[List[List[NDArray]]] = None
+        self._grads: Optional[List[List[NDArray]]] = None
+
+    def keys(self) -> Set[Any]:
+        return {one.parameter.key for one in self.known}
+
+    def forget_views(self) -> None:
+        """The caller's arrays are not those of the last iteration."""
+        self._weights = self._grads = None
+
+    def gather_weights(self) -> NDArray:
+        """What the first device's parameters hold."""
+        first = [self._views([one.weights for one in self.known])[0]]
+        return self.devices.gather(first, 1).copy()
+
+    def iterate(self, scale: float) -> None:
+        """Gather, let the algorithm decide, scatter. Returns at once."""
+        self.missing = self.keys()
+        if self._grads is None:
+            self._grads = self._views([one.grads for one in self.known])
+        self.w_local = self.worker.iterate(self.devices.gather(self._grads, scale))
+        self.show(self.w_local)
+
+    def show(self, flat: NDArray) -> None:
+        """Let the parameters hold `flat`."""
+        if self._weights is None:
+            self._weights = self._views([one.weights for one in self.known])
+        self.devices.scatter(flat, self._weights)
+
+    def _views(self, arrays: Sequence[List[NDArray]]) -> List[List[NDArray]]:
+        """Per device, the bucket's part of each array."""
+        return [[part(one[device], segment) for one, segment in zip(arrays, self.bucket.segments)]
+                for device in range(len(self.devices.devices))]
+
+
+class Store(mx.kvstore.KVStoreBase):
+    """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``.
+
+    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the same order.
+    """
+
+    def __init__(self, name: str, program: type, transport: Transport, options: Any) -> None:
+        self._name, self._program_type, self._transport, self.options = name, program, transport, options
+        self.iteration = 0
+        self.lr_local: Optional[float] = getattr(options, "lr_local", None)
+        self._optimizer: Optional[mx.optimizer.Optimizer] = None
+        self._program: Program
+        self._known: Dict[Any, _Known] = {}
+        self._lanes: List[_Lane] = []
+        self._lanes_of: Dict[Any, List[_Lane]] = {}
+        self._left = 0  # buckets that still have to go in this iteration
+        self._scale = 1.0
+        self._saved: Optional[State] = None  # this worker's state, until the first step takes it up
+        self._saved_servers: Optional[State] = None
+        self._resuming = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<kvstore {self._name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
+
+    # -- what Gluon asks ---------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank: the launcher's, the same on every run."""
+        return self._transport.worker_rank
+
+    @property
+    def num_workers(self) -> int:
+        return self._transport.num_workers
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return capability.lower() == "optimizer"
+
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The global optimizer. Its settings travel to the servers with the first step."""
+        if self._lanes:
+            raise ConfigError("set_optimizer after the first step: the servers keep the optimizer they have. "
+                              "Make a new store")
+        self._optimizer = optimizer
+        self._program = self._program_type(self.options, optimizer)
+        updaters.describe(optimizer)  # complains here, before anything has started, if it cannot travel
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
+
+        After `load_state` the arrays keep what they hold: a resumed worker has its own weights.
+        """
+        self._check_usable()
+        if self._lanes:
+            raise ConfigError(f"parameter {key} appears after the first step; initialize all parameters before it "
+                              "(where shapes are deferred, one forward pass does)")
+        value, out = _as_list(value)[0], _as_list(out)
+        if not self._known:
+            self._agree_on_model()
+        self._known[key] = _Known(self._describe(key, value), out)
+        if self._optimizer is None or not self._optimizer.param_dict:
+            agreement.check(self._transport, f"parameter {key}", [str(key), value.shape, _dtype(value)])
+        if self._resuming:
+            return
+        mine = value.asnumpy() if self.rank == 0 else np.zeros(value.shape)
+        shared = mx.nd.array(self._transport.allreduce(mine), dtype=value.dtype)
+        for array in out:
+            shared.copyto(array)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Hand in the gradients of `key`, one array per device; `out` will hold the weights of the next iteration.
+
+        Returns at once: what reads `out` waits in MXNet's engine, for as much as the algorithm asks. The next backward
+        pass may overwrite the gradients; it waits likewise.
+        """
+        self._check_usable()
+        if not self._lanes:
+            self._begin()
+        if self._left == 0:
+            self._begin_iteration()
+        self._hand_in(key, _as_list(value), _as_list(value if out is None else out))
+        for lane in self._lanes_of[key]:
+            lane.missing.discard(key)
+            if not lane.missing:
+                lane.iterate(self._scale)
+                self._left -= 1
+        if self._left == 0:
+            self.iteration += 1
+            self._transport.iteration_sent(self.iteration)
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the servers' optimizer state: arrays and JSON, no pickle. Waits; any one worker may call it."""
+        arrays, meta = self.server_state()
+        with open(fname, "wb") as file:
+            np.savez(file, **arrays, **{"meta": text_array(meta)})
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Read what `save_optimizer_states` wrote. Before the first step, on worker 0 at least: its file counts."""
+        with np.load(fname, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        self._saved_servers = arrays, array_text(arrays.pop("meta"))
+
+    # -- beyond Gluon ------------------------------------------------------------------------------------------
+
+    def allreduce(self, array: Any) -> np.ndarray:
+        """The sum over workers, in single precision. Collective; waits."""
+        self._check_usable()
+        return self._transport.allreduce(array.asnumpy() if isinstance(array, NDArray) else np.asarray(array))
+
+    def barrier(self) -> None:
+        """Wait until every worker is here. Collective."""
+        self.allreduce(np.zeros(1))
+
+    def wait(self) -> None:
+        """Wait until all that this worker has asked for has arrived."""
+        message = (f"the answers of iteration {self.iteration} did not arrive within {self.options.timeout_s:g} s: another "
+                   "worker or a server is late, stopped or unreachable. Check that all are alive, or raise `timeout_s`")
+        with watch.deadline(self.options.timeout_s, message):
+            for lane in self._lanes:
+                lane.worker.arriving.result().wait_to_read()
+            for known in self._known.values():
+                for array in known.weights:
+                    array.wait_to_read()
+        engine.check()
+
+    @contextlib.contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
+
+        Parameters without a gradient (the statistics of BatchNorm) hold their mean over workers inside. Afterwards this
+        worker's own are back.
+        """
+        self._check_usable()
+        self.wait()
+        own = {key: known.weights[0].asnumpy() for key, known in self._known.items() if key not in self._lanes_of}
+        for key, mine in own.items():
+            self._set(key, self._transport.allreduce(mine) / self.num_workers)
+        for lane in self._lanes:
+            lane.show(lane.worker.arriving.result())
+        try:
+            yield
+        finally:
+            for lane in self._lanes:
+                lane.show(lane.w_local)
+            for key, mine in own.items():
+                self._set(key, mine)
+
+    def worker_state(self) -> State:
+        """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/NAME``, ``memory/i/NAME``; and JSON. Waits."""
+        self._check_begun("worker_state")
+        self.wait()
+        arrays = {f"aux/{known.parameter.name}": known.weights[0].asnumpy()
+                  for key, known in self._known.items() if key not in self._lanes_of}
+        for lane in self._lanes:
+            flats = {"global": lane.worker.arriving.result(), "local": lane.w_local}
+            flats.update({f"memory/{i}": array for i, array in enumerate(lane.worker.memory())})
+            for prefix, flat in flats.items():
+                layout.split(lane.bucket, flat.asnumpy(), arrays, prefix + "/")
+        return arrays, {"store": self.type, "iteration": self.iteration, "progress": self._program.progress()}
+
+    def server_state(self) -> State:
+        """The servers' optimizer state: arrays ``i/NAME``, and JSON. Waits; any one worker may call it."""
+        self._check_begun("server_state")
+        self.wait()
+        arrays: Dict[str, np.ndarray] = {}
+        meta: Dict[str, Any] = {}
+        exported = self._transport.export_state()
+        for lane in self._lanes:
+            for name, flat in exported[lane.bucket.id].items():
+                if name == "meta":
+                    meta = array_text(flat)
+                else:
+                    layout.split(lane.bucket, flat, arrays, name + "/")
+        return arrays, meta
+
+    def load_state(self, worker: State, server: Optional[State] = None) -> None:
+        """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
+
+        The caller sets its parameters itself (``local/NAME``, ``aux/NAME``), since it computes on them before that step.
+        """
+        if self._lanes:
+            raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
+        if worker[1]["store"] != self.type:
+            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
+        self._saved, self._saved_servers = worker, server
+        self.iteration = worker[1]["iteration"]
+        self._resuming = True
+
+    def close(self) -> None:
+        """Leave the job. Collective; waits."""
+        if not self._closed:
+            self.wait()
+            self._closed = True
+            self._transport.close()
+
+    # -- the first step ------------------------------------------------------------------------------------------
+
+    def _describe(self, key: Any, value: NDArray) -> Parameter:
+        parameter = self._gluon_parameter(key)
+        name = str(key) if parameter is None else parameter.name
+        lr_mult, wd_mult = (1.0, 1.0) if self._optimizer is None else updaters.multipliers(self._optimizer, key, parameter)
+        return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
+
+    def _gluon_parameter(self, key: Any) -> Any:
+        return None if self._optimizer is None else self._optimizer.param_dict.get(key)
+
+    def _agree_on_model(self) -> None:
+        """Compare with the other workers all that must be the same, while a difference can still be named."""
+        model: List[Any] = [f"store {self.type} {self.options}"]
+        if self._optimizer is not None:
+            model.append(f"optimizer {json.dumps(updaters.describe(self._optimizer), sort_keys=True)}")
+            model += [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
+                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._optimizer.param_dict.items()]
+        agreement.check(self._transport, "the model and its settings", model)
+
+    def _begin(self) -> None:
+        """Lay out the buckets and give the servers their weights."""
+        if self._optimizer is None:
+            raise ConfigError("no optimizer: call set_optimizer before the first pushpull (gluon.Trainer does)")
+        whole = not all(updaters.elementwise(optimizer) for optimizer in self._program.optimizers)
+        planned = self._transport.plan(layout.by_layer(self._trainable()), self.options.bucket_nbytes, whole)
+        self._lanes = [_Lane(bucket, [self._known[segment.parameter.key] for segment in bucket.segments])
+                       for bucket in planned]
+        for lane in self._lanes:
+            for key in lane.keys():
+                self._lanes_of.setdefault(key, []).append(lane)
+        arriving = self._transport.open(self.type, updaters.describe(self._optimizer), planned, self._initial_weights())
+        for lane in self._lanes:
+            lane.worker = self._program.worker(lane.bucket, self._transport, arriving[lane.bucket.id])
+            lane.w_local = lane.worker.arriving.result()
+        if self._saved is not None:
+            self._resume(*self._saved)
+        self._resume_servers()
+        self._saved = self._saved_servers = None
+
+    def _trainable(self) -> List[Parameter]:
+        def has_gradient(key: Any) -> bool:
+            parameter = self._gluon_parameter(key)
+            return parameter is None or parameter.grad_req != "null"
+        return [known.parameter for key, known in self._known.items() if has_gradient(key)]
+
+    def _initial_weights(self) -> Any:
+        """Function from a bucket to the global weights to begin with."""
+        lanes = {lane.bucket.id: lane for lane in self._lanes}
+
+        def weights(bucket: Bucket) -> NDArray:
+            lane = lanes[bucket.id]
+            if self._saved is None:
+                return lane.gather_weights()
+            return mx.nd.array(layout.join(bucket, self._saved[0], "global/"), ctx=lane.devices.context)
+        return weights
+
+    def _resume(self, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:
+        self._program.resume(meta["progress"])
+        memories = sorted({int(name.split("/")[1]) for name in arrays if name.startswith("memory/")})
+        for lane in self._lanes:
+            def saved(prefix: str) -> NDArray:
+                return mx.nd.array(layout.join(lane.bucket, arrays, prefix), ctx=lane.devices.context)
+            lane.w_local = saved("local/")
+            lane.worker.resume(self.iteration, [saved(f"memory/{i}/") for i in memories])
+
+    def _resume_servers(self) -> None:
+        """Worker 0 puts the saved state on the servers, the others wait for it."""
+        if self._saved_servers is not None and self.rank == 0:
+            arrays, meta = self._saved_servers
+            parts = sorted({name.split("/")[0] for name in arrays}, key=int)
+            self._transport.import_state({lane.bucket.id: {
+                "meta": text_array(meta), **{i: layout.join(lane.bucket, arrays, i + "/") for i in parts}}
+                for lane in self._lanes}, [lane.bucket for lane in self._lanes])
+        if self._resuming or self._saved_servers is not None:
+            self.barrier()
+
+    # -- every step --------------------------------------------------------------------------------------------
+
+    def _begin_iteration(self) -> None:
+        engine.check()
+        self._left = len(self._lanes)
+        optimizer = self._optimizer
+        optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
+        lr = updaters.learning_rate(optimizer, optimizer.num_update)
+        self._transport.lr = lr
+        self._program.begin_iteration(lr, lr if self.lr_local is None else self.lr_local)
+        self._scale = optimizer.rescale_grad
+
+    def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
+        known = self._known.get(key)
+        lanes = self._lanes_of.get(key)
+        if known is None or lanes is None:
+            raise ConfigError(f"pushpull of {key}, which was not broadcast or has no gradient (grad_req `null`)")
+        if key not in lanes[-1].missing:
+            raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, while "
+                                f"{self._left} buckets still lack others; every parameter takes part in every step")
+        if not _same(known.grads, grads) or not _same(known.weights, weights):
+            known.grads, known.weights = list(grads), list(weights)
+            for lane in lanes:
+                lane.forget_views()
+
+    def _set(self, key: Any, value: np.ndarray) -> None:
+        for array in self._known[key].weights:
+            array[:] = value
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"the `{self.type}` store of worker {self.rank} is closed")
+
+    def _check_begun(self, what: str) -> None:
+        self._check_usable()
+        if not self._lanes:
+            raise ConfigError(f"{what} before the first step: there is no state yet")
+
+
+def _as_list(value: Any) -> List[NDArray]:
+    return [value] if isinstance(value, NDArray) else value
+
+
+def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
+    return len(ours) == len(theirs) and all(mine is other for mine, other in zip(ours, theirs))
+
+
+def _dtype(array: NDArray) -> str:
+    return np.dtype(array.dtype).name

@@ -1,0 +1,71 @@
+"""What an algorithm may ask of the wire, and what carries it.
+
+An algorithm file sees two calls, and neither waits for the network:
+
+    pending = transport.exchange(bucket, grad)     my gradient goes out; the global weights after it will come back
+    w = pending.result()                           the array that holds them, or will
+
+On a real transport `result` returns at once with an array that is still being written; MXNet's engine lets everything
+that reads it wait. A transport that runs in a script's time (`inprocess`) may wait in `result`. Hence the rule for
+algorithms: call `result` where the answer is needed, not earlier.
+
+Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
+exchange of the same bucket: one buffer is on its way while the other still holds what came before.
+Order. Exchanges of one bucket take place in the order they were asked for, never two at a time.
+"""
+from typing import Any, Callable, Dict, List, Sequence
+
+import numpy as np
+
+from ._mxnet import mx
+from .buckets import Bucket
+
+NDArray = mx.nd.NDArray
+
+
+class Pending:
+    """An answer that may still be on its way."""
+
+    def __init__(self, array: NDArray) -> None:
+        self._array = array
+
+    def result(self) -> NDArray:
+        return self._array
+
+
+class Transport:
+    """The calls a store makes. One instance serves one store; several may share a connection."""
+
+    worker_rank: int
+    num_workers: int
+    num_servers: int
+    lr: float  # the global learning rate that the next exchanges carry
+
+    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+        """The buckets, numbered for this transport."""
+        raise NotImplementedError
+
+    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
+             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        """Give the servers their rule and W_0. Collective, once; returns W_0 per bucket as the first answer."""
+        raise NotImplementedError
+
+    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        """Send `grad`; the global weights after the round it belongs to will come back."""
+        raise NotImplementedError
+
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        """The sum of every worker's `array` (float32). Collective; waits. For things outside the training loop."""
+        raise NotImplementedError
+
+    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
+        """The servers' optimizer state per bucket id. One worker may ask alone, with nothing of its own under way."""
+        raise NotImplementedError
+
+    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
+        """Put back what `export_state` gave. One worker, before the first exchange."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Collective end."""
+        raise NotImplementedError
