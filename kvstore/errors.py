@@ -12,7 +12,7 @@ Each message says which, got, expected, and what to do next.
 import difflib
 from typing import Iterable
 
-EXIT_USAGE, EXIT_FAILURE, EXIT_DEADLINE = 64, 70, 75
+EXIT_USAGE, EXIT_FAILURE, EXIT_DEADLINE, EXIT_INTERRUPTED = 64, 70, 75, 130
 
 
 class ConfigError(ValueError):

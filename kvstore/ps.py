@@ -3,22 +3,25 @@
 One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers on the wire
 must not meet. A `ParameterServer` is one store's use of it.
 """
+import atexit
 import base64
 import contextlib
 import os
+import sys
+import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import numpy as np
 
-from . import control
+from . import control, engine
 from ._mxnet import mx
 from .buckets import Bucket, Keys, plan
 from .control import watch
-from .errors import ConfigError, ProtocolError
+from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
 from .messages import HEADER, split_lr
 from .server import MAILBOX_FLOATS, PIECE_NBYTES, SUM_SIZES
 from .shard import npz, un_npz
-from .transport import NDArray, Pending, Transport
+from .transport import NDArray, Pending, Transport, by_bucket, opening
 
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
@@ -127,14 +130,25 @@ class Connection:
 
 
 _connection: Optional[Connection] = None
+_open_stores = 0
 
 
 def connection(timeout_s: float) -> Connection:
-    """The connection of this process, made on first use."""
-    global _connection
+    """The connection of this process, made on first use; it is left in good order when the process ends."""
+    global _connection, _open_stores
     if _connection is None:
         _connection = Connection(timeout_s)
+        atexit.register(disconnect)
+        sys.excepthook = _die_of_exception
+    _open_stores += 1
     return _connection
+
+
+def _die_of_exception(kind: type, error: BaseException, trace: Any) -> None:
+    """A worker that fails must not wait for the others at the end of the job."""
+    if issubclass(kind, KeyboardInterrupt):
+        control.die("interrupted", EXIT_INTERRUPTED)
+    control.die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
 
 
 def disconnect() -> None:
@@ -220,9 +234,7 @@ class ParameterServer(Transport):
     def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
              weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if self.worker_rank == 0:
-            self._connection.command("open", {"store": store, "optimizer": optimizer, "buckets": {
-                bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                            "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in buckets}})
+            self._connection.command("open", {"store": store, "optimizer": optimizer, "buckets": opening(buckets)})
         self._wires = {bucket.id: _Wire(bucket, weights(bucket)) for bucket in buckets}
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init([bucket.id for bucket in buckets],
@@ -244,13 +256,10 @@ class ParameterServer(Transport):
         return self._connection.allreduce(array)
 
     def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
-        state: Dict[int, Dict[str, np.ndarray]] = {}
+        arrays: Dict[str, np.ndarray] = {}
         for answer in self._connection.read_mail("export"):
-            for name, array in un_npz(answer).items():
-                bucket, part = name.split("/")
-                if int(bucket) in self._wires:
-                    state.setdefault(int(bucket), {})[part] = array
-        return state
+            arrays.update(un_npz(answer))
+        return by_bucket(arrays)
 
     def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
         for server_rank in range(self.num_servers):
@@ -262,5 +271,16 @@ class ParameterServer(Transport):
                 self._connection.command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
                                                     "server_rank": server_rank})
 
+    def iteration_sent(self, iteration: int) -> None:
+        """Put a deadline on the iteration's answers, without waiting for them."""
+        round_id, timeout_s = iteration - 1, self._connection.timeout_s
+        watch.begin((id(self), round_id), timeout_s,
+                    f"round {round_id}: the servers did not answer within {timeout_s:g} s; another worker or a server is late, "
+                    "stopped or unreachable. Check that all are alive, or raise `timeout_s`")
+        engine.when_ready([wire.last.whole for wire in self._wires.values()], lambda: watch.end((id(self), round_id)))
+
     def close(self) -> None:
-        """Nothing of a store's own to end; the connection ends with the process (`disconnect`)."""
+        global _open_stores
+        _open_stores -= 1
+        if _open_stores == 0:
+            disconnect()

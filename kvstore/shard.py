@@ -13,7 +13,7 @@ import numpy as np
 from ._mxnet import mx
 from .algorithms import STORES
 from .errors import ProtocolError
-from .messages import HEADER, VERSION_MODULUS
+from .messages import VERSION_MODULUS
 from .updaters import NDArray, build, progress, set_progress, state_arrays
 
 
@@ -80,7 +80,7 @@ class Shard:
         arrays: Dict[str, np.ndarray] = {}
         for key, entry in self._entries.items():
             for i, array in enumerate(state_arrays(entry.rule.state)):
-                arrays[f"{key}/{i}"] = array.asnumpy()
+                arrays[f"{key}/{i}"] = array.asnumpy().reshape(-1)
             arrays[f"{key}/meta"] = text_array(progress(entry.rule.optimizer, key))
         return npz(arrays)
 
@@ -90,17 +90,19 @@ class Shard:
             return
         self._incoming.write(base64.b64decode(piece))
         if last:
-            self._restore(un_npz(self._incoming.getvalue()))
+            self.restore(un_npz(self._incoming.getvalue()))
             self._incoming = io.BytesIO()
 
-    def _restore(self, arrays: Dict[str, np.ndarray]) -> None:
+    def restore(self, arrays: Dict[str, np.ndarray]) -> None:
+        """Put back what `export` gave, in its arrays and names."""
         for name, array in arrays.items():
             key, part = name.split("/")
             rule = self._entries[int(key)].rule
             if part == "meta":
                 set_progress(rule.optimizer, int(key), array_text(array))
             else:
-                state_arrays(rule.state)[int(part)][:] = array
+                mine = state_arrays(rule.state)[int(part)]
+                mine[:] = array.reshape(mine.shape)
 
 
 def npz(arrays: Dict[str, np.ndarray]) -> bytes:

@@ -95,6 +95,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._lanes: List[_Lane] = []
         self._lanes_of: Dict[Any, List[_Lane]] = {}
         self._left = 0  # buckets that still have to go in this iteration
+        self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._scale = 1.0
         self._saved: Optional[State] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[State] = None
@@ -362,6 +363,7 @@ class Store(mx.kvstore.KVStoreBase):
     def _begin_iteration(self) -> None:
         engine.check()
         self._left = len(self._lanes)
+        self._handed.clear()
         optimizer = self._optimizer
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         lr = updaters.learning_rate(optimizer, optimizer.num_update)
@@ -374,9 +376,10 @@ class Store(mx.kvstore.KVStoreBase):
         lanes = self._lanes_of.get(key)
         if known is None or lanes is None:
             raise ConfigError(f"pushpull of {key}, which was not broadcast or has no gradient (grad_req `null`)")
-        if key not in lanes[-1].missing:
+        if key in self._handed:
             raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, while "
                                 f"{self._left} buckets still lack others; every parameter takes part in every step")
+        self._handed.add(key)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:

@@ -66,6 +66,24 @@ class Transport:
         """Put back what `export_state` gave. One worker, before the first exchange."""
         raise NotImplementedError
 
+    def iteration_sent(self, iteration: int) -> None:
+        """All exchanges of an iteration have been asked for; `iteration` is how many are."""
+
     def close(self) -> None:
         """Collective end."""
         raise NotImplementedError
+
+
+def opening(buckets: Sequence[Bucket]) -> Dict[int, Dict[str, Any]]:
+    """What a server must know of buckets, as the command `open` carries it."""
+    return {bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
+                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in buckets}
+
+
+def by_bucket(arrays: Dict[str, np.ndarray]) -> Dict[int, Dict[str, np.ndarray]]:
+    """``{"7/meta": …}`` as ``{7: {"meta": …}}``."""
+    state: Dict[int, Dict[str, np.ndarray]] = {}
+    for name, array in arrays.items():
+        bucket, part = name.split("/")
+        state.setdefault(int(bucket), {})[part] = array
+    return state

@@ -1,0 +1,48 @@
+"""From a name and options to a store."""
+import dataclasses
+from typing import Any, Dict
+
+from ._mxnet import mx
+from .algorithms import STORES
+from .errors import unknown
+from .store import Store
+from .transport import Transport
+
+LOCAL = "local"
+
+
+def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
+    """`kvstore.create`, whose documentation it is."""
+    if name not in (*STORES, LOCAL):
+        raise unknown("store", name, [*STORES, LOCAL])
+    program = STORES["ssgd" if name == LOCAL else name]
+    known = [field.name for field in dataclasses.fields(program.Options)]
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of store {name}", option, known)
+    checked = program.Options(**options)
+    return Store(name, program, transport or _transport(name, checked.timeout_s), checked)
+
+
+def _transport(name: str, timeout_s: float) -> Transport:
+    if name == LOCAL:
+        from .inprocess import Cluster
+        return Cluster(1, timeout_s=timeout_s).worker(0)
+    from .ps import ParameterServer
+    return ParameterServer(timeout_s)
+
+
+def register() -> None:
+    """``mx.kv.create("odsgd")`` makes an OD-SGD store with default options, and so for each name MXNet has not taken."""
+    for name in STORES:
+        mx.kvstore.KVStoreBase.kv_registry.setdefault(name, _Maker(name))
+
+
+class _Maker:
+    """What MXNet calls where it expects a class."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self) -> Store:
+        return create(self._name, None, {})

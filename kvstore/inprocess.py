@@ -1,0 +1,199 @@
+"""A whole job inside one process: workers as threads, a shard instead of servers, no sockets.
+
+For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
+algorithm files run on it unchanged.
+
+Only one thread runs at a time, and it hands over only where it has to wait: MXNet's front end is not made for
+several threads, and a run is repeatable. The scripted order is that of exchanges:
+
+    cluster = Cluster(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
+    cluster.run(lambda transport: train(transport))              # called once per worker, with its transport
+"""
+import collections
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence
+
+import numpy as np
+
+from . import control
+from ._mxnet import mx
+from .buckets import Bucket, Keys, plan
+from .errors import KVStoreError, RoundTimeoutError
+from .messages import HEADER, split_lr
+from .shard import Shard, un_npz
+from .transport import NDArray, Pending, Transport, by_bucket, opening
+
+
+class _Round:
+    """The pushes of one bucket that have not been answered yet."""
+
+    def __init__(self) -> None:
+        self.pushed: List[NDArray] = []
+        self.waiting: List["_Late"] = []
+
+
+class _Late(Pending):
+    """An answer that comes when every worker's push has; `result` lets others run until then."""
+
+    def __init__(self, cluster: "Cluster", what: str, array: NDArray) -> None:
+        super().__init__(array)
+        self._cluster, self._what = cluster, what
+        self.arrived = False
+
+    def result(self) -> NDArray:
+        self._cluster.wait_until(lambda: self.arrived, self._what)
+        return super().result()
+
+
+class Cluster:
+    """The servers' side, and whose turn it is.
+
+    Parameters
+    ----------
+    num_workers : how many transports `worker` gives out
+    order : worker ranks, one per exchange, in the order in which exchanges reach the server; None: as they come
+    timeout_s : how long a worker waits for its turn or its answer
+    """
+
+    def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
+                 timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+        self.num_workers, self.timeout_s = num_workers, timeout_s
+        self.shard = Shard(0, num_workers)
+        self.log: List[int] = []  # worker ranks in the order of their exchanges
+        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
+        self._baton = threading.Condition(threading.RLock())
+        self._failure: Optional[BaseException] = None
+        self._stored: Dict[int, NDArray] = {}
+        self._rounds: Dict[int, _Round] = collections.defaultdict(_Round)
+        self._sums: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
+
+    def worker(self, worker_rank: int) -> "InProcess":
+        return InProcess(self, worker_rank)
+
+    def run(self, function: Callable[["InProcess"], Any]) -> List[Any]:
+        """Call `function` on every worker's transport, each in a thread; their results. Raises what the first failure raised."""
+        results: List[Any] = [None] * self.num_workers
+
+        def body(worker_rank: int) -> None:
+            with self._baton:
+                try:
+                    results[worker_rank] = function(self.worker(worker_rank))
+                except BaseException as error:  # noqa: B902  raised again below
+                    self._failure = self._failure or error
+                self._baton.notify_all()
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(self.num_workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return results
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let other workers run until `ready`."""
+        deadline = time.monotonic() + self.timeout_s
+        with self._baton:
+            while not ready():
+                if self._failure is not None:
+                    raise KVStoreError(f"another worker failed first: {self._failure}")
+                if not self._baton.wait(max(0, deadline - time.monotonic())):
+                    raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or the scripted "
+                                            "order asks for a worker that cannot come")
+
+    def take_turn(self, worker_rank: int) -> None:
+        """Wait until the script lets this worker's exchange arrive."""
+        if self._order is not None:
+            self.wait_until(lambda: bool(self._order) and self._order[0] == worker_rank, f"worker {worker_rank}'s turn")
+            self._order.popleft()
+            self._baton.notify_all()
+        self.log.append(worker_rank)
+
+    def open(self, key: int, weights: NDArray) -> None:
+        """The first worker's weights are the global ones; all have the same."""
+        if key not in self._stored:
+            self._stored[key] = mx.nd.concat(weights, mx.nd.zeros(HEADER), dim=0)
+
+    def push(self, worker_rank: int, bucket: Bucket, message: NDArray, answer: NDArray) -> _Late:
+        """One worker's message; the last of a round runs the update and answers all."""
+        with self._baton:
+            self.take_turn(worker_rank)
+            round_ = self._rounds[bucket.id]
+            round_.pushed.append(message)
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer)
+            round_.waiting.append(late)
+            if len(round_.pushed) == self.num_workers:
+                self._answer(bucket, self._rounds.pop(bucket.id))
+            return late
+
+    def _answer(self, bucket: Bucket, round_: _Round) -> None:
+        merged = round_.pushed[0].copy()
+        for message in round_.pushed[1:]:
+            merged += message
+        stored = self._stored[bucket.id]
+        self.shard.update(bucket.id, merged, stored)
+        for late in round_.waiting:
+            stored[:bucket.size].copyto(late._array)
+            late.arrived = True
+        self._baton.notify_all()
+
+    def sum(self, nth: int, array: np.ndarray) -> np.ndarray:
+        """Every worker's nth sum."""
+        with self._baton:
+            parts = self._sums[nth]
+            parts.append(array)
+            self._baton.notify_all()
+            self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
+            return sum(parts[1:], parts[0].copy())
+
+
+class InProcess(Transport):
+    """One worker's end of a `Cluster`."""
+
+    def __init__(self, cluster: Cluster, worker_rank: int) -> None:
+        self._cluster, self.worker_rank = cluster, worker_rank
+        self.num_workers, self.num_servers = cluster.num_workers, 1
+        self.lr = 0.0
+        self._sums = 0
+        self._buffers: Dict[int, List[NDArray]] = {}
+        self._rounds: Dict[int, int] = collections.defaultdict(int)
+
+    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+        return plan(parameters, Keys(1), nbytes, whole)
+
+    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
+             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        first: Dict[int, Pending] = {}
+        for bucket in buckets:
+            w = weights(bucket)
+            self._cluster.open(bucket.id, w)
+            self._buffers[bucket.id] = [mx.nd.zeros(bucket.size), w]
+            first[bucket.id] = Pending(w)
+        if self.worker_rank == 0:
+            self._cluster.shard.command("open", {"store": store, "optimizer": optimizer, "buckets": opening(buckets)})
+        self.allreduce(np.zeros(1))
+        return first
+
+    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        buffers = self._buffers[bucket.id]
+        buffers.reverse()
+        lr = split_lr(self.lr) if self.worker_rank == 0 else (0.0, 0.0)
+        header = mx.nd.array([self._rounds[bucket.id], *lr])
+        self._rounds[bucket.id] += 1
+        return self._cluster.push(self.worker_rank, bucket, mx.nd.concat(grad, header, dim=0), buffers[1])
+
+    def allreduce(self, array: np.ndarray) -> np.ndarray:
+        self._sums += 1
+        return self._cluster.sum(self._sums, np.array(array, np.float32))
+
+    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
+        return by_bucket(un_npz(self._cluster.shard.export()))
+
+    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
+        self._cluster.shard.restore({f"{bucket}/{part}": array for bucket, parts in state.items()
+                                     for part, array in parts.items()})
+
+    def close(self) -> None:
+        """Nothing to end."""

@@ -1,0 +1,14 @@
+"""OD-SGD and its relatives for Gluon: training with delayed and stale gradients on Apache MXNet.
+
+Import this before mxnet. In a process that a tracker has started as a parameter server or scheduler (DMLC_ROLE), the import
+serves until the job is over and then ends the process: one script is all roles, as with MXNet itself.
+"""
+import os
+import sys
+
+__version__ = "0.1.0"
+
+if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and "kvstore.server" not in sys.modules:
+    from kvstore import server
+
+    sys.exit(server.main())
