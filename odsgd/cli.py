@@ -48,7 +48,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(_usage(), end="")
         return 0 if argv else EXIT_USAGE
     if argv[0] == "--version":
-        print(f"odsgd {_version()}")
+        from odsgd import __version__
+        print(f"odsgd {__version__}")
         return 0
     return _run(argv[0], argv[1:])
 
@@ -70,10 +71,3 @@ def _run(command: str, argv: List[str]) -> int:
 def _usage() -> str:
     return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
 
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-    try:
-        return version("odsgd")
-    except PackageNotFoundError:  # run from a checkout
-        return "(not installed)"

@@ -3,7 +3,7 @@
 A field of TrainConfig is a flag (``--lr-local``, or ``--lr_local``), a key of the YAML file (``lr_local``), and a
 row of docs/configuration.md. Nothing slow is imported here, so that a misspelt option costs nobody a second.
 
-    >>> config = TrainConfig.from_flags(["--kvstore", "dist_sync", "--optimizer_local", "dcasgd_a", "--warmup", "2epochs"])
+    >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
     >>> config.kvstore, config.lamda, config.warmup.iterations(batches_per_epoch=100)
     ('odsgd', 2.0, 200)
 
@@ -55,6 +55,8 @@ STORES: Dict[str, Tuple[str, ...]] = {
 }
 """Name of a store -> the options below that go with it."""
 
+_STORE_OPTIONS = tuple(dict.fromkeys(key for options in STORES.values() for key in options))
+
 NOT_YET = ("asgd", "dist_async", "dist_device_async", "dcasgd_c", "dcasgd_a", "softsync", "downpour", "easgd", "eamsgd",
            "sasgd", "dsync", "pipesgd", "horovod", "byteps")
 
@@ -72,15 +74,15 @@ OPTIMIZERS = (*MXNET_OPTIMIZERS, *DELAY_COMPENSATED)
 class TrainConfig:
     """One run, checked. Options that do not go together, or that nothing would use, are refused with ConfigError.
 
-    Where the default depends on another option (`out`, `optimizer_local`, `warmup`, `lamda` ...) it is filled in here, so
-    that what is printed and saved is what ran.
+    Where the default depends on another option (`out`, `optimizer_local`, `warmup`, `lamda` ...) it is filled in here,
+    so that what is printed and saved is what ran.
     """
 
     model: str = option("Model and data", "mlp", name("model", MODELS),
                         "network: mlp, lenet, or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
     dataset: str = option("Model and data", "digits", name("data set", tuple(DATASETS)), "training and test data")
-    data_dir: Optional[str] = option("Model and data", None, PATH, "folder with the files of mnist, cifar10 or imagenet",
-                                     result=False)
+    data_dir: Optional[str] = option("Model and data", None, PATH,
+                                     "folder with the files of mnist, cifar10 or imagenet", result=False)
     batch_size: int = option("Model and data", 32, integer(1),
                              "examples per iteration of ONE worker, over all its devices; "
                              "the global batch is workers x batch size")
@@ -108,8 +110,8 @@ class TrainConfig:
     hybridize: bool = option("Devices of a worker", True, FLAG, "compile the network into one graph")
 
     kvstore: str = option("Algorithm", "odsgd", TEXT,
-                          f"{', '.join(STORES)}; or MXNet's dist_sync (odsgd when --optimizer-local is named, else ssgd) "
-                          "and device (local)")
+                          f"{', '.join(STORES)}; or MXNet's dist_sync (odsgd when --optimizer-local is named, else "
+                          "ssgd) and device (local)")
     optimizer: str = option("Algorithm", "sgd", name("optimizer", OPTIMIZERS), "optimizer of the global weights")
     lr: float = option("Algorithm", 0.1, real(at_least=0), "its learning rate, before the schedule")
     momentum: float = option("Algorithm", 0.0, real(at_least=0, at_most=1), "its momentum")
@@ -121,11 +123,12 @@ class TrainConfig:
                                     "(default: 200 for odsgd, 0 for delayed)")
     optimizer_local: Optional[str] = option(
         "Algorithm", None, name("local optimizer", LOCAL_OPTIMIZERS),
-        "odsgd: what a worker updates its own weights with: none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet "
-        "(default: sgd)")
+        "odsgd: what a worker updates its own weights with: none, sgd, dcasgd_c, dcasgd_a, or another optimizer of "
+        "MXNet (default: sgd)")
     lr_local: Optional[float] = option("Algorithm", None, real(at_least=0),
                                        "its learning rate (default: that of the global optimizer, as scheduled)")
-    momentum_local: Optional[float] = option("Algorithm", None, real(at_least=0, at_most=1), "its momentum (default: 0)")
+    momentum_local: Optional[float] = option("Algorithm", None, real(at_least=0, at_most=1),
+                                             "its momentum (default: 0)")
     wd_local: Optional[float] = option("Algorithm", None, real(at_least=0),
                                        "its weight decay (default: that of the global optimizer)")
     lamda: Optional[float] = option("Algorithm", None, real(at_least=0),
@@ -150,7 +153,8 @@ class TrainConfig:
     lr_warmup_from: float = option("Schedule", 0.0, real(at_least=0), "where it starts")
 
     seed: int = option("Run", 0, integer(0), "of the initial weights, the order of the data, and augmentation")
-    out: Optional[str] = option("Run", None, PATH, "folder of the run (default: runs/DATASET-MODEL-STORE)", result=False)
+    out: Optional[str] = option("Run", None, PATH, "folder of the run (default: runs/DATASET-MODEL-STORE)",
+                                result=False)
     resume: bool = option("Run", False, FLAG, "go on with the run in that folder", result=False)
     log_interval: int = option("Run", 50, integer(1), "iterations between two log lines", result=False)
     eval_every: int = option("Run", 1, integer(0), "epochs between two evaluations; 0: never", result=False)
@@ -181,10 +185,17 @@ class TrainConfig:
     def from_flags(cls, argv: Sequence[str]) -> "TrainConfig":
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
+        So does a store named by a flag: what the file says of another store alone gives way, and one preset serves
+        for OD-SGD and, with ``--kvstore ssgd``, for the control beside it.
+
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
         flags, config_file = parse_flags(cls, "odsgd train", argv)
-        return cls(**{**(read_yaml(cls, config_file) if config_file else {}), **flags})
+        values = read_yaml(cls, config_file) if config_file else {}
+        if "kvstore" in flags:
+            store = _store_named(flags["kvstore"], {**values, **flags}.get("optimizer_local"))
+            values = {key: value for key, value in values.items() if key in STORES[store] or key not in _STORE_OPTIONS}
+        return cls(**{**values, **flags})
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""
@@ -256,9 +267,10 @@ class TrainConfig:
         for key in sorted({key for other in DATASETS.values() for key in other.options} - set(spec.options)):
             if getattr(self, key) not in (None, False):
                 takers = [other for other, its in DATASETS.items() if key in its.options]
-                raise ConfigError(f"{key} goes with {' or '.join(takers)}, not with dataset `{self.dataset}`; leave it out")
+                raise ConfigError(f"{key} goes with {' or '.join(takers)}, not with dataset `{self.dataset}`; "
+                                  "leave it out")
         if "data_dir" in spec.options and self.data_dir is None:
-            raise ConfigError(f"dataset `{self.dataset}` needs data_dir, the folder that holds its files (--data-dir DIR)")
+            raise ConfigError(f"dataset `{self.dataset}` needs data_dir, the folder of its files (--data-dir DIR)")
         for key, value in (("image_shape", spec.shape), ("num_classes", spec.classes), ("num_examples", 2048),
                            ("data_threads", 4)):
             if key in spec.options:
@@ -268,7 +280,7 @@ class TrainConfig:
         asked = self.kvstore
         self._set("kvstore", _store_named(asked, self.optimizer_local))
         options = STORES[self.kvstore]
-        for key in dict.fromkeys(key for its in STORES.values() for key in its):
+        for key in _STORE_OPTIONS:
             if key not in options and getattr(self, key) is not None:
                 raise ConfigError(f"{key} has no meaning with kvstore `{asked}`{_sync_hint(asked)}; "
                                   f"it goes with {' or '.join(s for s in STORES if key in STORES[s])}")
@@ -323,7 +335,7 @@ class TrainConfig:
 
 
 def read_yaml(config_class: Any, path: str) -> Dict[str, Any]:
-    """The options in a YAML file, converted; an unknown key or value names the file, the key and the nearest right one."""
+    """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

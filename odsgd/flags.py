@@ -57,7 +57,8 @@ def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
     help = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
     if kind is FLAG:
         group.add_argument(flag, dest=field.name, action="store_const", const=True, help=help)
-        group.add_argument("--no" + flag[1:], dest=field.name, action="store_const", const=False, help=argparse.SUPPRESS)
+        group.add_argument("--no" + flag[1:], dest=field.name, action="store_const", const=False,
+                           help=argparse.SUPPRESS)
     else:
         group.add_argument(flag, dest=field.name, metavar=kind.metavar, help=help)
 

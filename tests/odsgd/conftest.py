@@ -1,0 +1,49 @@
+"""Tiny files in the formats of the real data sets."""
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from odsgd import datasets
+
+
+def write(path, content, packed=False):
+    """`content` at `path`, or gzipped beside it."""
+    if packed:
+        path = path.with_name(path.name + ".gz")
+        content = gzip.compress(content)
+    path.write_bytes(content)
+    return path
+
+
+def idx_bytes(array):
+    """`array` as an idx file of unsigned bytes."""
+    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def cifar_bytes(count, seed):
+    """`count` records of CIFAR-10."""
+    records = np.random.RandomState(seed).randint(0, 256, (count, 3073)).astype(np.uint8)
+    records[:, 0] %= 10
+    return records.tobytes()
+
+
+@pytest.fixture
+def mnist_folder(tmp_path):
+    """MNIST of 12 + 5 images, half of its files gzipped."""
+    random = np.random.RandomState(0)
+    for count, names in zip((12, 5), datasets.MNIST_FILES.values()):
+        write(tmp_path / names[0], idx_bytes(random.randint(0, 256, (count, 28, 28)).astype(np.uint8)), packed=True)
+        write(tmp_path / names[1], idx_bytes(random.randint(0, 10, count).astype(np.uint8)))
+    return tmp_path
+
+
+@pytest.fixture
+def cifar_folder(tmp_path, monkeypatch):
+    """CIFAR-10 of six files with 4 records each, in the folder that its archive has."""
+    monkeypatch.setattr(datasets, "CIFAR_RECORDS", 4)
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    for number, name in enumerate(datasets.CIFAR_FILES["train"] + datasets.CIFAR_FILES["test"]):
+        write(tmp_path / "cifar-10-batches-bin" / name, cifar_bytes(4, seed=number), packed=number % 2 == 0)
+    return tmp_path

@@ -1,0 +1,79 @@
+"""The command ``odsgd``: dispatch, help, and how a mistake ends."""
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_shows_the_commands_and_an_example(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "train" in shown and "launch" in shown and "odsgd launch -n 2" in shown
+
+
+def test_no_command_is_bad_usage_and_shows_them(capsys):
+    assert main([]) == 64
+    assert "usage: odsgd" in capsys.readouterr().out
+
+
+def test_version_is_shown(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("odsgd ")
+
+
+def test_an_unknown_command_gets_the_nearest_one(capsys):
+    assert main(["lanch"]) == 64
+    assert capsys.readouterr().err == "odsgd: unknown command `lanch`; did you mean `launch`? Known: launch, train\n"
+
+
+def test_a_wrong_option_is_one_line_and_exit_code_64(capsys):
+    assert main(["train", "--lr-locl", "1"]) == 64
+    error = capsys.readouterr().err
+    assert error.startswith("odsgd train: unknown option `--lr-locl`; did you mean `--lr-local`?")
+    assert error.count("\n") == 1
+
+
+def test_help_of_train_ends_well(capsys):
+    assert main(["train", "--help"]) == 0
+    assert "--optimizer-local" in capsys.readouterr().out
+
+
+def stand_in(monkeypatch, name, **functions):
+    module = types.ModuleType(name)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_train_runs_the_resolved_configuration(monkeypatch):
+    ran = []
+    stand_in(monkeypatch, "odsgd.train", run=lambda config: ran.append(config) or 7)
+    assert main(["train", "--kvstore", "dist_sync", "--epochs", "3"]) == 7
+    assert (ran[0].kvstore, ran[0].epochs) == ("ssgd", 3)
+
+
+def test_launch_gets_the_rest_of_the_command_line(monkeypatch):
+    stand_in(monkeypatch, "odsgd.launch", __path__=[])
+    stand_in(monkeypatch, "odsgd.launch.cli", main=lambda argv: len(argv))
+    assert main(["launch", "-n", "2", "--help"]) == 3
+
+
+def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsys):
+    def run(config):
+        raise ConfigError("no GPU 0 on this machine")
+    stand_in(monkeypatch, "odsgd.train", run=run)
+    assert main(["train"]) == 64
+    assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
+
+
+@pytest.mark.parametrize("command", [[str(ROOT / "scripts" / "train.py")], ["-m", "odsgd", "train"]])
+def test_the_other_ways_to_start_it_are_the_same(command):
+    done = subprocess.run([sys.executable, *command, "--lrr", "1"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=60)
+    assert (done.returncode, done.stderr.split(";")[0]) == (64, "odsgd train: unknown option `--lrr`")

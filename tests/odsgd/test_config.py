@@ -1,0 +1,256 @@
+"""Options: where they come from, what they turn into, and what is said when they cannot work."""
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from kvstore.errors import ConfigError
+from odsgd.config import LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
+from odsgd.options import Span
+
+ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
+    --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4
+    --optimizer-local dcasgd_a --lr-local 0.5 --momentum-local 0 --warmup 200
+    --lr-step-epochs 80,120 --lr-step-epochs-local 82,122 --lr-factor 0.1 --epochs 160"""
+
+
+def from_flags(line):
+    return TrainConfig.from_flags(line.split())
+
+
+def message(flags):
+    with pytest.raises(ConfigError) as caught:
+        from_flags(flags)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def yaml_file(tmp_path, text):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
+
+def test_the_command_line_of_the_published_code_is_understood():
+    config = from_flags(ISSUE_EXAMPLE)
+    assert (config.kvstore, config.optimizer_local, config.lr_local, config.wd) == ("odsgd", "dcasgd_a", 0.5, 1e-4)
+    assert (config.lr_step_epochs, config.lr_step_epochs_local) == ((80, 120), (82, 122))
+    assert config.store_options(batches_per_epoch=390) == {
+        "warmup": 200, "optimizer_local": "dcasgd_a", "lr_local": 0.5, "momentum_local": 0.0,
+        "lamda": 2.0, "m": 0.95, "epsilon": 1e-7}
+    assert config.optimizer_arguments() == {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}
+
+
+def test_every_flag_is_understood_with_underscores_too():
+    underscored = " ".join("--" + word[2:].replace("-", "_") if word.startswith("--") else word
+                           for word in ISSUE_EXAMPLE.split())
+    assert "--optimizer_local" in underscored
+    assert from_flags(underscored) == from_flags(ISSUE_EXAMPLE)
+
+
+def test_underscores_of_a_value_are_left_alone():
+    assert from_flags("--out=my_run").out == "my_run"
+    assert from_flags("--optimizer_params=clip_gradient=5").optimizer_params == {"clip_gradient": 5}
+
+
+def test_truth_values_have_a_flag_to_turn_them_off():
+    assert from_flags("").hybridize and not from_flags("--no_hybridize").hybridize
+
+
+@pytest.mark.parametrize("flags, said", [
+    ("--lr-locl 1", "unknown option `--lr-locl`; did you mean `--lr-local`?"),
+    ("--lr_locl 1", "unknown option `--lr-locl`; did you mean `--lr-local`?"),
+    ("--batch 3", "unknown option `--batch`"),
+    ("digits", "unexpected argument `digits`"),
+    ("--lr", "argument --lr: expected one argument"),
+    ("--lr fast", "--lr: expected a number, at least 0, got `fast`"),
+    ("--lr nan", "--lr: expected a number, at least 0, got `nan`"),
+    ("--lr -1", "--lr: expected a number, at least 0, got `-1`"),
+    ("--batch-size 0", "--batch-size: expected a whole number, 1 or more"),
+    ("--batch-size 2.5", "--batch-size: expected a whole number, 1 or more"),
+    ("--epsilon 0", "--epsilon: expected a number, above 0, got `0`"),
+    ("--warmup 2weeks", "--warmup: expected iterations (200) or epochs (2epochs), got `2weeks`"),
+    ("--optimizer-params clip", "--optimizer-params: expected keywords as key=value"),
+    ("--lr-step-epochs 80;120", "--lr-step-epochs: expected whole numbers separated by commas, got `80;120`"),
+    ("--model resnet18_v3", "--model: unknown model `resnet18_v3`; did you mean `resnet18_v2`"),
+    ("--dataset digit", "--dataset: unknown data set `digit`; did you mean `digits`?"),
+    ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
+    ("--optimizer-local dcasgd-c", "did you mean `dcasgd_c`?"),
+    ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
+    ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),
+])
+def test_a_wrong_flag_is_one_line_that_names_it(flags, said):
+    assert said in message(flags)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stop:
+        from_flags("--help")
+    assert stop.value.code == 0
+    shown = capsys.readouterr().out
+    assert all("--" + field.name.replace("_", "-") in shown for field in dataclasses.fields(TrainConfig))
+
+
+# --- names of stores --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, kvstore, optimizer_local", [
+    ("", "odsgd", "sgd"),
+    ("--kvstore dist_sync", "ssgd", None),
+    ("--kvstore dist", "ssgd", None),
+    ("--kvstore dist_device_sync --optimizer-local none", "odsgd", "none"),
+    ("--kvstore odsgd --optimizer-local adam", "odsgd", "adam"),
+    ("--kvstore device", "local", None),
+    ("--kvstore delayed", "delayed", None),
+])
+def test_mxnets_names_of_stores_become_ours(flags, kvstore, optimizer_local):
+    config = from_flags(flags)
+    assert (config.kvstore, config.optimizer_local) == (kvstore, optimizer_local)
+
+
+def test_a_family_that_is_not_there_yet_is_said_to_be_so():
+    assert message("--kvstore dist_async") == ("kvstore `dist_async` is not available yet; "
+                                               f"available: {', '.join(STORES)}")
+
+
+# --- what goes together -----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, said", [
+    ("--kvstore ssgd --optimizer-local sgd", "optimizer_local has no meaning with kvstore `ssgd`; it goes with odsgd"),
+    ("--kvstore dist_sync --lr-local 1", "lr_local has no meaning with kvstore `dist_sync` without optimizer_local"),
+    ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
+    ("--kvstore local --timeout-s 5", "timeout_s has no meaning with kvstore `local`"),
+    ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
+    ("--optimizer-local sgd --lamda 1", "lamda goes with optimizer_local dcasgd_c or dcasgd_a, not with `sgd`"),
+    ("--optimizer-local dcasgd_c --m 0.5", "m goes with optimizer_local dcasgd_a, not with `dcasgd_c`"),
+    ("--optimizer adam --momentum 0.9", "momentum: optimizer `adam` takes no momentum"),
+    ("--optimizer-local adam --momentum-local 0.9", "momentum_local: optimizer `adam` takes no momentum"),
+    ("--lr-step-epochs 20,10", "lr_step_epochs: 20,10 does not rise"),
+    ("--lr-step-epochs-local 20", "lr_step_epochs_local needs lr_local"),
+    ("--lr-decay poly --lr-step-epochs 20", "lr_step_epochs has no meaning with lr_decay `poly`"),
+    ("--lr-warmup-from 0.1", "lr_warmup_from needs lr_warmup"),
+    ("--dataset mnist", "dataset `mnist` needs data_dir"),
+    ("--augment", "augment goes with cifar10 or imagenet, not with dataset `digits`"),
+    ("--num-classes 7", "num_classes goes with imagenet or synthetic, not with dataset `digits`"),
+    ("--num-gpus 2 --num-cpus 2", "give one of num_gpus, gpus and num_cpus"),
+    ("--gpus 1,1", "gpus: 1,1 names a device twice"),
+    ("--num-cpus 3 --batch-size 32", "batch_size 32 does not divide evenly over 3 devices; take 33"),
+    ("--thumbnail", "thumbnail is for Gluon's ResNets and MobileNets, not for model `mlp`"),
+])
+def test_a_contradiction_is_one_line(flags, said):
+    assert said in message(flags)
+
+
+def test_the_constructor_checks_as_the_command_line_does():
+    with pytest.raises(ConfigError, match="lr: expected a number, at least 0, got `fast`"):
+        TrainConfig(lr="fast")
+    assert TrainConfig(warmup="2epochs").warmup == Span(2, "epochs")
+
+
+# --- resolved values --------------------------------------------------------------------------------------------------
+
+def test_defaults_that_depend_on_other_options_are_filled_in():
+    config = TrainConfig()
+    assert (config.warmup, config.out, config.lamda) == (Span(200), "runs/digits-mlp-odsgd-sgd", None)
+    assert TrainConfig(optimizer_local="dcasgd_c").lamda == 0.04
+    assert TrainConfig(kvstore="delayed").warmup == Span(0)
+    assert TrainConfig(dataset="synthetic").image_shape == (3, 32, 32)
+
+
+def test_a_span_may_count_epochs():
+    assert [TrainConfig(warmup=text).warmup.iterations(50) for text in ("3epochs", "1epoch", "2e", "7", 7)] == \
+        [150, 50, 100, 7, 7]
+
+
+def test_options_of_no_concern_to_a_store_do_not_reach_it():
+    assert TrainConfig(kvstore="ssgd", timeout_s=5).store_options(10) == {"timeout_s": 5.0}
+    assert TrainConfig(kvstore="local").store_options(10) == {}
+    assert "lr_step_epochs_local" not in TrainConfig(lr_local=1, lr_step_epochs_local="3").store_options(10)
+
+
+@pytest.mark.parametrize("flags, count", [("", 1), ("--num-cpus 2", 2), ("--gpus 0,2", 2), ("--num-gpus 4", 4)])
+def test_devices_are_counted_before_any_is_opened(flags, count):
+    assert from_flags(flags).device_count == count
+
+
+def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else():
+    config = TrainConfig(lr=0.2, num_cpus=2)
+    saved = TrainConfig(lr=0.1, model="lenet", log_interval=3, out="elsewhere", epochs=99).to_dict()
+    assert config.mismatches(saved) == ["model: lenet in the saved run, mlp now", "lr: 0.1 in the saved run, 0.2 now",
+                                        "devices of a worker: 1 in the saved run, 2 now"]
+    assert config.mismatches(config.to_dict()) == []
+    assert TrainConfig(lr_decay="poly").mismatches(TrainConfig(lr_decay="poly", epochs=3).to_dict()) == \
+        ["epochs: 3 in the saved run, 10 now"]
+
+
+# --- YAML -------------------------------------------------------------------------------------------------------------
+
+def test_the_resolved_configuration_reads_back_as_itself(tmp_path):
+    config = from_flags(ISSUE_EXAMPLE + " --optimizer-params clip_gradient=5,nesterov=true --checkpoint-every 2epochs")
+    config.save(tmp_path / "config.yaml")
+    assert from_flags(f"--config {tmp_path / 'config.yaml'}") == config
+    assert TrainConfig(**config.to_dict()) == config
+
+
+def test_flags_win_over_the_file(tmp_path):
+    path = yaml_file(tmp_path, "lr: 0.3\nepochs: 4\n")
+    config = from_flags(f"--config {path} --lr 0.5")
+    assert (config.lr, config.epochs) == (0.5, 4)
+
+
+def test_a_store_named_by_a_flag_wins_over_what_the_file_says_of_another(tmp_path):
+    path = yaml_file(tmp_path, "lr: 0.3\nkvstore: odsgd\noptimizer_local: dcasgd_c\nlr_local: 0.5\ntimeout_s: 9\n")
+    config = from_flags(f"--config {path} --kvstore ssgd")
+    assert (config.kvstore, config.lr, config.timeout_s, config.optimizer_local) == ("ssgd", 0.3, 9, None)
+    assert from_flags(f"--config {path} --kvstore dist_sync") == from_flags(f"--config {path}")
+    assert "lr_local has no meaning" in message(f"--config {path} --kvstore ssgd --lr-local 1")
+
+
+def test_yaml_values_may_be_written_as_one_writes_them(tmp_path):
+    path = yaml_file(tmp_path, "wd: 1e-4\nlr-step-epochs: [8, 12]\ngpus: 0\nwarmup: 2epochs\nlr_local: null\n"
+                               "optimizer_params: {beta1: 0.5}\noptimizer: adam\n")
+    config = from_flags(f"--config {path}")
+    assert (config.wd, config.lr_step_epochs, config.gpus) == (1e-4, (8, 12), (0,))
+    assert (config.warmup, config.lr_local, config.optimizer_params) == (Span(2, "epochs"), None, {"beta1": 0.5})
+
+
+@pytest.mark.parametrize("text, said", [
+    ("lr_locl: 1", "unknown option `lr_locl` in `{path}`; did you mean `lr_local`?"),
+    ("lr: fast", "`{path}`: lr: expected a number, at least 0, got `fast`"),
+    ("lr: null", "`{path}`: lr: expected a number, at least 0, got `None`"),
+    ("augment: 2", "`{path}`: augment: expected true or false, got `2`"),
+    ("dataset: digit", "`{path}`: dataset: unknown data set `digit`; did you mean `digits`?"),
+    ("- lr", "`{path}`: expected lines of the form `option: value`"),
+    ("lr: [", "`{path}` is not YAML:"),
+])
+def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path, text, said):
+    path = yaml_file(tmp_path, text)
+    assert said.format(path=path) in message(f"--config {path}")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    assert message(f"--config {tmp_path}/no.yaml") == f"cannot read `{tmp_path}/no.yaml`: No such file or directory"
+
+
+def test_what_yaml_writes_is_plain():
+    assert yaml.safe_load(TrainConfig().to_yaml())["checkpoint_every"] == "1epoch"
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+def test_options_are_checked_without_importing_mxnet():
+    code = "import sys, odsgd.cli, odsgd.config; sys.exit('mxnet' in sys.modules or 'gluoncv' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_the_table_of_the_docs_has_a_row_for_every_option():
+    rows = options_table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == [field.name for field in dataclasses.fields(TrainConfig)]
+    assert all(field.metadata["help"] for field in dataclasses.fields(TrainConfig))
+
+
+def test_local_optimizers_include_those_of_the_paper():
+    assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= set(LOCAL_OPTIMIZERS)

@@ -1,0 +1,21 @@
+"""The files of configs/: each is a recipe that works as it stands, and says what it is for."""
+from pathlib import Path
+
+import pytest
+
+from odsgd.config import TrainConfig
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.yaml"))
+
+
+def test_there_are_presets():
+    assert {"digits_odsgd.yaml", "digits_ssgd.yaml"} <= {path.name for path in CONFIGS}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_a_preset_is_valid_and_opens_with_what_one_needs_to_know(path):
+    TrainConfig.from_flags(["--config", str(path), *([] if "digits" in path.name else ["--data-dir", "DIR"])])
+    opening = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
+    for label in ("reproduces", "launch", "machine", "time", "expect"):
+        assert f"# {label}" in opening, label
+    assert f"--config configs/{path.name}" in opening

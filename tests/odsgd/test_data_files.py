@@ -1,0 +1,203 @@
+"""Readers of the standard files: what they take, and what they say of a file that is missing or damaged."""
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore._mxnet import mx
+from kvstore.errors import ConfigError
+from odsgd import datasets
+from odsgd.config import TrainConfig
+from odsgd.data import load
+
+REAL = Path(os.environ.get("ODSGD_TEST_DATA", "/nonexistent"))
+
+
+def message(function, *args):
+    with pytest.raises(ConfigError) as caught:
+        function(*map(str, args))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- mnist ------------------------------------------------------------------------------------------------------------
+
+def test_mnist_is_read_with_and_without_gz(mnist_folder):
+    arrays = datasets.mnist(str(mnist_folder))
+    assert (arrays.train_images.shape, arrays.test_labels.shape) == ((12, 1, 28, 28), (5,))
+    content = gzip.decompress((mnist_folder / "train-images-idx3-ubyte.gz").read_bytes())
+    assert arrays.train_images.tobytes() == content[16:]
+
+
+def test_a_missing_folder_and_a_missing_file_are_named(mnist_folder):
+    assert message(datasets.mnist, mnist_folder / "no").startswith(f"no folder `{mnist_folder}/no`")
+    (mnist_folder / "t10k-labels-idx1-ubyte").unlink()
+    assert message(datasets.mnist, mnist_folder).startswith(
+        f"no `{mnist_folder}/t10k-labels-idx1-ubyte` and no `t10k-labels-idx1-ubyte.gz` beside it")
+
+
+def test_a_truncated_idx_file_is_an_error_with_both_sizes(mnist_folder):
+    path = mnist_folder / "train-labels-idx1-ubyte"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert f"`{path}`: expected 20 bytes, got 17; it is cut short" in message(datasets.mnist, mnist_folder)
+
+
+def test_a_truncated_gzip_file_is_an_error(mnist_folder):
+    path = mnist_folder / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:100])
+    assert f"`{path}`: expected a whole gzip file" in message(datasets.mnist, mnist_folder)
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"", "expected an idx file that begins with 00000801 and 1 lengths, got nothing"),
+    (b"<!doctype html>", "expected an idx file that begins with 00000801 and 1 lengths, got 3c21646f"),
+])
+def test_a_file_of_another_kind_is_an_error(mnist_folder, content, said):
+    (mnist_folder / "train-labels-idx1-ubyte").write_bytes(content)
+    assert said in message(datasets.mnist, mnist_folder)
+
+
+def test_a_file_that_is_not_gzip_in_spite_of_its_name_is_an_error(mnist_folder):
+    (mnist_folder / "train-images-idx3-ubyte.gz").write_bytes(b"<!doctype html>")
+    assert "expected a whole gzip file" in message(datasets.mnist, mnist_folder)
+
+
+def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder):
+    os.replace(mnist_folder / "t10k-labels-idx1-ubyte", mnist_folder / "train-labels-idx1-ubyte")
+    assert "expected 12 labels, one for each image of `train-images-idx3-ubyte.gz`, got 5" in \
+        message(datasets.mnist, mnist_folder)
+
+
+# --- cifar10 ----------------------------------------------------------------------------------------------------------
+
+def test_cifar10_is_read_from_its_own_folder_or_the_one_above(cifar_folder):
+    arrays = datasets.cifar10(str(cifar_folder))
+    assert (arrays.train_images.shape, arrays.test_images.shape) == ((20, 3, 32, 32), (4, 3, 32, 32))
+    below = datasets.cifar10(str(cifar_folder / "cifar-10-batches-bin"))
+    assert np.array_equal(arrays.train_images, below.train_images)
+    second = (cifar_folder / "cifar-10-batches-bin" / "data_batch_2.bin").read_bytes()
+    assert arrays.train_labels[4] == second[0] and arrays.train_images[4].tobytes() == second[1:3073]
+
+
+def test_a_truncated_or_missing_cifar_file_is_an_error_with_its_path(cifar_folder):
+    path = cifar_folder / "cifar-10-batches-bin" / "data_batch_4.bin"
+    path.write_bytes(path.read_bytes()[:-3073])
+    assert f"`{path}`: expected 12292 bytes, got 9219; it is cut short" in message(datasets.cifar10, cifar_folder)
+    path.unlink()
+    assert f"no `{path}` and no `data_batch_4.bin.gz` beside it" in message(datasets.cifar10, cifar_folder)
+
+
+def test_labels_out_of_range_are_an_error(cifar_folder):
+    path = cifar_folder / "cifar-10-batches-bin" / "data_batch_2.bin"
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    assert f"`{path}`: expected labels 0 to 9, got 255" in message(datasets.cifar10, cifar_folder)
+
+
+def test_a_cifar_file_of_another_length_is_not_taken(tmp_path):
+    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 3))
+    assert "expected 30730000 bytes, got 9219" in message(datasets.cifar10, tmp_path)
+
+
+# --- imagenet ---------------------------------------------------------------------------------------------------------
+
+def write_records(folder, part, count):
+    """`count` images of 20x24 pixels; the label of each is its number."""
+    file = mx.recordio.MXIndexedRecordIO(str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w")
+    for number in range(count):
+        image = np.random.RandomState(number).randint(0, 255, (20, 24, 3), dtype=np.uint8)
+        file.write_idx(number, mx.recordio.pack_img(mx.recordio.IRHeader(0, float(number), number, 0), image))
+    file.close()
+
+
+@pytest.fixture(scope="module")
+def record_folder(tmp_path_factory):
+    """41 training images and 7 for the test."""
+    folder = tmp_path_factory.mktemp("imagenet")
+    write_records(folder, "train", 41)
+    write_records(folder, "val", 7)
+    return folder
+
+
+def imagenet(folder, worker_rank=0, num_workers=1, **options):
+    config = TrainConfig(**{**dict(dataset="imagenet", data_dir=str(folder), image_shape="3,16,16", num_classes=41,
+                                   batch_size=4, data_threads=1), **options})
+    return load(config, worker_rank, num_workers)
+
+
+def labels(batches):
+    return [[int(label) for y in ys for label in y.asnumpy()] for _, ys in batches]
+
+
+def pixels(batches):
+    return np.concatenate([x.asnumpy() for xs, _ in batches for x in xs])
+
+
+def test_record_shards_are_disjoint_and_of_equal_length(record_folder):
+    taken = [labels(imagenet(record_folder, rank, 4).train(0)) for rank in range(4)]  # parts of 11, 11, 11 and 8
+    assert [len(batches) for batches in taken] == [2] * 4
+    flat = [label for batches in taken for batch in batches for label in batch]
+    assert len(set(flat)) == len(flat) == 32
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record_folder, augment):
+    whole = pixels(imagenet(record_folder, augment=augment).train(2))
+    assert np.array_equal(pixels(imagenet(record_folder, augment=augment).train(2, start=3)), whole[12:])
+    assert not np.array_equal(pixels(imagenet(record_folder, augment=augment).train(3)), whole)
+
+
+def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(record_folder):
+    orders = [labels(imagenet(record_folder, seed=seed).train(epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_the_test_records_are_whole_and_in_order_on_several_devices(record_folder):
+    assert labels(imagenet(record_folder, num_cpus=2).test()) == [[0, 1, 2, 3], [4, 5, 6]]
+
+
+def test_too_few_records_for_everyone_is_an_error(record_folder):
+    with pytest.raises(ConfigError, match="41 training images are not enough for one batch of 4 on each of 12 workers"):
+        imagenet(record_folder, 0, 12)
+
+
+def test_a_missing_index_is_named(tmp_path):
+    write_records(tmp_path, "train", 1)
+    assert message(imagenet, tmp_path).startswith(f"no `{tmp_path}/val.rec`: imagenet needs train.rec, train.idx")
+
+
+@pytest.mark.parametrize("damage, said", [
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-40]), "it is cut short"),
+    (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:100]), "it is cut short"),
+    (lambda rec, idx: idx.write_text("0\t4\n"), "the two files do not belong together"),
+    (lambda rec, idx: idx.write_text("0 zero\n"), "expected lines of number and offset"),
+    (lambda rec, idx: idx.write_text(""), "expected at least one record"),
+])
+def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path, damage, said):
+    write_records(tmp_path, "train", 5)
+    write_records(tmp_path, "val", 1)
+    damage(tmp_path / "train.rec", tmp_path / "train.idx")
+    complaint = message(imagenet, tmp_path)
+    assert said in complaint and f"`{tmp_path}/train." in complaint
+
+
+# --- the real files ---------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="ODSGD_TEST_DATA names no folder with mnist/")
+def test_the_real_mnist():
+    arrays = datasets.mnist(str(REAL / "mnist"))
+    assert (len(arrays.train_images), len(arrays.test_images)) == (60000, 10000)
+    assert arrays.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert arrays.train_images.mean() == pytest.approx(arrays.mean[0], abs=0.01)
+    assert arrays.train_images.std() == pytest.approx(arrays.std[0], abs=0.01)
+
+
+@pytest.mark.skipif(not (REAL / "cifar10" / "cifar-10-batches-bin").is_dir() and
+                    not (REAL / "cifar10" / "test_batch.bin").is_file(),
+                    reason="ODSGD_TEST_DATA names no folder with the binary files of cifar10/")
+def test_the_real_cifar10():
+    arrays = datasets.cifar10(str(REAL / "cifar10"))
+    assert (len(arrays.train_images), len(arrays.test_images)) == (50000, 10000)
+    assert np.bincount(arrays.train_labels.astype(int)).tolist() == [5000] * 10
+    assert arrays.train_images.mean(axis=(0, 2, 3)) == pytest.approx(arrays.mean, abs=0.5)
