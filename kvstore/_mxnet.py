@@ -4,18 +4,15 @@ Two things stand in the way of a plain ``import mxnet``:
 
 * a process whose DMLC_ROLE is ``server`` or ``scheduler`` never returns from it (MXNet enters its own
   server loop), so the variable is out of the environment while the import runs;
-* MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed.
+* MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
 """
 import os
 
-import numpy
+from . import _numpy  # noqa: F401
 
 MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
     pip install 'odsgd[cpu]'        any machine
     pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
-
-if "bool" not in vars(numpy):
-    numpy.bool = bool  # type: ignore[misc]
 
 _role = os.environ.pop("DMLC_ROLE", None)
 try:

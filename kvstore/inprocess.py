@@ -159,6 +159,7 @@ class InProcess(Transport):
         self._sums = 0
         self._buffers: Dict[int, List[NDArray]] = {}
         self._rounds: Dict[int, int] = collections.defaultdict(int)
+        self._last: Dict[int, Pending] = {}
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         return plan(parameters, Keys(1), nbytes, whole)
@@ -177,12 +178,16 @@ class InProcess(Transport):
         return first
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        if bucket.id in self._last:
+            self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         buffers = self._buffers[bucket.id]
         buffers.reverse()
         lr = split_lr(self.lr) if self.worker_rank == 0 else (0.0, 0.0)
         header = mx.nd.array([self._rounds[bucket.id], *lr])
         self._rounds[bucket.id] += 1
-        return self._cluster.push(self.worker_rank, bucket, mx.nd.concat(grad, header, dim=0), buffers[1])
+        message = mx.nd.concat(grad, header, dim=0)
+        self._last[bucket.id] = self._cluster.push(self.worker_rank, bucket, message, buffers[1])
+        return self._last[bucket.id]
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         self._sums += 1

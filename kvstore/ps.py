@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from .buckets import Bucket, Keys, plan
 from .control import watch
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
 from .messages import HEADER, split_lr
-from .server import MAILBOX_FLOATS, PIECE_NBYTES, SUM_SIZES
+from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
 from .transport import NDArray, Pending, Transport, by_bucket, opening
 
@@ -104,21 +104,31 @@ class Connection:
             return wire.asnumpy()[:part.size]
 
     def read_mail(self, name: str) -> List[bytes]:
-        """What each server answers to command `name`."""
-        answers: List[bytes] = [b""] * self.num_servers
-        lengths = [PIECE_NBYTES] * self.num_servers
+        """What each server answers to command `name`, piece by piece."""
+        answers = [b""] * self.num_servers
+        lengths = [1] * self.num_servers
         chunk = 0
-        while any(len(answers[s]) < lengths[s] for s in range(self.num_servers)):
-            self.command(name, {"chunk": chunk})
-            for server, key in enumerate(self._mailboxes):
-                letter = mx.nd.zeros(MAILBOX_FLOATS)
-                with self._waiting(f"the answer of server {server} to `{name}`"):
-                    self.native.pull(key, out=letter)
-                    raw = letter.asnumpy().tobytes()
-                lengths[server] = int.from_bytes(raw[:8], "little")
-                answers[server] = (answers[server] + raw[8:])[:lengths[server]]
+        while any(len(answer) < length for answer, length in zip(answers, lengths)):
+            letters = self._ask(name, chunk)
+            for server, (_, _, length, piece) in enumerate(letters):
+                lengths[server] = length
+                answers[server] = (answers[server] + piece)[:length]
             chunk += 1
         return answers
+
+    def _ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
+        """One letter from each server; once more, if another worker's question came between."""
+        while True:
+            self.command(name, {"chunk": chunk})
+            letters = [open_letter(self._pull(key, MAILBOX_FLOATS)) for key in self._mailboxes]
+            if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
+                return letters
+
+    def _pull(self, key: int, size: int) -> np.ndarray:
+        array = mx.nd.zeros(size)
+        with self._waiting("an answer of a server"):
+            self.native.pull(key, out=array)
+            return array.asnumpy()
 
     def close(self) -> None:
         """Leave the job, all workers together; the first of them stops the servers."""
@@ -159,7 +169,7 @@ def disconnect() -> None:
         _connection = None
 
 
-def _counts() -> List[int]:
+def _counts() -> Tuple[int, int]:
     """Numbers of workers and servers, from the environment."""
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
         raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` before "
@@ -173,7 +183,7 @@ def _counts() -> List[int]:
     num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
     if num_servers < 1:
         raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
-    return [num_workers, num_servers]
+    return num_workers, num_servers
 
 
 def _stable_rank(native_rank: int) -> int:

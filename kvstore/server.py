@@ -9,9 +9,10 @@ and answers.
 """
 import ctypes
 import os
+import struct
 import sys
 import traceback
-from typing import Any, Callable, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
@@ -49,7 +50,7 @@ class Server:
         self._sums: Set[int] = set()
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
-        self._outgoing = b""
+        self._outgoing: Dict[int, bytes] = {}
 
     def run(self) -> None:
         """Serve until the workers have finished."""
@@ -58,11 +59,11 @@ class Server:
         mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
-        _, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
         if name == "hello":
             self._hello(**payload)
         elif name == "export":
-            self._export(**payload)
+            self._export(sender, **payload)
         else:
             assert self._shard is not None
             self._shard.command(name, payload)
@@ -86,26 +87,31 @@ class Server:
             assert self._shard is not None
             self._shard.update(key, pushed, stored)
 
-    def _export(self, chunk: int) -> None:
-        """Put piece number `chunk` of the shard's state into the mailbox, behind the length of the whole."""
+    def _export(self, sender: int, chunk: int) -> None:
+        """Put piece number `chunk` of the shard's state, as it was at piece 0, into the mailbox."""
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
-            self._outgoing = self._shard.export()
-        letter = pack_letter(self._outgoing, chunk)
-        self._mailbox[:] = letter
+            self._outgoing[sender] = self._shard.export()
+        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
         self._mailbox.wait_to_read()
 
 
-PIECE_NBYTES = 4 * (MAILBOX_FLOATS - 2)
+# A letter is a mailbox full of raw bits: who asked, which piece, how long the whole is, and the piece.
+_ENVELOPE = struct.Struct("<iiq")
+_PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
 
 
-def pack_letter(data: bytes, chunk: int) -> np.ndarray:
-    """One mailbox full: the total length in the first 8 bytes, then a piece of `data`, as raw bits."""
-    letter = np.zeros(MAILBOX_FLOATS * 4, np.uint8)
-    piece = data[chunk * PIECE_NBYTES:(chunk + 1) * PIECE_NBYTES]
-    letter[:8] = np.frombuffer(len(data).to_bytes(8, "little"), np.uint8)
-    letter[8:8 + len(piece)] = np.frombuffer(piece, np.uint8)
-    return letter.view(np.float32)
+def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
+    """The letter that carries piece number `chunk` of `data`."""
+    piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
+    letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
+    return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
+
+
+def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
+    """Who asked, which piece, how long the whole is, and the piece (padded)."""
+    raw = letter.tobytes()
+    return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])
 
 
 def main() -> int:

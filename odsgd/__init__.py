@@ -3,12 +3,23 @@
 Import this before mxnet. In a process that a tracker has started as a parameter server or scheduler (DMLC_ROLE), the import
 serves until the job is over and then ends the process: one script is all roles, as with MXNet itself.
 """
+import importlib.util
 import os
 import sys
 
+import kvstore._numpy  # noqa: F401  before anyone imports mxnet
+
 __version__ = "0.1.0"
+
+if importlib.util.find_spec("mxnet") is None:
+    from kvstore import _mxnet  # noqa: F401  says what to install
 
 if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and "kvstore.server" not in sys.modules:
     from kvstore import server
 
     sys.exit(server.main())
+
+if os.environ.get("DMLC_ROLE") == "worker" or "mxnet" in sys.modules:
+    import kvstore
+
+    kvstore.register()  # mx.kv.create("odsgd")
