@@ -36,6 +36,8 @@ class Link:
                  carrier: "Optional[subprocess.Popen[bytes]]" = None, carrier_name: str = "its agent") -> None:
         self.host, self.names, self.channel = host, list(names), channel
         self.carrier, self.carrier_name = carrier, carrier_name
+        self.greeted = False
+        """The agent has spoken: there may be processes of the job there."""
         self.ended = False
         """The agent has said that nothing is left there."""
 

@@ -24,6 +24,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 
+HUNG_UP_WITHIN_S = 4.0
+"""How long an agent may take to end after the connection has been closed on it."""
+
 
 def run(job: Job, console: Optional[Console] = None) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
@@ -138,6 +141,7 @@ class Supervisor:
                 self._lost(link)
 
     def _on_hello(self, link: Link, message: Dict[str, Any]) -> None:
+        link.greeted = True
         if link.carrier is None:  # mpirun has chosen the host; now we know which
             link.host = message["host"]
             for name in link.names:
@@ -175,7 +179,7 @@ class Supervisor:
         if link.carrier:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = link.carrier.wait(timeout=1.0)
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 why = f"{link.carrier_name} {how}"
         self._read_last_words(link.carrier, link.host)
         self.watch.host_lost(link.host, link.names, why, list(self.complaints[link.host]), time.monotonic())
@@ -195,7 +199,7 @@ class Supervisor:
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
         signals_seen = len(self.signals)
-        while time.monotonic() < deadline and any(link.channel.open and not link.ended for link in self.links):
+        while time.monotonic() < deadline and any(map(_occupied, self.links)):
             self._turn()
             if len(self.signals) > signals_seen:  # told again: at once
                 signals_seen = len(self.signals)
@@ -208,7 +212,8 @@ class Supervisor:
             link.close()
         if self.mpirun:
             self.mpirun.listener.close()
-        deadline = time.monotonic() + 2 * ENDED_WITHIN_S / 3
+        left_alone = any(link.greeted and not link.ended for link in self.links)
+        deadline = time.monotonic() + (HUNG_UP_WITHIN_S if left_alone else 0.5)
         for carrier in self.carriers:
             try:
                 carrier.wait(timeout=max(0.1, deadline - time.monotonic()))
@@ -222,9 +227,11 @@ class Supervisor:
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):
-            if verdict.message:
+            unsure = sorted({link.host for link in self.links if link.greeted and not link.ended})
+            if verdict.by_signal and not unsure:
+                self.console.say(f"{verdict.message}; nothing of the job is left")
+            elif verdict.message:
                 self.console.say(verdict.message)
-            unsure = sorted({link.host for link in self.links if not link.ended})
             if unsure and verdict.exit_code:
                 self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; it "
                                  "ends its processes by itself when it finds the connection closed")
@@ -294,3 +301,8 @@ class Supervisor:
         self.watch.interrupted(number)
         if len(self.signals) > 3:  # our own output may be blocked; the agents end everything when we are gone
             os._exit(128 + number)
+
+
+def _occupied(link: Link) -> bool:
+    """Whether there is still something of the job behind this link, and somebody to say so."""
+    return link.channel.open and link.greeted and not link.ended

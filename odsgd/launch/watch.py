@@ -65,6 +65,8 @@ class Verdict:
     exit_code: int
     message: str
     culprit: Optional[str] = None
+    by_signal: bool = False
+    """The launcher was told to end; nothing has failed."""
 
 
 @dataclass
@@ -72,8 +74,14 @@ class _Failure:
     member: Optional[Member]
     text: str
     exit_code: int
-    consequence: bool = False
+    admitted: bool = False
+    """It has said itself that something else came before it."""
     tail: Sequence[str] = ()
+
+    @property
+    def consequence(self) -> bool:
+        """Whether another failure, if there is one, is the likelier cause."""
+        return self.admitted or self.member is not None and self.member.code == EXIT_DEADLINE
 
 
 class Watch:
@@ -115,7 +123,7 @@ class Watch:
         member.code = code
         member.reached("ended")
         if code and not (member.role != "worker" and self.workers_ended_at is not None):
-            self._fail(_Failure(member, "", EXIT_FAILURE, code == EXIT_DEADLINE), now)
+            self._fail(_Failure(member, "", EXIT_FAILURE), now)
         elif member.role == "worker" and self._workers_ended():
             self.workers_ended_at = now
         elif member.role != "worker" and self.deserted_at is None:
@@ -141,7 +149,7 @@ class Watch:
         """The verdict, once there is one."""
         if self.signal:
             name = signal.Signals(self.signal).name
-            return Verdict(128 + self.signal, f"stopped by {name}")
+            return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
         if self.failures:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:

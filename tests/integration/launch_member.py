@@ -1,0 +1,103 @@
+"""A stand-in for every process of a job: a scheduler, server or worker without MXNet, which joins, acts and leaves.
+
+The scheduler listens where DMLC_PS_ROOT_* says, says `go` to everyone when all are there, and ends when all workers
+have said `bye`; its end is the servers'. What a member does instead is its first argument, or MEMBER_<NAME> in the
+environment (e.g. MEMBER_SERVER_0=hang):
+
+    ok | exit N | report-and-exit N | hang (ignores SIGTERM) | wait | children | absent | silent
+"""
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+ROLE = os.environ["DMLC_ROLE"]
+RANK = os.environ.get("ODSGD_%s_RANK" % ROLE.upper())
+NAME = ROLE if RANK is None else ROLE + " " + RANK
+ROOT = (os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))
+
+
+def report(event, **fields):
+    os.write(int(os.environ["ODSGD_REPORT_FD"]), (json.dumps(dict(fields, event=event)) + "\n").encode())
+
+
+def be_scheduler():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(ROOT)
+    listener.listen(64)
+    count = int(os.environ["DMLC_NUM_WORKER"]) + int(os.environ["DMLC_NUM_SERVER"])
+    members = [listener.accept()[0] for _ in range(count)]
+    roles = [member.recv(16) for member in members]
+    for member in members:
+        member.sendall(b"go")
+    report("joined")
+    print("joined")
+    act()
+    for member, role in zip(members, roles):
+        if role == b"worker":
+            member.recv(16)
+
+
+def join():
+    while True:
+        link = socket.socket()
+        try:
+            link.connect(ROOT)
+            break
+        except OSError:
+            link.close()
+            time.sleep(0.02)
+    link.sendall(ROLE.encode())
+    assert link.recv(16) == b"go", "the scheduler has gone"
+    report("joined")
+    print("joined")
+    return link
+
+
+def act():
+    default = sys.argv[1] if ROLE == "worker" and len(sys.argv) > 1 else "ok"
+    what, _, number = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"), default).partition(" ")
+    if what == "exit":
+        print("about to exit with", number, file=sys.stderr)
+        sys.exit(int(number))
+    elif what == "report-and-exit":
+        report("failed", error="ValueError: the loss is nan")
+        os._exit(int(number))
+    elif what == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("hanging")
+        time.sleep(600)
+    elif what == "wait":
+        time.sleep(600)
+    elif what == "children":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print("has children")
+        time.sleep(600)
+
+
+def main():
+    action = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"))
+    if action == "absent":
+        return
+    if action == "silent":
+        time.sleep(600)
+    report("connecting")
+    if ROLE == "scheduler":
+        be_scheduler()
+        return
+    link = join()
+    act()
+    if ROLE == "worker":
+        report("done")
+        link.sendall(b"bye")
+    else:
+        link.recv(16)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Starting the launcher as a process of its own, with stand-ins for servers, ssh and mpirun, and watching it."""
+import dataclasses
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+MEMBER = os.path.join(HERE, "launch_member.py")
+HANG = os.path.join(HERE, "launch_hang.py")
+MARK = "LAUNCH_TEST_MARK"
+PATIENCE_S = 20.0
+
+
+class Launch:
+    """`odsgd launch` with these arguments. Every process of it carries a mark, by which it is found in /proc."""
+
+    def __init__(self, *arguments, env=None, cwd=None):
+        self.mark = uuid.uuid4().hex
+        environ = {**os.environ, "PYTHONPATH": ROOT, MARK: self.mark, "PYTHONUNBUFFERED": "1", **(env or {})}
+        self.output, self.errors = [], []
+        self._news = threading.Condition()
+        self.process = subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environ, cwd=cwd,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                        universal_newlines=True)
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True)
+                         for pair in ((self.process.stdout, self.output), (self.process.stderr, self.errors))]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, stream, lines):
+        for line in stream:
+            with self._news:
+                lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+        stream.close()
+
+    def wait_for(self, *lines):
+        """Until each of these lines has been printed."""
+        with self._news:
+            seen = self._news.wait_for(lambda: set(lines) <= set(self.output + self.errors), PATIENCE_S)
+        assert seen, "never saw {}; output:\n{}".format(set(lines) - set(self.output + self.errors), self)
+        return self
+
+    def wait_for_all_joined(self, workers=2, servers=1):
+        names = ["worker %d" % rank for rank in range(workers)] + ["server %d" % rank for rank in range(servers)]
+        return self.wait_for(*(name + " | joined" for name in names))
+
+    def wait(self):
+        """The exit code; by then nothing of the job is left."""
+        code = self.process.wait(PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        self.nothing_is_left()
+        return code
+
+    def nothing_is_left(self, within_s=0.0):
+        deadline = time.monotonic() + within_s
+        while marked(self.mark) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        left = marked(self.mark)
+        assert not left, "still running: {}; output:\n{}".format(left, self)
+
+    def pid(self, name):
+        """The pid of `worker 1`, `server 0`, `scheduler`."""
+        role, _, rank = name.partition(" ")
+        return next(pid for pid, env in marked(self.mark).items() if env.get("DMLC_ROLE") == role
+                    and (not rank or env.get("ODSGD_%s_RANK" % role.upper()) == rank))
+
+    def kill(self, name, number):
+        os.kill(self.pid(name), number)
+
+    @property
+    def said(self):
+        """What the launcher itself has said, its name taken off."""
+        start = next((index for index, line in enumerate(self.errors) if line.startswith("odsgd launch: ")), None)
+        return "" if start is None else "\n".join(self.errors[start:]).replace("odsgd launch: ", "")
+
+    def __str__(self):
+        return "\n".join(self.output + ["--"] + self.errors)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+
+
+def marked(mark):
+    """Pid and environment of every living process that carries the mark."""
+    found = {}
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open("/proc/%s/environ" % entry, "rb") as environ, open("/proc/%s/stat" % entry, "rb") as stat:
+                env = dict(pair.split("=", 1) for pair in environ.read().decode(errors="replace").split("\0") if "=" in pair)
+                state = stat.read().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue
+        if env.get(MARK) == mark and state != b"Z":
+            found[int(entry)] = env
+    return found
+
+
+def command_line(pid):
+    """What every user of this machine can read of a process; empty if it has gone."""
+    try:
+        with open("/proc/%s/cmdline" % pid, "rb") as cmdline:
+            return cmdline.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def stand_in_ssh(folder, note=""):
+    """A program called like ssh that runs the command here, with nothing of our environment but the mark."""
+    path = os.path.join(str(folder), "ssh")
+    with open(path, "w") as script:
+        script.write("""#!/bin/sh
+while [ "$1" = -o ] || [ "$1" = -p ]; do shift 2; done
+host=$1; shift
+%s
+cd /
+exec env -i PATH="$PATH" HOME="$HOME" %s="$%s" sh -c "$*"
+""" % (note, MARK, MARK))
+    os.chmod(path, 0o755)
+    return path
+
+
+def main():
+    """The command line with a stand-in for `python -m kvstore.server`, and less patience."""
+    from odsgd.launch import cli, supervise, watch
+    run = supervise.run
+    server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
+    supervise.run = lambda job: run(dataclasses.replace(job, server_command=server))
+    watch.FAREWELL_S = 1.0  # instead of 5
+    sys.exit(cli.main())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""Local jobs of real processes: what they print, how they end, and that nothing of them stays behind."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launching import HANG, MEMBER, ROOT, Launch, command_line, marked
+
+
+def script(tmp_path, text, name="work.py"):
+    path = tmp_path / name
+    path.write_text("import os, sys, time\nRANK = int(os.environ['ODSGD_WORKER_RANK'])\n" + text)
+    return str(path)
+
+
+def test_every_line_carries_role_and_rank_and_keeps_its_stream(tmp_path):
+    work = script(tmp_path, "print('out', RANK)\nprint('err', RANK, file=sys.stderr)\nsys.stdout.write('no newline')")
+    with Launch("-n", 2, "-s", 0, work) as launch:
+        assert launch.wait() == 0
+    assert sorted(launch.output) == ["worker 0 | no newline", "worker 0 | out 0",
+                                     "worker 1 | no newline", "worker 1 | out 1"]
+    assert sorted(launch.errors) == ["worker 0 | err 0", "worker 1 | err 1"]
+
+
+def test_a_progress_bar_leaves_its_last_state_when_there_is_no_terminal(tmp_path):
+    bar = "for i in range(4):\n    sys.stderr.write('\\r%d of 3' % i); sys.stderr.flush(); time.sleep(0.01)\n"
+    with Launch("-n", 1, "-s", 0, script(tmp_path, bar + "sys.stderr.write('\\n')")) as launch:
+        assert launch.wait() == 0
+    assert launch.errors == ["worker 0 | 3 of 3"]
+
+
+def test_a_job_that_succeeds_returns_0_and_the_launcher_says_nothing():
+    with Launch("-n", 2, "-s", 1, MEMBER) as launch:
+        assert launch.wait() == 0
+    assert launch.said == ""
+
+
+def test_environment_of_every_role(tmp_path):
+    show = "print({k: v for k, v in os.environ.items() if k.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n"
+    path = tmp_path / "show.py"
+    path.write_text("import os\n" + show)
+    with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
+                env={"LAUNCH_TEST_SERVER": "%s %s" % (sys.executable, path), "DMLC_ROLE": "server", "DMLC_RANK": "7",
+                     "ODSGD_SECRET": "old", "PORT": "80"}) as launch:
+        assert launch.wait() == 0
+    seen = {line.split(" | ")[0]: eval(line.split(" | ")[1]) for line in launch.output}
+    assert set(seen) == {"scheduler", "server 0", "worker 0", "worker 1"}
+    for name, env in seen.items():
+        assert env["DMLC_ROLE"] == name.split()[0]
+        assert env["DMLC_PS_ROOT_URI"] == env["DMLC_NODE_HOST"] == "127.0.0.1"
+        assert (env["DMLC_NUM_WORKER"], env["DMLC_NUM_SERVER"]) == ("2", "1")
+        assert "PORT" not in env and "DMLC_RANK" not in env
+    assert len({env["DMLC_PS_ROOT_PORT"] for env in seen.values()}) == 1
+    secret = {env["ODSGD_SECRET"] for env in seen.values()}
+    assert len(secret) == 1 and re.fullmatch("[0-9a-f]{64}", secret.pop())
+    assert seen["worker 1"]["ODSGD_WORKER_RANK"] == seen["worker 1"]["DMLC_WORKER_ID"] == "1"
+    assert seen["server 0"]["ODSGD_SERVER_RANK"] == seen["server 0"]["DMLC_SERVER_ID"] == "0"
+    assert seen["worker 0"]["OMP_NUM_THREADS"] == "3"
+    assert int(seen["server 0"]["OMP_NUM_THREADS"]) == max(1, len(os.sched_getaffinity(0)) // 3)
+
+
+def test_the_first_failure_ends_the_job_with_its_code_and_its_last_lines():
+    with Launch("-n", 2, "-s", 1, MEMBER, "wait", env={"MEMBER_WORKER_1": "exit 3"}) as launch:
+        assert launch.wait() == 3
+    assert re.match(r"worker 1 failed \(host 127.0.0.1, pid \d+\): exit code 3\n", launch.said)
+    assert "    | about to exit with 3" in launch.said
+
+
+@pytest.mark.parametrize("name", ["worker 1", "server 0", "scheduler"])
+def test_kill_9_of_any_process_ends_the_job_and_names_it(name):
+    with Launch("-n", 2, "-s", 1, MEMBER, "wait") as launch:
+        launch.wait_for_all_joined()
+        launch.kill(name, signal.SIGKILL)
+        begun = time.monotonic()
+        assert launch.wait() == 128 + signal.SIGKILL
+    assert time.monotonic() - begun < 5
+    assert launch.said.startswith(name + " failed") and "killed by SIGKILL" in launch.said
+
+
+def test_a_report_names_the_reason_and_the_cause():
+    # Worker 0 reports and goes; worker 1 dies of it in the same moment.
+    with Launch("-n", 2, "-s", 1, MEMBER, env={"MEMBER_WORKER_0": "report-and-exit 70",
+                                               "MEMBER_SERVER_0": "wait"}) as launch:
+        assert launch.wait() == 70
+    assert launch.said.startswith("worker 0 failed")
+    assert "  it reported: ValueError: the loss is nan" in launch.said
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace():
+    with Launch("-n", 2, "-s", 1, "--grace", 0.3, MEMBER, "hang", env={"MEMBER_WORKER_1": "exit 1"}) as launch:
+        assert launch.wait() == 1
+
+
+def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded():
+    with Launch("-n", 1, "-s", 1, "--grace", 0.3, MEMBER, env={"MEMBER_SERVER_0": "hang"}) as launch:
+        assert launch.wait() == 0
+    assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_launcher_leaves_nothing_behind(number):
+    with Launch("-n", 2, "-s", 1, MEMBER, "children") as launch:
+        launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        launch.process.send_signal(number)
+        assert launch.wait() == 128 + number
+    assert launch.said == "stopped by %s; nothing of the job is left" % signal.Signals(number).name
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_grace():
+    with Launch("-n", 1, "-s", 0, "--grace", 60, HANG) as launch:
+        launch.wait_for("worker 0 | hanging")
+        launch.process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # the first one is orderly: it is still there
+        assert launch.process.poll() is None
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.wait() == 130
+
+
+def test_kill_9_of_the_launcher_leaves_nothing_behind():
+    with Launch("-n", 2, "-s", 1, MEMBER, "children") as launch:
+        launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        launch.process.kill()
+        launch.nothing_is_left(within_s=5)
+
+
+def test_kill_9_of_the_agent_ends_the_job():
+    with Launch("-n", 2, "-s", 1, MEMBER, "wait") as launch:
+        launch.wait_for_all_joined()
+        agent = next(pid for pid in marked(launch.mark) if "odsgd.launch.agent" in command_line(pid))
+        os.kill(agent, signal.SIGKILL)
+        assert launch.wait() == 70
+    assert "lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): its agent was killed by SIGKILL" in launch.said
+
+
+def test_children_of_a_worker_that_has_ended_are_gone_with_it(tmp_path):
+    work = script(tmp_path, "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])")
+    with Launch("-n", 1, "-s", 0, work) as launch:
+        assert launch.wait() == 0
+
+
+def test_who_is_missing_at_the_startup_deadline_is_told():
+    with Launch("-n", 2, "-s", 1, "--startup-timeout", 1, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
+        assert launch.wait() == 75
+    said = [re.sub(r"\d{3,}", "PID", re.sub(" +", " ", line)).strip() for line in launch.said.splitlines()]
+    assert said[:6] == ["the job has not come up within 1 s; missing: worker 1 (1 of 4)",
+                        "process host pid state",
+                        "scheduler PID.0.0.1 PID asked to join, waits for the others",
+                        "server 0 PID.0.0.1 PID asked to join, waits for the others",
+                        "worker 0 PID.0.0.1 PID asked to join, waits for the others",
+                        "worker 1 PID.0.0.1 PID running, has not asked to join"]
+
+
+def test_two_jobs_at_once_do_not_meet():
+    with Launch("-n", 2, "-s", 1, MEMBER) as one, Launch("-n", 2, "-s", 1, MEMBER) as two:
+        assert one.wait() == 0 and two.wait() == 0
+
+
+def test_the_secret_is_on_no_command_line():
+    with Launch("-n", 1, "-s", 1, MEMBER, "wait") as launch:
+        launch.wait_for_all_joined(workers=1)
+        secret = marked(launch.mark)[launch.pid("worker 0")]["ODSGD_SECRET"]
+        assert not any(secret in command_line(pid) for pid in filter(str.isdigit, os.listdir("/proc")))
+        launch.process.terminate()
+        launch.wait()
+
+
+@pytest.mark.parametrize("arguments, complaint", [
+    (["-n", "2", "--num-server", "1", "x.py"], "unknown option `--num-server`; did you mean `--num-servers`?"),
+    (["-n", "two", "x.py"], "argument -n/--num-workers/--num_workers: got `two`, expected a whole number of at least 1"),
+    (["-n", "2"], "no command"),
+    (["-n", "2", "absent.py"], "no such file: absent.py"),
+    (["-n", "2", "--launcher", "sssh", "x.py"], "unknown launcher `sssh`; did you mean `ssh`? Known: local, mpi, ssh"),
+])
+def test_a_mistake_is_one_line_and_exit_code_64(arguments, complaint):
+    done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "launch.py"), *arguments],
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+    assert done.returncode == 64 and done.stdout == ""
+    assert done.stderr.startswith("odsgd launch: " + complaint) and done.stderr.count("\n") == 1

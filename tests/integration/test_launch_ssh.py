@@ -1,0 +1,167 @@
+"""Jobs over several hosts through a stand-in `ssh`, which runs what it is told here, in a scrubbed environment."""
+import os
+import shlex
+import signal
+import sys
+
+import pytest
+from launching import HERE, MARK, MEMBER, ROOT, Launch, command_line, marked, stand_in_ssh
+
+
+@pytest.fixture
+def ssh(tmp_path):
+    """Environment and options of a job on two hosts; both are this machine."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1  # the first\nme@127.0.0.2 slots=2\n")
+    return {"ODSGD_SSH": stand_in_ssh(tmp_path)}, ["-H", hosts]
+
+
+def test_a_job_over_two_hosts(ssh):
+    env, options = ssh
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, env=env) as launch:
+        launch.wait_for_all_joined()
+        assert launch.wait() == 0
+    assert launch.said == ""
+
+
+def test_addresses_and_variables_reach_the_hosts(ssh, tmp_path):
+    env, options = ssh
+    show = tmp_path / "show.py"
+    show.write_text("import os\nprint({k: os.environ.get(k) for k in ('DMLC_NODE_HOST', 'DMLC_PS_ROOT_URI', 'MXNET_X', "
+                    "'GIVEN', 'PASSED', 'OTHER', 'ONLY_WORKERS')}, os.getcwd())")
+    with Launch("-n", 3, "-s", 0, *options, "--env", "GIVEN:a b'c", "--env", "PASSED", "--env-worker", "ONLY_WORKERS=1",
+                show, env={**env, "MXNET_X": "1", "PASSED": "2", "OTHER": "3"}, cwd=tmp_path) as launch:
+        assert launch.wait() == 0
+    for line in launch.output:
+        host = "127.0.0.1" if line.startswith("worker 0") else "127.0.0.2"
+        assert line.split(" | ")[1] == str({
+            "DMLC_NODE_HOST": host, "DMLC_PS_ROOT_URI": "127.0.0.1", "MXNET_X": "1", "GIVEN": "a b'c", "PASSED": "2",
+            "OTHER": None, "ONLY_WORKERS": "1"}) + " " + str(tmp_path)
+
+
+def test_arguments_with_quotes_and_spaces_survive_the_way(ssh, tmp_path):
+    env, options = ssh
+    nasty = ["two words", "it's", '"quoted"', "$HOME `id` \\", "*", ""]
+    show = tmp_path / "arguments.py"
+    show.write_text("import sys\nprint(sys.argv[1:])")
+    with Launch("-n", 1, "-s", 0, *options, show, *nasty, env=env) as launch:
+        assert launch.wait() == 0
+    assert launch.output == ["worker 0 | " + str(nasty)]
+
+
+def test_a_working_directory_with_a_space_is_entered(ssh, tmp_path):
+    env, options = ssh
+    folder = tmp_path / "it's a folder"
+    folder.mkdir()
+    (folder / "here.py").write_text("import os\nprint(os.getcwd())")
+    with Launch("-n", 1, "-s", 0, *options, "here.py", env=env, cwd=folder) as launch:
+        assert launch.wait() == 0
+    assert launch.output == ["worker 0 | " + str(folder)]
+
+
+def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh):
+    env, options = ssh
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
+        launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 137
+    assert launch.said.startswith("worker 1 failed (host 127.0.0.2, pid")
+
+
+def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh):
+    env, options = ssh
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
+        launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        launch.process.kill()
+        launch.nothing_is_left(within_s=5)
+
+
+def test_the_secret_is_on_no_command_line(ssh):
+    env, options = ssh
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, "wait", env=env) as launch:
+        launch.wait_for_all_joined()
+        secret = marked(launch.mark)[launch.pid("worker 0")]["ODSGD_SECRET"]
+        assert not any(secret in command_line(pid) for pid in marked(launch.mark))
+        launch.process.terminate()
+        assert launch.wait() == 143
+
+
+def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh, tmp_path):
+    _, options = ssh
+    refusing = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255; fi')
+    with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env={"ODSGD_SSH": refusing}) as launch:
+        assert launch.wait() == 70
+    assert launch.said == ("lost host 127.0.0.2 (worker 1): ssh ended with exit code 255\n"
+                           "  what was heard from there:\n    | ssh: Connection refused")
+
+
+def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh, tmp_path):
+    _, options = ssh
+    hanging = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
+    with Launch("-n", 2, "-s", 1, "--startup-timeout", 3, *options, MEMBER,
+                env={"ODSGD_SSH": hanging}) as launch:
+        assert launch.wait() == 75
+    assert "missing: server 0, worker 1 (2 of 4)" in launch.said
+    assert any(line.split() == ["worker", "1", "127.0.0.2", "-", "never", "started"] for line in launch.said.splitlines())
+
+
+def test_a_command_that_a_host_does_not_have_is_told(ssh):
+    env, options = ssh
+    with Launch("-n", 1, "-s", 0, *options, "no-such-program", env=env) as launch:
+        assert launch.wait() == 70
+    assert launch.said == ("worker 0 failed (host 127.0.0.1): could not be started: "
+                           "no-such-program: No such file or directory")
+
+
+def test_greetings_of_a_login_shell_do_no_harm(ssh, tmp_path):
+    _, options = ssh
+    greeting = stand_in_ssh(tmp_path, "echo Welcome")
+    with Launch("-n", 1, "-s", 0, *options, sys.executable, "-c", "print('hello')", env={"ODSGD_SSH": greeting}) as launch:
+        assert launch.wait() == 0
+    assert set(launch.output) == {"127.0.0.1 | Welcome", "worker 0 | hello"}
+
+
+RSYNC = """#!{python}
+import shutil, sys
+assert sys.argv[1:3] == ["-az", "-e"], sys.argv
+source, (host, _, target) = sys.argv[-2], sys.argv[-1].partition(":")
+{note}
+shutil.copytree(source, target, dirs_exist_ok=True)
+"""
+
+
+def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
+    env, options = ssh
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "work.py").write_text("import os, helper\nprint(os.getcwd(), os.path.dirname(helper.__file__))")
+    (here / "lib").mkdir()
+    (here / "lib" / "helper.py").write_text("")
+    with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here,
+                env={**env, "ODSGD_RSYNC": program(tmp_path, RSYNC), "PYTHONPATH": ROOT + ":" + str(here / "lib")}) as launch:
+        assert launch.wait() == 0
+    assert sorted(launch.output) == ["worker %d | %s %s" % (rank, there, there / "lib") for rank in (0, 1)]
+
+
+def test_a_copy_that_fails_starts_nothing(ssh, tmp_path):
+    env, options = ssh
+    failing = program(tmp_path, RSYNC, "if host == 'me@127.0.0.2': sys.exit('no space left')")
+    with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", tmp_path / "there", MEMBER,
+                env={**env, "ODSGD_RSYNC": failing}, cwd=HERE) as launch:
+        assert launch.wait() == 70
+    assert launch.said == ("copying the working directory to me@127.0.0.2:%s failed: rsync ended with exit code 1: "
+                           "no space left" % (tmp_path / "there"))
+
+
+def program(folder, text, note=""):
+    path = folder / "program"
+    path.write_text(text.format(python=sys.executable, note=note, MARK=MARK))
+    path.chmod(0o755)
+    return shlex.quote(str(path))
+
+
+def test_no_ssh_on_this_machine_is_one_line(ssh):
+    _, options = ssh
+    with Launch("-n", 1, *options, MEMBER, env={"ODSGD_SSH": "no-such-ssh"}) as launch:
+        assert launch.wait() == 64
+    assert launch.said == "no-such-ssh is not a program on this machine; install ssh or name one in ODSGD_SSH"
