@@ -1,0 +1,32 @@
+"""What holds for every test: none may hang the run."""
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from typing import Iterator
+
+import pytest
+
+_stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the real stderr, which is not captured at this moment."""
+    global _stderr
+    os.close(_stderr)
+    _stderr = os.dup(2)
+
+
+@pytest.fixture(autouse=True)
+def _end_a_run_stuck_in_native_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the process, with all stacks, when a test is still there long after its timeout.
+
+    pytest-timeout interrupts Python code; a wait inside MXNet or ps-lite never returns to it.
+    """
+    marker = request.node.get_closest_marker("timeout")
+    limit_s = float(marker.args[0]) if marker and marker.args else float(request.config.getini("timeout") or 0)
+    if limit_s > 0:
+        faulthandler.dump_traceback_later(limit_s + 60, exit=True, file=_stderr)
+    yield
+    faulthandler.cancel_dump_traceback_later()

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+
+from odsgd import report
+
+
+def write_run(folder: Path, events: list) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def epoch(number: int, accuracy: float, samples_per_s: float, seconds: float) -> dict:
+    return {"event": "epoch", "epoch": number, "test_accuracy": accuracy, "samples_per_s": samples_per_s,
+            "seconds": seconds}
+
+
+def test_the_example_in_the_docstring_is_what_it_prints() -> None:
+    assert doctest.testmod(report).failed == 0
+
+
+def test_a_row_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "odsgd", [
+        epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
+    assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5)
+
+
+def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
+    assert report.read_run(run) == ("run", 2, 0.7, 100.0, 3.0)
+
+
+def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0)])
+    with (run / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"event": "epo')
+    assert report.read_run(run).epochs == 1
+
+
+def test_a_missing_run_is_named_with_what_was_expected(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(tmp_path / "nothing")]) == 1
+    assert capsys.readouterr().err == (
+        f"{tmp_path}/nothing/metrics.jsonl: No such file or directory; expected the folder of a run (--out)\n")
+
+
+def test_a_run_without_an_epoch_is_an_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [{"event": "interval"}])
+    with pytest.raises(ValueError, match="no finished epoch"):
+        report.read_run(run)
+
+
+def test_no_run_named_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([]) == 64
+    assert "RUN..." in capsys.readouterr().err
