@@ -1,0 +1,248 @@
+"""scripts/setup and its callers on machines that are not there: a PATH of stand-ins, no network, milliseconds."""
+from __future__ import annotations
+
+import runpy
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df")
+
+# Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
+# PIP_SAYS (what pip install does), PYTEST_STATUS, CALLS (a log of how it was called).
+PYTHON = """#!/bin/sh
+echo "$*" | head -n 1 >>"$CALLS"
+case "$1 $2" in
+    "-c "*_base_executable*) echo "$VERDICT|$0" ;;
+    "-m venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    "-m pip") [ "$3" != install ] || { echo "$PIP_SAYS"; exit "$PIP_STATUS"; } ;;
+    "-m pytest") exit "$PYTEST_STATUS" ;;
+esac
+"""
+READY = "ready|3.9.7|"
+
+
+class Machine:
+    """A checkout in a folder with a space, and a PATH that holds the few tools scripts/setup may use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "a clone"
+        self.bin = folder / "bin"
+        self.calls_log = folder / "calls"
+        (self.root / "scripts").mkdir(parents=True)
+        for name in ("setup.py", "scripts/setup", "scripts/test"):
+            shutil.copy(ROOT / name, self.root / name)
+        self.bin.mkdir()
+        for tool in TOOLS:
+            (self.bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
+
+    def add(self, name: str, text: str = PYTHON) -> Path:
+        """Put a program on the PATH."""
+        program = self.bin / name
+        if program.is_symlink():
+            program.unlink()
+        program.write_text(text)
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        return program
+
+    def run(self, script: str = "setup", *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        """Run a script of the checkout from another folder."""
+        self.calls_log.write_text("")
+        variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),
+                                     "VERDICT": READY, "PIP_STATUS": "0", "PIP_SAYS": "", "PYTEST_STATUS": "0"}
+        variables.update(environment)
+        return subprocess.run([str(self.root / "scripts" / script), *arguments], env=variables, cwd=str(self.bin),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=30)
+
+    @property
+    def calls(self) -> List[str]:
+        """How the stand-in for Python was called in the last run."""
+        return self.calls_log.read_text().splitlines()
+
+    def installs(self) -> List[str]:
+        """The calls of pip install in the last run."""
+        return [call for call in self.calls if call.startswith("-m pip install")]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def the_error(result: "subprocess.CompletedProcess[str]") -> str:
+    """The one line of error; progress may stand before it."""
+    assert result.returncode == 1 and result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("setting up")]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def test_a_clone_is_set_up_once(machine: Machine) -> None:
+    machine.add("python3")
+    first = machine.run()
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ("setting up .venv (Python 3.9.7, once, log in .venv/setup.log): pip, packages (cpu,test),"
+                            " MXNet, done.\n")
+    assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,test]"
+    second = machine.run()
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert machine.installs() == []
+
+
+def test_a_changed_setup_installs_again_into_the_same_environment(machine: Machine) -> None:
+    machine.add("python3")
+    machine.run()
+    with (machine.root / "setup.py").open("a") as setup:
+        setup.write("# changed\n")
+    assert machine.run().returncode == 0
+    assert "-m venv .venv" not in machine.calls
+    assert machine.installs() == ["-m pip install --no-build-isolation -e .[cpu,test]"]
+
+
+def test_an_interrupted_installation_starts_afresh(machine: Machine) -> None:
+    machine.add("python3")
+    machine.run()
+    (machine.root / ".venv/.odsgd/unfinished").touch()
+    (machine.root / ".venv/half").touch()
+    assert machine.run().returncode == 0
+    assert "-m venv .venv" in machine.calls
+    assert not (machine.root / ".venv/half").exists()
+
+
+def test_a_repository_that_moved_is_set_up_again(machine: Machine) -> None:
+    machine.add("python3")
+    machine.run()
+    machine.root = machine.root.rename(machine.root.with_name("another place"))
+    assert machine.run().returncode == 0
+    assert "-m venv .venv" in machine.calls
+
+
+def test_a_failed_reinstallation_keeps_the_environment(machine: Machine) -> None:
+    machine.add("python3")
+    machine.run()
+    original = (machine.root / "setup.py").read_text()
+    (machine.root / "setup.py").write_text(original + "# changed\n")
+    assert machine.run(PIP_STATUS="1", PIP_SAYS="ERROR: No matching distribution found").returncode == 1
+    (machine.root / "setup.py").write_text(original)
+    assert machine.run().stderr == ""
+
+
+def test_a_python_without_venv_and_ensurepip_gets_an_environment_all_the_same(machine: Machine) -> None:
+    python = machine.add("python3")
+    result = machine.run(VERDICT="bare|3.11.2|")
+    assert result.returncode == 0, result.stderr
+    assert "-m venv .venv" not in machine.calls
+    assert (machine.root / ".venv/bin/python").resolve() == python
+    assert f"home = {machine.bin}\n" in (machine.root / ".venv/pyvenv.cfg").read_text()
+
+
+def test_a_suitable_python_behind_an_unsuitable_one_is_found(machine: Machine) -> None:
+    machine.add("python3", '#!/bin/sh\necho "unfit|3.13.0|not 3.8 to 3.12|/opt/python3.13"\n')
+    machine.add("python3.12", "#!/bin/sh\nexit 127\n")
+    machine.add("python3.10")
+    result = machine.run(VERDICT="ready|3.10.4|")
+    assert result.returncode == 0 and "(Python 3.10.4," in result.stderr
+
+
+def test_a_python_of_pyenv_alone_is_found(machine: Machine) -> None:
+    home = machine.bin / "home"
+    folder = home / ".pyenv/versions/3.9.7/bin"
+    folder.mkdir(parents=True)
+    machine.add("python-of-pyenv").rename(folder / "python3")
+    assert machine.run(HOME=str(home)).returncode == 0
+
+
+def test_a_ready_python_is_preferred_to_a_bare_one(machine: Machine) -> None:
+    machine.add("python3", PYTHON.replace("$VERDICT", "bare|3.11.2|"))
+    machine.add("python3.9")
+    assert "(Python 3.9.7," in machine.run().stderr
+
+
+@pytest.mark.parametrize("name", [None, "python3"])
+def test_no_suitable_python_is_one_line_with_what_was_found(machine: Machine, name: Optional[str]) -> None:
+    if name:
+        machine.add(name)
+    line = the_error(machine.run(VERDICT="unfit|3.13.0|not 3.8 to 3.12"))
+    found = f"{machine.bin}/python3 3.13.0 (not 3.8 to 3.12)" if name else "no Python at all"
+    assert line == ("scripts/setup: needs a 64-bit CPython 3.8 to 3.12 with ctypes, ssl and zlib; found "
+                    f"{found}. Install one, or name it: PYTHON=/path/to/python {machine.root}/scripts/setup")
+    assert not (machine.root / ".venv").exists()
+
+
+def test_the_python_that_the_user_names_is_taken_or_refused(machine: Machine) -> None:
+    machine.add("python3", "#!/bin/sh\nexit 1\n")
+    mine = machine.add("mine")
+    assert machine.run(PYTHON=str(mine)).returncode == 0
+    assert machine.run().stderr == ""
+    other = machine.add("other", '#!/bin/sh\necho "unfit|3.7.1|not 3.8 to 3.12|$0"\n')
+    assert f"found {other} 3.7.1 (not 3.8 to 3.12)" in the_error(machine.run(PYTHON=str(other)))
+    assert machine.run().stderr == "", "the environment that was there is gone"
+
+
+def test_too_little_disk_is_one_line_before_anything_is_written(machine: Machine) -> None:
+    machine.add("python3")
+    machine.add("df", '#!/bin/sh\necho Filesystem; echo "/dev/x 9 9 307200 99% /"\n')
+    assert the_error(machine.run()) == (
+        f"scripts/setup: needs 1500 MB of free disk in {machine.root}, which has 300 MB."
+        " Free some, or clone elsewhere.")
+    assert not (machine.root / ".venv").exists()
+
+
+def test_no_index_is_one_line_with_the_words_of_pip(machine: Machine) -> None:
+    machine.add("python3")
+    says = ("WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<pip.X object at 0x7f>:"
+            " Failed to establish a new connection: [Errno 111] Connection refused')': /simple/wheel/\n"
+            "ERROR: No matching distribution found for wheel")
+    line = the_error(machine.run(PIP_STATUS="1", PIP_SAYS=says))
+    assert line.startswith("scripts/setup: no package index can be reached; pip: 'NewConnectionError('Failed to")
+    assert line.endswith(f"log: {machine.root}/.venv/setup.log)")
+
+
+def test_what_pip_refuses_is_one_line_with_its_last_error(machine: Machine) -> None:
+    machine.add("python3")
+    says = "Collecting mxnet\nERROR: No matching distribution found for mxnet==1.9.1\n[notice] a new release"
+    line = the_error(machine.run(PIP_STATUS="1", PIP_SAYS=says))
+    assert "it says: ERROR: No matching distribution found for mxnet==1.9.1 (log: " in line
+
+
+def test_an_environment_of_somebody_else_is_left_alone(machine: Machine) -> None:
+    machine.add("python3")
+    (machine.root / ".venv").mkdir()
+    assert "was not made by scripts/setup" in the_error(machine.run())
+    assert list((machine.root / ".venv").iterdir()) == []
+
+
+def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None:
+    machine.add("python3")
+    result = machine.run("test", "-k", "two words", PYTEST_STATUS="3")
+    assert result.returncode == 3
+    assert machine.calls[-1] == "-m pytest -k two words"
+
+
+def packaging() -> Dict[str, Any]:
+    """The arguments of setup()."""
+    setuptools = pytest.importorskip("setuptools")
+    arguments: Dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", lambda **kwargs: arguments.update(kwargs))
+        patch.chdir(ROOT)
+        runpy.run_path(str(ROOT / "setup.py"))
+    return arguments
+
+
+def test_every_package_is_packaged() -> None:
+    here = {str(path.parent.relative_to(ROOT)).replace("/", ".")
+            for name in ("kvstore", "odsgd") for path in (ROOT / name).rglob("*.py")}
+    assert set(packaging()["packages"]) == here
+
+
+def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
+    text = (ROOT / "kvstore/_mxnet.py").read_text()
+    extras = set(packaging()["extras_require"]) - {"test", "check"}
+    assert {"cpu", "cu112"} < extras
+    assert [extra for extra in sorted(extras) if extra not in text] == []
