@@ -5,6 +5,7 @@ Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 an
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
@@ -14,7 +15,7 @@ def _train(argv: List[str]) -> int:
     from odsgd.config import TrainConfig
     config = TrainConfig.from_flags(argv)
     from odsgd.train import run  # MXNet's import takes a second: only once the options are right
-    return run(config)
+    return int(run(config))
 
 
 def _launch(argv: List[str]) -> int:
@@ -26,6 +27,8 @@ COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
     "train": (_train, "train a model; alone, or as one of a job's workers"),
     "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
 }
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.py"
 
 USAGE = """usage: odsgd COMMAND [options]
 
@@ -66,6 +69,25 @@ def _run(command: str, argv: List[str]) -> int:
         return EXIT_USAGE
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
+
+    For the launcher: a misspelt option is told before a process starts, not by every worker of the job.
+    """
+    flags = _flags_of_train(list(command))
+    if flags is not None:
+        from odsgd.config import TrainConfig
+        TrainConfig.from_flags(flags)
+
+
+def _flags_of_train(words: List[str]) -> Optional[List[str]]:
+    if words and Path(words[0]).name.startswith("python"):
+        words = ["odsgd", *words[3:]] if words[1:3] == ["-m", "odsgd"] else words[1:]
+    if words and Path(words[0]).resolve() == SCRIPT:
+        return words[1:]
+    return words[2:] if [Path(word).name for word in words[:2]] == ["odsgd", "train"] else None
 
 
 def _usage() -> str:

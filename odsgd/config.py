@@ -23,8 +23,21 @@ import yaml
 from kvstore.errors import ConfigError, unknown
 from odsgd.flags import parse_flags
 from odsgd.names import MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
-from odsgd.options import (FLAG, KEYWORDS, PATH, SHAPE, SPAN, TEXT, Span, convert, integer, integers, name, option,
-                           real)
+from odsgd.options import (
+    FLAG,
+    KEYWORDS,
+    PATH,
+    SHAPE,
+    SPAN,
+    TEXT,
+    Span,
+    convert,
+    integer,
+    integers,
+    name,
+    option,
+    real,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +61,7 @@ _WIRE = ("bucket_nbytes", "timeout_s")
 _LOCAL = ("optimizer_local", "lr_local", "momentum_local", "wd_local", "lr_step_epochs_local", "lamda", "m", "epsilon")
 
 STORES: Dict[str, Tuple[str, ...]] = {
-    "local": (),
+    "local": _WIRE,
     "ssgd": _WIRE,
     "odsgd": _WIRE + ("warmup",) + _LOCAL,
     "delayed": _WIRE + ("warmup",),
@@ -182,7 +195,7 @@ class TrainConfig:
     # --- where values come from and go to -------------------------------------------------------------------------
 
     @classmethod
-    def from_flags(cls, argv: Sequence[str]) -> "TrainConfig":
+    def from_flags(cls, argv: Sequence[str]) -> TrainConfig:
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
         So does a store named by a flag: what the file says of another store alone gives way, and one preset serves
@@ -205,7 +218,7 @@ class TrainConfig:
         """The resolved configuration as a file for ``--config``."""
         return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=120))
 
-    def save(self, path: "os.PathLike[str]") -> None:
+    def save(self, path: os.PathLike[str]) -> None:
         """Write `to_yaml()`."""
         Path(path).write_text(self.to_yaml(), encoding="utf-8")
 

@@ -45,7 +45,7 @@ def load(config: TrainConfig, worker_rank: int, num_workers: int) -> Any:
     if config.dataset == "imagenet":
         return RecordData(config, worker_rank, num_workers, contexts)
     arrays = _arrays(config)
-    shards = Shards(len(arrays.train_labels), num_workers, config.batch_size, config.seed)
+    shards = Shards(len(arrays.train.labels), num_workers, config.batch_size, config.seed)
     return ArrayData(arrays, shards, worker_rank, contexts, config.augment)
 
 
@@ -54,7 +54,8 @@ def _arrays(config: TrainConfig) -> datasets.Arrays:
         return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
     if config.dataset == "digits":
         return datasets.digits()
-    return getattr(datasets, config.dataset)(config.data_dir)
+    readers = {"mnist": datasets.mnist, "cifar10": datasets.cifar10}
+    return readers[config.dataset](str(config.data_dir))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +110,17 @@ class ArrayData:
         order = self.shards.order(epoch)
         for index in range(start, self.batches_per_epoch):
             examples = self.shards.batch(order, index, self.worker_rank)
-            images = self.arrays.train_images[examples]
+            images = self.arrays.train.images[examples]
             if self.augment:
                 images = shift_and_mirror(images, random_bits(self.shards.seed, epoch, examples))
-            yield self._place(images, self.arrays.train_labels[examples])
+            yield self._place(images, self.arrays.train.labels[examples])
 
     def test(self) -> Iterator[Batch]:
         """The test set in its own order; the last batch is as short as it has to be."""
+        images, labels = self.arrays.test
         step = self.shards.batch_size
-        for start in range(0, len(self.arrays.test_labels), step):
-            yield self._place(self.arrays.test_images[start:start + step], self.arrays.test_labels[start:start + step])
+        for start in range(0, len(labels), step):
+            yield self._place(images[start:start + step], labels[start:start + step])
 
     def _place(self, images: Array, labels: Array) -> Batch:
         """Normalise, and give every device its part (an even one in training; a short test batch may use fewer)."""

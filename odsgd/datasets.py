@@ -13,7 +13,7 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from kvstore.errors import ConfigError
 
 Array = Any  # numpy.ndarray
 
+PARTS = ("train", "test")
 MNIST_FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
                "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 CIFAR_FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
@@ -31,14 +32,19 @@ DIGITS_TEST = 5
 """One example in five is for the test: 360 of 1797."""
 
 
+class Examples(NamedTuple):
+    """Images (examples, channels, height, width) as bytes, and their labels as the loss takes them, float32."""
+
+    images: Array
+    labels: Array
+
+
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """A data set: images (examples, channels, height, width) as bytes, labels, and how to normalise a pixel."""
+    """A data set, and the mean and deviation of a pixel for each channel."""
 
-    train_images: Array
-    train_labels: Array
-    test_images: Array
-    test_labels: Array
+    train: Examples
+    test: Examples
     mean: Tuple[float, ...]
     std: Tuple[float, ...]
 
@@ -60,7 +66,7 @@ def digits() -> Arrays:
     shuffled = np.random.RandomState(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     test, train = by_class[::DIGITS_TEST], np.delete(by_class, np.s_[::DIGITS_TEST])
-    return Arrays(images[train], labels[train], images[test], labels[test], (4.884,), (6.017,))
+    return Arrays(Examples(images[train], labels[train]), Examples(images[test], labels[test]), (4.884,), (6.017,))
 
 
 # --- mnist ------------------------------------------------------------------------------------------------------------
@@ -68,15 +74,16 @@ def digits() -> Arrays:
 def mnist(data_dir: str) -> Arrays:
     """MNIST from its four idx files, with or without .gz, in `data_dir`."""
     folder = folder_of(data_dir, "mnist")
-    parts: List[Array] = []
-    for images_name, labels_name in MNIST_FILES.values():
-        images_path, labels_path = find(folder, images_name, "mnist"), find(folder, labels_name, "mnist")
-        images, labels = read_idx(images_path, (28, 28)), read_idx(labels_path, ())
-        if len(images) != len(labels):
-            raise ConfigError(f"`{labels_path}`: expected {len(images)} labels, one for each image of "
-                              f"`{images_path.name}`, got {len(labels)}")
-        parts += [images[:, None], _labels(labels, labels_path)]
-    return Arrays(*parts, mean=(33.318,), std=(78.566,))
+    train, test = (_mnist_part(*(find(folder, name, "mnist") for name in MNIST_FILES[part])) for part in PARTS)
+    return Arrays(train, test, mean=(33.318,), std=(78.566,))
+
+
+def _mnist_part(images_path: Path, labels_path: Path) -> Examples:
+    images, labels = read_idx(images_path, (28, 28)), read_idx(labels_path, ())
+    if len(images) != len(labels):
+        raise ConfigError(f"`{labels_path}`: expected {len(images)} labels, one for each image of "
+                          f"`{images_path.name}`, got {len(labels)}")
+    return Examples(images[:, None], _labels(labels, labels_path))
 
 
 def read_idx(path: Path, item_shape: Tuple[int, ...]) -> Array:
@@ -105,19 +112,20 @@ def cifar10(data_dir: str) -> Arrays:
     folder = folder_of(data_dir, "cifar10")
     inner = folder / "cifar-10-batches-bin"
     folder = inner if inner.is_dir() else folder
-    parts: List[Array] = []
-    for names in CIFAR_FILES.values():
-        files = [read_cifar(find(folder, name, "cifar10")) for name in names]
-        parts += [np.concatenate([images for images, _ in files]), np.concatenate([labels for _, labels in files])]
-    return Arrays(*parts, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
+    train, test = (_joined([read_cifar(find(folder, name, "cifar10")) for name in CIFAR_FILES[part]]) for part in PARTS)
+    return Arrays(train, test, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
 
 
-def read_cifar(path: Path) -> Tuple[Array, Array]:
+def _joined(files: Sequence[Examples]) -> Examples:
+    return Examples(*(np.concatenate(column) for column in zip(*files)))
+
+
+def read_cifar(path: Path) -> Examples:
     """Images and labels of one binary file."""
     content = _read(path)
     _check_size(path, len(content), CIFAR_RECORDS * (1 + 3 * 32 * 32))
     records = np.frombuffer(content, np.uint8).reshape(CIFAR_RECORDS, -1)
-    return records[:, 1:].reshape(-1, 3, 32, 32), _labels(records[:, 0], path)
+    return Examples(records[:, 1:].reshape(-1, 3, 32, 32), _labels(records[:, 0], path))
 
 
 # --- synthetic --------------------------------------------------------------------------------------------------------
@@ -131,13 +139,13 @@ def synthetic(shape: Sequence[int], classes: int, examples: int) -> Arrays:
     channels, height, width = shape
     coarse = random.randint(0, 128, (classes, channels, 4, 4)).astype(np.uint8)
     patterns = coarse[:, :, np.arange(height) * 4 // height][:, :, :, np.arange(width) * 4 // width]
-    parts: List[Array] = []
+    parts: List[Examples] = []
     for count in (examples, max(1, examples // 4)):
         labels = random.permutation(np.arange(count) % classes)
         images = random.randint(0, 128, (count, *shape), dtype=np.uint8)
         images += patterns[labels]
-        parts += [images, labels.astype(np.float32)]
-    return Arrays(*parts, mean=(127.0,) * channels, std=(52.3,) * channels)
+        parts.append(Examples(images, labels.astype(np.float32)))
+    return Arrays(parts[0], parts[1], mean=(127.0,) * channels, std=(52.3,) * channels)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

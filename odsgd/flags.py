@@ -52,7 +52,7 @@ workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it take
 Flags may be written with - or _ (--lr-local, --lr_local)."""
 
 
-def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
+def _add(group: Any, field: dataclasses.Field[Any]) -> None:
     flag, kind = "--" + field.name.replace("_", "-"), field.metadata["kind"]
     help = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
     if kind is FLAG:
@@ -63,7 +63,7 @@ def _add(group: Any, field: "dataclasses.Field[Any]") -> None:
         group.add_argument(flag, dest=field.name, metavar=kind.metavar, help=help)
 
 
-def _shown_default(field: "dataclasses.Field[Any]") -> str:
+def _shown_default(field: dataclasses.Field[Any]) -> str:
     default = field.default
     if default is True:
         return f" (default; --no-{field.name.replace('_', '-')} turns it off)"

@@ -20,7 +20,7 @@ from odsgd import devices
 from odsgd.config import TrainConfig
 from odsgd.names import GLUON_MODELS, GLUONCV_MODELS, MODELS
 
-gluon, nn = mx.gluon, mx.gluon.nn
+nn = mx.gluon.nn
 
 
 def create(config: TrainConfig) -> Any:
@@ -72,7 +72,7 @@ def lenet(classes: int, pad: bool = False) -> Any:
 
 
 def _from_gluon(config: TrainConfig) -> Any:
-    get_model = gluon.model_zoo.vision.get_model
+    get_model = mx.gluon.model_zoo.vision.get_model
     if not config.thumbnail:
         return get_model(config.model, classes=config.classes)
     if config.model.startswith("resnet"):
@@ -97,7 +97,7 @@ def _from_gluoncv(config: TrainConfig) -> Any:
     return net
 
 
-class Grey(gluon.HybridBlock):
+class Grey(mx.gluon.HybridBlock):
     """A network for colour images, shown a grey one in all three channels."""
 
     def __init__(self, net: Any) -> None:

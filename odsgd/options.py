@@ -169,7 +169,7 @@ def option(group: str, default: Any, kind: Kind, help: str, *, result: bool = Tr
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def convert(field: "dataclasses.Field[Any]", value: Any, where: str) -> Any:
+def convert(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
     """`value` as the type of `field`; `where` names the option as its user wrote it."""
     if value is None and field.default is None:
         return None

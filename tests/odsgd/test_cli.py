@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.cli import main
+from odsgd.cli import check_command, main
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,6 +70,20 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsy
     stand_in(monkeypatch, "odsgd.train", run=run)
     assert main(["train"]) == 64
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
+
+
+@pytest.mark.parametrize("command", ["odsgd train", "/usr/bin/odsgd train", "python -m odsgd train", "scripts/train.py",
+                                     f"{sys.executable} scripts/train.py"])
+def test_a_launcher_can_check_the_workers_command(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    check_command([*command.split(), "--lr", "1"])
+    with pytest.raises(ConfigError, match="unknown option `--lrr`"):
+        check_command([*command.split(), "--lrr", "1"])
+
+
+@pytest.mark.parametrize("command", ["train.py --lrr 1", "python my/train.py --lrr 1", "odsgd", "python", "ls train"])
+def test_commands_of_others_are_not_ours_to_check(command):
+    check_command(command.split())
 
 
 @pytest.mark.parametrize("command", [[str(ROOT / "scripts" / "train.py")], ["-m", "odsgd", "train"]])

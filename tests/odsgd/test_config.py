@@ -122,7 +122,7 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--kvstore ssgd --optimizer-local sgd", "optimizer_local has no meaning with kvstore `ssgd`; it goes with odsgd"),
     ("--kvstore dist_sync --lr-local 1", "lr_local has no meaning with kvstore `dist_sync` without optimizer_local"),
     ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
-    ("--kvstore local --timeout-s 5", "timeout_s has no meaning with kvstore `local`"),
+    ("--kvstore local --warmup 5", "warmup has no meaning with kvstore `local`"),
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
     ("--optimizer-local sgd --lamda 1", "lamda goes with optimizer_local dcasgd_c or dcasgd_a, not with `sgd`"),
     ("--optimizer-local dcasgd_c --m 0.5", "m goes with optimizer_local dcasgd_a, not with `dcasgd_c`"),
@@ -250,6 +250,15 @@ def test_the_table_of_the_docs_has_a_row_for_every_option():
     rows = options_table().splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == [field.name for field in dataclasses.fields(TrainConfig)]
     assert all(field.metadata["help"] for field in dataclasses.fields(TrainConfig))
+
+
+def test_every_store_takes_the_options_it_is_given():
+    from kvstore import algorithms
+    for name, program in algorithms.STORES.items():
+        taken = {field.name: field.default for field in dataclasses.fields(program.Options)}
+        assert set(STORES[name]) - {"lr_step_epochs_local"} <= set(taken)
+        ours = TrainConfig(kvstore=name).store_options(batches_per_epoch=1)
+        assert ours == {key: taken[key] for key in ours}  # the defaults are those of the store
 
 
 def test_local_optimizers_include_those_of_the_paper():

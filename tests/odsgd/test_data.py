@@ -112,24 +112,24 @@ def test_pixels_are_normalised():
 
 def test_digits_are_split_1437_to_360_with_every_class_in_proportion():
     arrays = data.datasets.digits()
-    assert (arrays.train_images.shape, arrays.test_images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
-    train, test = (np.bincount(labels.astype(int)) for labels in (arrays.train_labels, arrays.test_labels))
+    assert (arrays.train.images.shape, arrays.test.images.shape) == ((1437, 1, 8, 8), (360, 1, 8, 8))
+    train, test = (np.bincount(labels.astype(int)) for labels in (arrays.train.labels, arrays.test.labels))
     assert all(abs(all_of_it / 5 - tested) < 1.5 for all_of_it, tested in zip(train + test, test))
 
 
 def test_no_digit_is_in_both_parts():
     from sklearn.datasets import load_digits
     arrays = data.datasets.digits()
-    both = np.concatenate([arrays.train_images, arrays.test_images]).reshape(1797, 64)
+    both = np.concatenate([arrays.train.images, arrays.test.images]).reshape(1797, 64)
     assert sorted(map(bytes, both)) == sorted(bytes(image.astype(np.uint8)) for image in load_digits().data)
 
 
 def test_synthetic_images_tell_their_class_and_are_the_same_every_time():
     one, two = (data.datasets.synthetic((3, 16, 12), classes=5, examples=200) for _ in range(2))
-    assert np.array_equal(one.train_images, two.train_images)
-    centres = np.stack([one.train_images[one.train_labels == label].mean(axis=0) for label in range(5)])
-    distances = ((one.test_images[:, None] - centres[None]) ** 2).sum(axis=(2, 3, 4))
-    assert (distances.argmin(axis=1) == one.test_labels).all() and len(one.test_labels) == 50
+    assert np.array_equal(one.train.images, two.train.images)
+    centres = np.stack([one.train.images[one.train.labels == label].mean(axis=0) for label in range(5)])
+    distances = ((one.test.images[:, None] - centres[None]) ** 2).sum(axis=(2, 3, 4))
+    assert (distances.argmin(axis=1) == one.test.labels).all() and len(one.test.labels) == 50
 
 
 # --- augmentation -----------------------------------------------------------------------------------------------------

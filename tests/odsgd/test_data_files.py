@@ -26,9 +26,9 @@ def message(function, *args):
 
 def test_mnist_is_read_with_and_without_gz(mnist_folder):
     arrays = datasets.mnist(str(mnist_folder))
-    assert (arrays.train_images.shape, arrays.test_labels.shape) == ((12, 1, 28, 28), (5,))
+    assert (arrays.train.images.shape, arrays.test.labels.shape) == ((12, 1, 28, 28), (5,))
     content = gzip.decompress((mnist_folder / "train-images-idx3-ubyte.gz").read_bytes())
-    assert arrays.train_images.tobytes() == content[16:]
+    assert arrays.train.images.tobytes() == content[16:]
 
 
 def test_a_missing_folder_and_a_missing_file_are_named(mnist_folder):
@@ -74,11 +74,11 @@ def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder):
 
 def test_cifar10_is_read_from_its_own_folder_or_the_one_above(cifar_folder):
     arrays = datasets.cifar10(str(cifar_folder))
-    assert (arrays.train_images.shape, arrays.test_images.shape) == ((20, 3, 32, 32), (4, 3, 32, 32))
+    assert (arrays.train.images.shape, arrays.test.images.shape) == ((20, 3, 32, 32), (4, 3, 32, 32))
     below = datasets.cifar10(str(cifar_folder / "cifar-10-batches-bin"))
-    assert np.array_equal(arrays.train_images, below.train_images)
+    assert np.array_equal(arrays.train.images, below.train.images)
     second = (cifar_folder / "cifar-10-batches-bin" / "data_batch_2.bin").read_bytes()
-    assert arrays.train_labels[4] == second[0] and arrays.train_images[4].tobytes() == second[1:3073]
+    assert arrays.train.labels[4] == second[0] and arrays.train.images[4].tobytes() == second[1:3073]
 
 
 def test_a_truncated_or_missing_cifar_file_is_an_error_with_its_path(cifar_folder):
@@ -187,10 +187,10 @@ def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path, damage, said)
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="ODSGD_TEST_DATA names no folder with mnist/")
 def test_the_real_mnist():
     arrays = datasets.mnist(str(REAL / "mnist"))
-    assert (len(arrays.train_images), len(arrays.test_images)) == (60000, 10000)
-    assert arrays.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert arrays.train_images.mean() == pytest.approx(arrays.mean[0], abs=0.01)
-    assert arrays.train_images.std() == pytest.approx(arrays.std[0], abs=0.01)
+    assert (len(arrays.train.images), len(arrays.test.images)) == (60000, 10000)
+    assert arrays.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert arrays.train.images.mean() == pytest.approx(arrays.mean[0], abs=0.01)
+    assert arrays.train.images.std() == pytest.approx(arrays.std[0], abs=0.01)
 
 
 @pytest.mark.skipif(not (REAL / "cifar10" / "cifar-10-batches-bin").is_dir() and
@@ -198,6 +198,6 @@ def test_the_real_mnist():
                     reason="ODSGD_TEST_DATA names no folder with the binary files of cifar10/")
 def test_the_real_cifar10():
     arrays = datasets.cifar10(str(REAL / "cifar10"))
-    assert (len(arrays.train_images), len(arrays.test_images)) == (50000, 10000)
-    assert np.bincount(arrays.train_labels.astype(int)).tolist() == [5000] * 10
-    assert arrays.train_images.mean(axis=(0, 2, 3)) == pytest.approx(arrays.mean, abs=0.5)
+    assert (len(arrays.train.images), len(arrays.test.images)) == (50000, 10000)
+    assert np.bincount(arrays.train.labels.astype(int)).tolist() == [5000] * 10
+    assert arrays.train.images.mean(axis=(0, 2, 3)) == pytest.approx(arrays.mean, abs=0.5)
