@@ -94,8 +94,8 @@ class Lines:
 
     def _add(self, found: List[Tuple[str, bool]], piece: bytes, progress: bool) -> None:
         text = self._MOVES.sub("", piece.rstrip(b"\r").decode("utf-8", "replace"))
-        if progress and found and found[-1][1]:
-            found.pop()  # a newer frame replaces the one before it
+        if found and found[-1][1]:
+            found.pop()  # what comes next stands in the place of a frame
         if text.strip() or not progress:
             found.append((text, progress))
 

@@ -106,7 +106,8 @@ class Watch:
 
     def output(self, name: str, line: str) -> None:
         """It has printed a line."""
-        self.members[name].tail.append(line)
+        if line.strip():
+            self.members[name].tail.append(line)
 
     def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
         """It has said something on its report pipe; unknown events are for somebody else."""

@@ -43,7 +43,7 @@ def test_environment_of_every_role(tmp_path):
     path = tmp_path / "show.py"
     path.write_text("import os\n" + show)
     with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
-                env={"LAUNCH_TEST_SERVER": "%s %s" % (sys.executable, path), "DMLC_ROLE": "server", "DMLC_RANK": "7",
+                env={"LAUNCH_TEST_SERVER": "%s %s" % (sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
                      "ODSGD_SECRET": "old", "PORT": "80"}) as launch:
         assert launch.wait() == 0
     seen = {line.split(" | ")[0]: eval(line.split(" | ")[1]) for line in launch.output}

@@ -1,0 +1,78 @@
+"""The command line: MXNet's surface, both spellings, and mistakes."""
+import sys
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.launch import cli
+from odsgd.launch.hosts import Host
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("a\nb\n")
+    return str(path)
+
+
+def test_an_old_job_script_of_mxnet_works(hosts):
+    job = cli.parse(["-n", "4", "-s", "1", "--launcher", "ssh", "-H", hosts, "--sync-dst-dir", "/tmp/x",
+                     "--env", "PS_VERBOSE:1", "--env-server", "OMP_NUM_THREADS:2", "--env-worker", "B:3",
+                     "python", "train.py", "-n", "50", "--kv-store", "dist_sync"])
+    assert (job.num_workers, job.num_servers, job.launcher, job.sync_dst_dir) == (4, 1, "ssh", "/tmp/x")
+    assert job.slots == (Host("a"), Host("b"))
+    assert (job.env, job.env_server, job.env_worker) == ({"PS_VERBOSE": "1"}, {"OMP_NUM_THREADS": "2"}, {"B": "3"})
+    assert job.command == ("python", "train.py", "-n", "50", "--kv-store", "dist_sync")
+
+
+def test_defaults():
+    job = cli.parse(["-n", "3", sys.executable])
+    assert (job.num_servers, job.servers_beside_workers, job.launcher, job.port) == (3, False, "local", 0)
+    assert (job.startup_timeout_s, job.grace_s) == (300, 5)
+
+
+def test_a_hostfile_means_ssh(hosts):
+    assert cli.parse(["-n", "1", "-H", hosts, "x"]).launcher == "ssh"
+
+
+def test_auto_servers():
+    job = cli.parse(["-n", "3", "-s", "auto", sys.executable])
+    assert (job.num_servers, job.servers_beside_workers) == (3, True)
+
+
+def test_both_spellings_of_every_option_of_two_words():
+    flags = [flag for action in cli._parser()._actions for flag in action.option_strings if flag.startswith("--")]
+    assert {flag for flag in flags if "-" in flag[2:]} == {"--" + flag[2:].replace("_", "-") for flag in flags if "_" in flag}
+    assert cli.parse(["--num_workers", "2", "--startup_timeout", "7", sys.executable]).startup_timeout_s == 7
+
+
+def test_dashes_may_stand_before_the_command():
+    assert cli.parse(["-n", "1", "--", sys.executable, "--", "-n"]).command == (sys.executable, "--", "-n")
+
+
+@pytest.mark.parametrize("argv, complaint", [
+    (["x"], "required: -n"),
+    (["-n", "0", "x"], "expected a whole number of at least 1"),
+    (["-n", "1", "-s", "-1", "x"], "argument -s"),
+    (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number or `auto`"),
+    (["-n", "1", "-p", "70000", "x"], "expected a whole number from 0 to 65535"),
+    (["-n", "1", "--grace", "-2", "x"], "number of seconds"),
+    (["-n", "1", "--launcher", "ssh", "x"], "needs a hostfile"),
+    (["-n", "1", "--launcher", "yarn", "x"], "unknown launcher `yarn`"),
+    (["-n", "1", "--sync-dst-dir", "/x", sys.executable], "works with --launcher ssh only"),
+    (["-n", "1", "--startup-timeot", "3", "x"], "unknown option `--startup-timeot`; did you mean `--startup-timeout`?"),
+    (["-n", "1"], "no command"),
+    (["-n", "1", "no-such-program"], "no such program: no-such-program"),
+])
+def test_mistakes_are_told_in_one_line(argv, complaint):
+    with pytest.raises(ConfigError) as error:
+        cli.parse(argv)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_local_job_has_no_hostfile_and_mpirun_no_user(hosts, tmp_path):
+    with pytest.raises(ConfigError, match="leave out -H"):
+        cli.parse(["-n", "1", "--launcher", "local", "-H", hosts, "x"])
+    (tmp_path / "users").write_text("me@a\n")
+    with pytest.raises(ConfigError, match="neither user@host"):
+        cli.parse(["-n", "1", "--launcher", "mpi", "-H", str(tmp_path / "users"), "x"])

@@ -1,0 +1,142 @@
+"""Who runs where with which environment; addresses and ports."""
+import socket
+import sys
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.launch import addresses
+from odsgd.launch.hosts import Host
+from odsgd.launch.plan import Job, elsewhere, forwarded, make_plan, parse_env, place, scrubbed
+from odsgd.launch.reach import agent_job, mpirun_command, remote_command
+
+A, B, C = Host("10.0.0.1"), Host("10.0.0.2"), Host("10.0.0.3")
+ROOT = ("10.0.0.9", 4000)
+
+
+def job(workers, servers, *slots, **settings):
+    launcher = settings.pop("launcher", "ssh" if slots else "local")
+    return Job(command=settings.pop("command", ("train.py", "--lr", "0.1")), num_workers=workers, num_servers=servers,
+               launcher=launcher, slots=slots, **settings)
+
+
+@pytest.mark.parametrize("workers, servers, slots, expected", [
+    (2, 2, [A, B], ([A, B], [A, B])),  # one server beside every worker
+    (3, 1, [A, B, C], ([A, B, C], [A])),  # the server after the last slot: on the first again
+    (2, 1, [A, B, C], ([A, B], [C])),  # a slot is left for the server
+    (4, 2, [A, A, B, B], ([A, A, B, B], [A, A])),
+    (5, 1, [A, B], ([A, B, A, B, A], [B])),
+])
+def test_workers_take_slots_in_order_and_servers_go_on(workers, servers, slots, expected):
+    assert place(job(workers, servers, *slots)) == expected
+
+
+def test_auto_puts_server_k_beside_worker_k_whatever_the_slots():
+    workers, servers = place(job(3, 3, A, A, B, C, servers_beside_workers=True))
+    assert workers == servers == [A, A, B]
+
+
+def test_names_and_environment_of_an_ssh_job():
+    plan = make_plan(job(2, 1, A, B, env={"X": "1"}, env_server={"X": "2"}), ROOT)
+    by_name = {process.name: process for process in plan.processes}
+    assert list(by_name) == ["scheduler", "server 0", "worker 0", "worker 1"]
+    assert {name: process.env["DMLC_NODE_HOST"] for name, process in by_name.items()} == {
+        "scheduler": "10.0.0.9", "server 0": "10.0.0.1", "worker 0": "10.0.0.1", "worker 1": "10.0.0.2"}
+    assert [by_name[name].env["X"] for name in by_name] == ["1", "2", "1", "1"]
+    assert by_name["worker 1"].command == (sys.executable, "train.py", "--lr", "0.1")
+    assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.server")
+
+
+def test_a_job_without_servers_has_no_scheduler():
+    assert [process.name for process in make_plan(job(1, 0), ROOT).processes] == ["worker 0"]
+
+
+def test_only_a_py_file_is_run_with_this_python():
+    plan = make_plan(job(1, 0, command=("python3", "train.py")), ROOT)
+    assert plan.processes[0].command == ("python3", "train.py")
+
+
+def test_every_job_has_its_own_secret():
+    assert make_plan(job(1, 1), ROOT).secret != make_plan(job(1, 1), ROOT).secret
+
+
+def test_what_all_processes_share_is_told_once():
+    plan = make_plan(job(2, 0), ("127.0.0.1", 4000))
+    told = agent_job(job(2, 0), plan.processes, remote=False)
+    assert told["env"]["ODSGD_SECRET"] == plan.secret
+    assert [spec["env"] for spec in told["processes"]] == [
+        {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]
+
+
+def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job():
+    environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
+               "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80"}
+    assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE"}
+    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT"}
+
+
+@pytest.mark.parametrize("values, expected", [
+    (["A:1"], {"A": "1"}), (["A=1"], {"A": "1"}), (["A:b:c=d"], {"A": "b:c=d"}), (["A:"], {"A": ""}),
+    (["HOME"], {"HOME": "/root"}), (["HOME,A:2"], {"HOME": "/root", "A": "2"}), (["A:1,B:2"], {"A": "1", "B": "2"}),
+    (["GPUS:0,1"], {"GPUS": "0,1"}), (["A:1", "A:2"], {"A": "2"}),
+])
+def test_env_takes_values_and_names(values, expected):
+    assert parse_env(values, "--env", {"HOME": "/root"}) == expected
+
+
+@pytest.mark.parametrize("value, complaint", [
+    ("1A:2", "--env 1A:2: expected NAME or NAME:VALUE"),
+    ("MISSING", "MISSING is not set here; set it, or give its value as MISSING:VALUE"),
+    ("DMLC_ROLE:worker", "DMLC_ROLE is set by the launcher"),
+])
+def test_env_refuses_what_cannot_work(value, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        parse_env([value], "--env", {})
+
+
+def test_a_port_in_use_is_refused_and_a_reserved_one_is_not_given_away():
+    with addresses.reserve_port() as held:
+        port = held.getsockname()[1]
+        with socket.socket() as scheduler:
+            scheduler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            scheduler.bind(("127.0.0.1", port))
+            scheduler.listen(1)
+            with pytest.raises(ConfigError, match="port {} cannot be used here".format(port)):
+                addresses.reserve_port(port)
+
+
+def test_loopback_is_no_address_for_a_process_of_several_machines():
+    assert addresses.node_host("127.0.0.1", "127.0.0.1") == "127.0.0.1"
+    assert addresses.node_host("127.0.0.1", "10.0.0.9") is None
+    assert addresses.node_host("no-such-host.invalid", "10.0.0.9") is None
+    assert addresses.launching_address(["127.0.0.1", "127.0.0.2"]) == "127.0.0.1"
+
+
+def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copied, shared = job(1, 1, A, sync_dst_dir="/there"), job(1, 1, A)
+    inside, outside = str(tmp_path / "lib"), "/opt/lib"
+    assert [elsewhere(path, copied) for path in (inside, outside, str(tmp_path))] == ["lib", outside, "."]
+    assert [elsewhere(path, shared) for path in (inside, outside)] == [inside, outside]
+
+
+def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path, monkeypatch):
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    command = remote_command(job(1, 1, A, remote_python="/opt/py 3/python"))
+    assert command.startswith("cd '" + str(tmp_path) + "/it'\"'\"'s here' && exec env ")
+    assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
+
+
+@pytest.mark.parametrize("version, options", [
+    ("mpirun (Open MPI) 4.1.4", "--bind-to none --oversubscribe --host a:2,b:1 -x ODSGD_AGENT_JOBS -x PYTHONPATH"),
+    ("HYDRA build details:", "-hosts a:2,b:1 -genvlist ODSGD_AGENT_JOBS,PYTHONPATH"),
+])
+def test_mpirun_is_spoken_to_in_its_own_dialect(tmp_path, monkeypatch, version, options):
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho '{}'\n".format(version))
+    program.chmod(0o755)
+    monkeypatch.setenv("ODSGD_MPIRUN", str(program))
+    command = mpirun_command(job(3, 1, Host("a"), Host("b"), Host("a"), launcher="mpi", remote_python="python3"))
+    assert command == [str(program), "-n", "3", *options.split(), "python3", "-m", "odsgd.launch.agent"]

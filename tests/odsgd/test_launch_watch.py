@@ -1,0 +1,211 @@
+"""When a job ends and whose fault it is said to be: events in, a verdict out, in a time of our own."""
+import signal
+
+import pytest
+
+from odsgd.launch import watch
+from odsgd.launch.watch import Member, Watch
+
+NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
+
+
+def running(*joined, startup_timeout_s=300.0):
+    """A job of two workers and a server at time 0; these have joined."""
+    job = Watch([Member(name, name.split()[0], "hostA") for name in NAMES], startup_timeout_s, 0.0, "10.0.0.9:4000")
+    for number, name in enumerate(NAMES):
+        job.started(name, 100 + number)
+    for name in joined:
+        job.reported(name, {"event": "joined"}, 0.0)
+    return job
+
+
+def verdict_at(job, now):
+    verdict = job.tick(now)
+    assert verdict is not None
+    return verdict
+
+
+def test_a_running_job_has_no_verdict():
+    assert running(*NAMES).tick(1e6) is None
+
+
+def test_the_verdict_waits_for_failures_that_belong_together():
+    job = running(*NAMES)
+    job.exited("worker 1", 3, 10.0)
+    assert job.tick(10.0 + watch.SETTLE_S / 2) is None
+    verdict = verdict_at(job, 10.0 + watch.SETTLE_S)
+    assert (verdict.exit_code, verdict.culprit) == (3, "worker 1")
+    assert verdict.message == "worker 1 failed (host hostA, pid 103): exit code 3"
+
+
+def test_the_first_failure_is_the_cause_and_the_others_are_listed():
+    job = running(*NAMES)
+    job.exited("server 0", -signal.SIGKILL, 10.0)
+    job.exited("worker 0", 1, 10.1)
+    verdict = verdict_at(job, 11.0)
+    assert (verdict.exit_code, verdict.culprit) == (137, "server 0")
+    assert "killed by SIGKILL (kill -9, or the kernel ran out of memory)" in verdict.message
+    assert "after it, not the cause: worker 0: exit code 1" in verdict.message
+
+
+def test_a_report_counts_when_it_is_made_not_when_the_process_ends():
+    job = running(*NAMES)
+    job.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 10.0)
+    job.exited("worker 0", 1, 10.1)
+    assert job.tick(10.5) is None  # worker 1 is still printing its traceback
+    job.output("worker 1", "Traceback")
+    job.exited("worker 1", 70, 10.6)
+    verdict = verdict_at(job, 10.7)
+    assert (verdict.exit_code, verdict.culprit) == (70, "worker 1")
+    assert verdict.message.splitlines()[1] == "  it reported: ValueError: nan"
+    assert verdict.message.splitlines()[-1] == "    | Traceback"
+
+
+def test_a_reporter_that_does_not_end_is_not_waited_for_for_ever():
+    job = running(*NAMES)
+    job.reported("worker 1", {"event": "failed", "error": "stuck"}, 10.0)
+    assert verdict_at(job, 10.0 + watch.LAST_WORDS_S).exit_code == 70
+
+
+@pytest.mark.parametrize("first", ["deadline", "admitted"])
+def test_whoever_missed_a_peer_is_not_the_cause(first):
+    job = running(*NAMES)
+    if first == "deadline":
+        job.reported("worker 0", {"event": "failed", "error": "no answer within 600 s"}, 10.0)
+        job.exited("worker 0", 75, 10.0)
+    else:
+        job.reported("worker 0", {"event": "failed", "error": "peer lost", "consequence": True}, 10.0)
+    job.exited("worker 1", -signal.SIGSEGV, 10.1)
+    assert verdict_at(job, 11.0).culprit == "worker 1"
+
+
+def test_an_expired_deadline_alone_is_the_cause():
+    job = running(*NAMES)
+    job.exited("worker 0", 75, 10.0)
+    assert verdict_at(job, 11.0).exit_code == 75
+
+
+def test_the_message_ends_with_the_last_lines_of_the_culprit():
+    job = running(*NAMES)
+    for number in range(30):
+        job.output("worker 0", "line %d" % number)
+    job.exited("worker 0", 1, 10.0)
+    tail = verdict_at(job, 11.0).message.splitlines()[-watch.TAIL_LINES:]
+    assert tail == ["    | line %d" % number for number in range(10, 30)]
+
+
+def end_workers(job, now):
+    job.exited("worker 0", 0, now)
+    job.exited("worker 1", 0, now)
+
+
+def test_all_have_ended_well():
+    job = running(*NAMES)
+    end_workers(job, 10.0)
+    job.exited("server 0", 0, 10.1)
+    assert job.tick(10.2) is None
+    job.exited("scheduler", 0, 10.3)
+    assert verdict_at(job, 10.3) == watch.Verdict(0, "")
+
+
+def test_servers_that_stay_are_stopped_and_the_job_has_succeeded():
+    job = running(*NAMES)
+    end_workers(job, 10.0)
+    assert job.tick(10.0 + watch.FAREWELL_S - 0.1) is None
+    verdict = verdict_at(job, 10.0 + watch.FAREWELL_S)
+    assert verdict.exit_code == 0
+    assert verdict.message == "scheduler, server 0 had not ended 5 s after the last worker; stopped"
+
+
+def test_a_server_that_crashes_after_success_is_a_remark():
+    job = running(*NAMES)
+    end_workers(job, 10.0)
+    job.exited("server 0", -signal.SIGABRT, 10.1)
+    job.exited("scheduler", 0, 10.1)
+    verdict = verdict_at(job, 10.2)
+    assert verdict.exit_code == 0 and "server 0 ended badly after the last worker had succeeded" in verdict.message
+
+
+def test_a_server_that_reports_a_failure_after_success_fails_the_job():
+    job = running(*NAMES)
+    end_workers(job, 10.0)
+    job.reported("server 0", {"event": "failed", "error": "disk full"}, 10.1)
+    job.exited("server 0", 70, 10.1)
+    assert verdict_at(job, 11.0).exit_code == 70
+
+
+def test_a_server_that_leaves_while_all_workers_run_fails_the_job():
+    job = running(*NAMES)
+    job.exited("server 0", 0, 10.0)
+    assert job.tick(10.0 + watch.DESERTED_S - 0.1) is None
+    verdict = verdict_at(job, 10.0 + watch.DESERTED_S)
+    assert verdict.exit_code == 70 and verdict.culprit == "server 0"
+
+
+def test_a_server_that_leaves_when_a_worker_is_done_is_as_it_should_be():
+    job = running(*NAMES)
+    job.reported("worker 0", {"event": "done"}, 9.0)  # it may go on alone for hours, evaluating
+    job.exited("server 0", 0, 10.0)
+    assert job.tick(1e5) is None
+
+
+def test_the_startup_table_says_who_is_where():
+    job = Watch([Member(name, name.split()[0], "hostB") for name in NAMES], 60.0, 0.0)
+    job.started("scheduler", 100)
+    job.reported("scheduler", {"event": "joined"}, 1.0)
+    job.started("server 0", 101)
+    job.reported("server 0", {"event": "connecting"}, 1.0)
+    job.started("worker 0", 102)
+    assert job.tick(59.9) is None
+    verdict = verdict_at(job, 60.0)
+    assert verdict.exit_code == 75
+    assert verdict.message.splitlines()[:6] == [
+        "the job has not come up within 60 s; missing: worker 0, worker 1 (2 of 4)",
+        "  process    host   pid  state",
+        "  scheduler  hostB  100  joined",
+        "  server 0   hostB  101  asked to join, waits for the others",
+        "  worker 0   hostB  102  running, has not asked to join",
+        "  worker 1   hostB  -    never started"]
+
+
+def test_all_asked_and_nobody_met_points_to_the_network():
+    job = running(startup_timeout_s=60.0)
+    for name in NAMES:
+        job.reported(name, {"event": "connecting"}, 1.0)
+    assert "Check that every host can connect to 10.0.0.9:4000" in verdict_at(job, 60.0).message
+
+
+def test_a_worker_that_never_reports_is_not_missed_once_the_servers_have_joined():
+    job = running("scheduler", "server 0", startup_timeout_s=60.0)
+    assert job.tick(1e5) is None
+
+
+def test_a_job_that_was_up_once_is_not_late():
+    job = running(*NAMES, startup_timeout_s=60.0)
+    assert job.tick(1.0) is None and job.tick(1e5) is None
+
+
+def test_a_worker_that_left_before_joining_is_missing():
+    job = running("scheduler", startup_timeout_s=60.0)
+    job.exited("worker 1", 0, 2.0)
+    assert "worker 1   hostA  103  exited with code 0 without joining" in verdict_at(job, 60.0).message
+
+
+def test_startup_timeout_0_waits_for_ever():
+    assert running(startup_timeout_s=0.0).tick(1e9) is None
+
+
+def test_a_signal_goes_before_everything_else():
+    job = running(*NAMES)
+    job.exited("worker 0", 1, 10.0)
+    job.interrupted(signal.SIGTERM)
+    assert verdict_at(job, 10.0) == watch.Verdict(143, "stopped by SIGTERM", by_signal=True)
+
+
+def test_a_lost_host_names_the_processes_that_were_there():
+    job = running(*NAMES)
+    job.host_lost("hostA", ["worker 0", "worker 1"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
+    verdict = verdict_at(job, 11.0)
+    assert verdict.message == ("lost host hostA (worker 0, worker 1): ssh ended with exit code 255\n"
+                               "  what was heard from there:\n    | Connection reset")
+    assert verdict.exit_code == 70
