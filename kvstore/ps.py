@@ -140,17 +140,15 @@ class Connection:
 
 
 _connection: Optional[Connection] = None
-_open_stores = 0
 
 
 def connection(timeout_s: float) -> Connection:
     """The connection of this process, made on first use; it is left in good order when the process ends."""
-    global _connection, _open_stores
+    global _connection
     if _connection is None:
         _connection = Connection(timeout_s)
         atexit.register(disconnect)
         sys.excepthook = _die_of_exception
-    _open_stores += 1
     return _connection
 
 
@@ -290,7 +288,5 @@ class ParameterServer(Transport):
         engine.when_ready([wire.last.whole for wire in self._wires.values()], lambda: watch.end((id(self), round_id)))
 
     def close(self) -> None:
-        global _open_stores
-        _open_stores -= 1
-        if _open_stores == 0:
-            disconnect()
+        """Forget the buffers. The connection stays for other stores, until the process ends."""
+        self._wires.clear()

@@ -59,11 +59,12 @@ class _DelayCompensated(mx.optimizer.Optimizer):
         if self.clip_gradient is not None:
             grad = mx.nd.clip(grad, -self.clip_gradient, self.clip_gradient)
         grad = self.compensate(grad, weight - state.w_read, state)
-        rates = dict(lr=self._get_lr(index), wd=self._get_wd(index), out=weight)
+        # The operators that MXNet's own SGD uses, so that lamda = 0 gives its bits.
+        rates = dict(lrs=[self._get_lr(index)], wds=[self._get_wd(index)], num_weights=1, out=weight)
         if state.momentum is None:
-            mx.nd.sgd_update(weight, grad, **rates)
+            mx.nd.multi_sgd_update(weight, grad, **rates)
         else:
-            mx.nd.sgd_mom_update(weight, grad, state.momentum, momentum=self.momentum, **rates)
+            mx.nd.multi_sgd_mom_update(weight, grad, state.momentum, momentum=self.momentum, **rates)
         weight.copyto(state.w_read)
 
 

@@ -1,0 +1,135 @@
+"""Every algorithm, on every transport, against the papers' algorithms in NumPy; and the identities between algorithms."""
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from tests import paper
+from tests.jobs import Result
+from tests.scenarios import BATCH, SCENARIOS, Scenario, gradient, initial
+
+CLOSE = dict(rtol=2e-5, atol=2e-6)  # MXNet fuses a multiplication and an addition where NumPy rounds in between
+
+IN_NUMPY = ["ssgd", "ssgd_plain", "ssgd_lr_at", "odsgd", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
+            "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum"]
+
+
+def rates(first: float, changes: Dict[str, float]) -> Any:
+    """The rate of iteration t, where it is set anew before some iterations."""
+    def rate(t: int) -> float:
+        known = [(int(at), lr) for at, lr in changes.items() if int(at) <= t]
+        return max(known)[1] if known else first
+    return rate
+
+
+def by_the_paper(scenario: Scenario, workers: int) -> paper.Path:
+    """What the papers' algorithms make of `scenario`."""
+    params = scenario.optimizer_params
+    lr = rates(params["learning_rate"], scenario.lr_at)
+    update = paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0))
+    common = (gradient, initial(), workers, scenario.iterations, update)
+    if scenario.store == "ssgd":
+        return paper.synchronous(*common)
+    options = dict(scenario.options)
+    options.pop("bucket_nbytes", None)
+    name = "none" if scenario.store == "delayed" else options.pop("optimizer_local", "sgd")
+    warmup = options.pop("warmup", 0)
+    first = options.pop("lr_local", None)
+    local = {"lr": lr if first is None else rates(first, scenario.lr_local_at),
+             "momentum": options.pop("momentum_local", 0.0), "wd": options.pop("wd_local", params.get("wd", 0.0)), **options}
+    updates = [None if name == "none" else paper.OPTIMIZERS[name](**local) for _ in range(workers)]
+    return paper.one_step_delay(*common, warmup, updates)
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_every_iteration_of_every_worker_follows_the_paper(job: List[Result], name: str) -> None:
+    path, path_global = by_the_paper(SCENARIOS[name], len(job))
+    for m, result in enumerate(job):
+        for t, w in enumerate(result[f"{name}/path"]):
+            np.testing.assert_allclose(w, path[t][m], err_msg=f"worker {m}, iteration {t}", **CLOSE)
+        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+
+
+def test_the_scenarios_tell_neighbouring_methods_apart(job: List[Result]) -> None:
+    """A suite in which two methods happen to walk the same path would prove nothing."""
+    different = ["ssgd", "odsgd", "odsgd_no_warmup", "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "odsgd_c",
+                 "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb"]
+    for i, one in enumerate(different):
+        for other in different[i + 1:]:
+            gap = np.abs(job[0][f"{one}/path"] - job[0][f"{other}/path"]).max()
+            assert gap > 100 * CLOSE["rtol"], f"{one} and {other} differ by {gap} only"
+
+
+def test_global_weights_are_the_same_bits_on_every_worker(job: List[Result]) -> None:
+    for name, scenario in SCENARIOS.items():
+        if scenario.store is not None:
+            for result in job[1:]:
+                np.testing.assert_array_equal(result[f"{name}/final"], job[0][f"{name}/final"], err_msg=name)
+
+
+IDENTITIES = [
+    ("odsgd_all_warmup", "ssgd"),           # 1  warm-up >= all iterations
+    ("odsgd_none", "delayed"),              # 2  no local update
+    ("odsgd_c_zero", "odsgd"),              # 3  lambda = 0
+    ("odsgd_a_zero", "odsgd"),
+]
+LAYOUTS = [
+    ("ssgd_tiny", "ssgd"),                  # 9  one bucket or many per parameter
+    ("odsgd_tiny", "odsgd"),
+]
+
+
+def assert_same_path(one: Result, other: Result, names: Any, workers: int, exact: bool = True) -> None:
+    """Bit for bit; with three workers a sum depends on the order in which they arrive."""
+    for part in ("path", "final"):
+        got, expected = one[f"{names[0]}/{part}"], other[f"{names[1]}/{part}"]
+        if exact and workers < 3:
+            np.testing.assert_array_equal(got, expected, err_msg=str(names))
+        else:
+            np.testing.assert_allclose(got, expected, err_msg=str(names), **CLOSE)
+
+
+@pytest.mark.parametrize("names", IDENTITIES + LAYOUTS, ids=lambda names: f"{names[0]} is {names[1]}")
+def test_identity(job: List[Result], names: Any) -> None:
+    for result in job:
+        assert_same_path(result, result, names, len(job))
+
+
+@pytest.mark.parametrize("transport", ["in process 1", "ps-lite 1+1"])
+@pytest.mark.parametrize("names", [("ssgd", "gluon"), ("ssgd_adam", "gluon_adam"), ("ssgd_lamb", "gluon_lamb"),
+                                   ("ssgd_schedule", "gluon_schedule"), ("ssgd_mult", "gluon_mult")],
+                         ids=lambda names: f"{names[0]} is {names[1]}")
+def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, names: Any) -> None:
+    """Identity 5, for any optimizer, schedule and multipliers."""
+    result = named_job(transport)[0]
+    # Gluon updates parameters with LAMB in groups, by an operator that rounds differently.
+    assert_same_path(result, result, names, 1, exact="lamb" not in names[0])
+
+
+def test_one_server_or_two_give_the_same_bits(named_job: Any) -> None:
+    """Identity 9."""
+    one, two = named_job("ps-lite 2+1"), named_job("ps-lite 2+2")
+    for name, scenario in SCENARIOS.items():
+        if scenario.store is not None:
+            for m in range(2):
+                assert_same_path(one[m], two[m], (name, name), 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_server_and_one_process_walk_the_same_path(named_job: Any, workers: int) -> None:
+    ps_lite, in_process = named_job(f"ps-lite {workers}+1"), named_job(f"in process {workers}")
+    for name in SCENARIOS:
+        for m in range(workers):
+            assert_same_path(ps_lite[m], in_process[m], (name, name), workers)
+
+
+@pytest.mark.parametrize("store", ["ssgd", "odsgd"])
+def test_two_devices_are_one_device_with_the_whole_batch(job: List[Result], store: str) -> None:
+    """Identity 9, to rounding."""
+    for result in job:
+        np.testing.assert_allclose(result[f"{store}_two_devices/path"], result[f"{store}/path"], **CLOSE)
+
+
+def test_a_step_divides_by_the_batch() -> None:
+    """The losses of the scenarios are multiplied by the batch size, or the test above would not see it."""
+    assert BATCH != 1

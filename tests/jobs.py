@@ -1,0 +1,64 @@
+"""Real jobs for tests: scheduler, servers and workers as processes of this machine, started by the launcher.
+
+A worker runs one of this module's functions by name and leaves its result as an .npz file.
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+Result = Dict[str, np.ndarray]
+
+
+def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = 100,
+            extra: Sequence[str] = ()) -> List[Result]:
+    """Run ``function(worker_rank, *arguments)`` (``module:name``) on every worker; the results by rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = launch(workers, servers, worker_command(function, folder, *arguments), timeout_s=timeout_s, extra=extra)
+        assert done.returncode == 0, f"the job ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return [load(Path(folder) / f"worker-{rank}.npz") for rank in range(workers)]
+
+
+def worker_command(function: str, folder: str, *arguments: Any) -> List[str]:
+    return [sys.executable, "-m", "tests.jobs", function, folder, json.dumps(arguments)]
+
+
+def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float = 100,
+           extra: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
+    """`odsgd launch` in a process of its own."""
+    return subprocess.run(launch_command(workers, servers, command, extra), cwd=ROOT, env=environment(),
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout_s)
+
+
+def launch_command(workers: int, servers: int, command: Sequence[str], extra: Sequence[str] = ()) -> List[str]:
+    return [sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", str(workers), "-s", str(servers), *extra, *command]
+
+
+def environment() -> Dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+def load(path: Path) -> Result:
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def main(function: str, folder: str, arguments: str) -> None:
+    import importlib
+
+    import odsgd  # noqa: F401  first, as every script does
+
+    rank = int(os.environ["ODSGD_WORKER_RANK"])
+    module, _, name = function.partition(":")
+    result = getattr(importlib.import_module(module), name)(rank, *json.loads(arguments))
+    np.savez(Path(folder) / f"worker-{rank}.npz", **(result or {}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

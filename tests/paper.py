@@ -1,0 +1,119 @@
+"""The papers' algorithms in plain NumPy, written from the papers alone: whole jobs, no buckets, no engine, no MXNet.
+
+Xu et al., "OD-SGD", arXiv:2005.06728, Algorithms 1 and 2, Eq. 4-6. Everything is in single precision, as on the wire.
+
+`gradient(m, t, w)` is worker m's mean gradient at weights w in iteration t; a trajectory is `path[t][m]` = w_t^m, the
+weights worker m computes on in iteration t, for t = 0 … T, beside `path_global[t]` = W_t.
+"""
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+
+F = np.float32
+Gradient = Callable[[int, int, np.ndarray], np.ndarray]
+Path = Tuple[List[List[np.ndarray]], List[np.ndarray]]
+
+
+@dataclass
+class Sgd:
+    """w <- w + v,  v <- momentum v - lr (g + wd w): stochastic gradient descent as MXNet writes it."""
+
+    lr: Any  # number, or function of the iteration
+    momentum: float = 0.0
+    wd: float = 0.0
+    v: Any = 0.0
+
+    def rate(self, t: int) -> np.float32:
+        return F(self.lr(t) if callable(self.lr) else self.lr)
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        self.v = F(self.momentum) * self.v - self.rate(t) * (g + F(self.wd) * w)
+        return (w + self.v).astype(F)
+
+
+@dataclass
+class DcAsgdC(Sgd):
+    """Eq. 4."""
+
+    lamda: float = 0.04
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        return super().__call__(w, g + F(self.lamda) * g * g * (w - w_read), t, w_read)
+
+
+@dataclass
+class DcAsgdA(Sgd):
+    """Eq. 5 and 6."""
+
+    lamda: float = 2.0
+    m: float = 0.95
+    epsilon: float = 1e-7
+    mean_square: Any = 0.0
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        self.mean_square = F(self.m) * self.mean_square + F(1 - self.m) * g * g
+        strength = F(self.lamda) / np.sqrt(self.mean_square + F(self.epsilon))
+        return super().__call__(w, g + strength * g * g * (w - w_read), t, w_read)
+
+
+@dataclass
+class Server:
+    """Algorithm 1."""
+
+    w: np.ndarray
+    update: Callable[..., np.ndarray]
+    num_workers: int
+    t: int = 0
+    received: List[np.ndarray] = field(default_factory=list)
+
+    def receive_gradient(self, g: np.ndarray) -> None:
+        self.received.append(g)                                                     # l.3, 4
+        if len(self.received) == self.num_workers:                                  # l.5
+            total = self.received[0].copy()
+            for one in self.received[1:]:
+                total = total + one
+            mean = (total / F(self.num_workers)).astype(F)
+            self.w = self.update(self.w, mean, self.t, self.w)                      # l.6
+            self.t += 1                                                             # l.7
+            self.received = []                                                      # l.8
+
+
+def synchronous(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any) -> Path:
+    """SSGD: Fig. 7."""
+    server = Server(w_0, update, num_workers)
+    path, path_global = [[w_0] * num_workers], [w_0]
+    for t in range(iterations):
+        for m in range(num_workers):
+            server.receive_gradient(gradient(m, t, path[t][m]))
+        path.append([server.w] * num_workers)
+        path_global.append(server.w)
+    return path, path_global
+
+
+def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any, warmup: int,
+                   local_updates: List[Any]) -> Path:
+    """OD-SGD: Algorithm 2. `local_updates[m]` is worker m's L, or None for L = W_t."""
+    server = Server(w_0, update, num_workers)
+    w_device = [w_0] * num_workers           # what is broadcast to worker m's devices
+    pulled = [w_0] * num_workers             # comm_buf_: what the previous iteration pulled
+    path, path_global = [list(w_device)], [w_0]
+    for t in range(iterations):
+        g = [gradient(m, t, w_device[m]) for m in range(num_workers)]               # l.19
+        for m in range(num_workers):
+            server.receive_gradient(g[m])                                           # l.20
+        for m in range(num_workers):
+            if t < warmup:                                                          # l.3-16
+                w_device[m] = server.w
+            elif local_updates[m] is None:
+                w_device[m] = pulled[m]
+            else:
+                w_bak = pulled[m]                                                   # CopyFromTo, Fig. 8
+                w_device[m] = local_updates[m](w_bak, g[m], t, w_device[m])         # l.22
+            pulled[m] = server.w                                                    # l.24
+        path.append(list(w_device))
+        path_global.append(server.w)
+    return path, path_global
+
+
+OPTIMIZERS: Dict[str, Any] = {"sgd": Sgd, "dcasgd_c": DcAsgdC, "dcasgd_a": DcAsgdA}

@@ -1,0 +1,161 @@
+"""Small training runs that take any store on any transport, and what they leave behind.
+
+The model has a few parameters of awkward sizes and a loss whose gradient has a closed form,
+
+    loss_m,t(w) = 1/2 sum c_m,t (w - a_m,t)^2        gradient = c_m,t (w - a_m,t)
+
+with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
+"""
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+SHAPES: Dict[str, Tuple[int, ...]] = {"w10": (3, 7), "w2": (5,), "bias": (2, 3, 2), "z": (1,)}
+SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
+BATCH = 4  # Trainer.step divides by it; the losses are multiplied by it
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One run. `store` None means plain Gluon, without a store."""
+
+    store: Optional[str]
+    options: Dict[str, Any] = field(default_factory=dict)
+    optimizer: str = "sgd"
+    optimizer_params: Dict[str, Any] = field(default_factory=lambda: {"learning_rate": 0.1})
+    iterations: int = 8
+    devices: int = 1
+    lr_at: Dict[str, float] = field(default_factory=dict)
+    """Iteration (as text) -> rate set with trainer.set_learning_rate before that iteration's step."""
+    lr_local_at: Dict[str, float] = field(default_factory=dict)
+    multipliers: Dict[str, Tuple[float, float]] = field(default_factory=dict)
+    """Parameter -> (lr_mult, wd_mult)."""
+    schedule: Optional[Tuple[int, float]] = None
+    """(step, factor) of an MXNet FactorScheduler."""
+
+    def to_json(self) -> Dict[str, Any]:
+        return asdict(self)
+
+
+def target(m: int, t: int) -> Tuple[np.ndarray, np.ndarray]:
+    """c and a of worker m's loss in iteration t."""
+    random = np.random.RandomState(1000 * m + t)
+    return (random.uniform(0.5, 1.5, SIZE).astype(np.float32), random.normal(size=SIZE).astype(np.float32))
+
+
+def gradient(m: int, t: int, w: np.ndarray) -> np.ndarray:
+    c, a = target(m, t)
+    return c * (w - a)
+
+
+def initial() -> np.ndarray:
+    return np.random.RandomState(7).normal(size=SIZE).astype(np.float32)
+
+
+def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[str, np.ndarray]:
+    """Run `scenario` as worker `worker_rank`: `path` (iterations + 1, SIZE) of w_t^m, and `final`, the global weights."""
+    import kvstore
+    from kvstore._mxnet import mx
+    from mxnet import autograd, gluon
+
+    store = None if scenario.store is None else kvstore.create(scenario.store, transport, **scenario.options)
+    contexts = [mx.cpu(i) for i in range(scenario.devices)]
+    parameters = gluon.ParameterDict("net_")
+    start = 0
+    for name, shape in SHAPES.items():
+        stop = start + int(np.prod(shape))
+        value = mx.nd.array(initial()[start:stop].reshape(shape))
+        parameters.get(name, shape=shape, init=mx.init.Constant(value))
+        lr_mult, wd_mult = scenario.multipliers.get(name, (1.0, 1.0))
+        parameters.get(name).lr_mult, parameters.get(name).wd_mult = lr_mult, wd_mult
+        start = stop
+    parameters.initialize(ctx=contexts)
+    params = dict(scenario.optimizer_params)
+    if scenario.schedule:
+        step, factor = scenario.schedule
+        params["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(step, factor, base_lr=params["learning_rate"])
+    trainer = gluon.Trainer(parameters, scenario.optimizer, params, kvstore=store)
+
+    path = [flat(parameters)]
+    for t in range(scenario.iterations):
+        if str(t) in scenario.lr_at:
+            trainer.set_learning_rate(scenario.lr_at[str(t)])
+        if str(t) in scenario.lr_local_at:
+            store.lr_local = scenario.lr_local_at[str(t)]
+        losses = []
+        with autograd.record():
+            for context in contexts:
+                losses.append(loss(parameters, context, worker_rank, t) * (BATCH / scenario.devices))
+        autograd.backward(losses)
+        trainer.step(BATCH)
+        path.append(flat(parameters))
+    result = {"path": np.array(path), "final": path[-1]}
+    if store is not None:
+        with store.global_weights():
+            result["final"] = flat(parameters)
+        np.testing.assert_array_equal(flat(parameters), path[-1])  # its own are back
+        store.close()
+    return result
+
+
+def loss(parameters: Any, context: Any, m: int, t: int) -> Any:
+    from kvstore._mxnet import mx
+    c, a = (mx.nd.array(part, ctx=context) for part in target(m, t))
+    w = mx.nd.concat(*[parameters.get(name).data(context).reshape(-1) for name in SHAPES], dim=0)
+    return (c * (w - a) ** 2).sum() / 2
+
+
+def flat(parameters: Any) -> np.ndarray:
+    return np.concatenate([parameters.get(name).data(parameters.get(name).list_ctx()[0]).asnumpy().reshape(-1)
+                           for name in SHAPES])
+
+
+PLAIN = {"learning_rate": 0.1}
+MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+LOCAL = {"warmup": 3, "lr_local": 0.05}
+
+#: Every run of the contract, by name. They are compared with the papers and with each other.
+SCENARIOS: Dict[str, Scenario] = {
+    "gluon": Scenario(None, optimizer_params=MOMENTUM),
+    "gluon_adam": Scenario(None, optimizer="adam", optimizer_params=PLAIN),
+    "gluon_lamb": Scenario(None, optimizer="lamb", optimizer_params=PLAIN),
+    "gluon_schedule": Scenario(None, optimizer_params=MOMENTUM, schedule=(2, 0.5)),
+    "gluon_mult": Scenario(None, optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
+    "ssgd": Scenario("ssgd", optimizer_params=MOMENTUM),
+    "ssgd_plain": Scenario("ssgd", optimizer_params=PLAIN),
+    "ssgd_adam": Scenario("ssgd", optimizer="adam", optimizer_params=PLAIN),
+    "ssgd_lamb": Scenario("ssgd", optimizer="lamb", optimizer_params=PLAIN),
+    "ssgd_schedule": Scenario("ssgd", optimizer_params=MOMENTUM, schedule=(2, 0.5)),
+    "ssgd_lr_at": Scenario("ssgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
+    "ssgd_mult": Scenario("ssgd", optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
+    "ssgd_tiny": Scenario("ssgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "ssgd_two_devices": Scenario("ssgd", optimizer_params=MOMENTUM, devices=2),
+    "odsgd": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM),
+    "odsgd_tiny": Scenario("odsgd", {**LOCAL, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "odsgd_two_devices": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM, devices=2),
+    "odsgd_all_warmup": Scenario("odsgd", {"warmup": 8, "lr_local": 0.05}, optimizer_params=MOMENTUM),
+    "odsgd_no_warmup": Scenario("odsgd", {"warmup": 0, "lr_local": 0.05}, optimizer_params=MOMENTUM),
+    "odsgd_follow": Scenario("odsgd", {"warmup": 0}, optimizer_params=MOMENTUM, lr_at={"4": 0.03}),
+    "odsgd_local_schedule": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM, lr_local_at={"5": 0.01}),
+    "odsgd_momentum": Scenario("odsgd", {**LOCAL, "momentum_local": 0.5, "wd_local": 0.0}, optimizer_params=MOMENTUM),
+    "odsgd_adam": Scenario("odsgd", {**LOCAL, "optimizer_local": "adam"}, optimizer_params=MOMENTUM),
+    "odsgd_none": Scenario("odsgd", {"warmup": 0, "optimizer_local": "none"}, optimizer_params=MOMENTUM),
+    "delayed": Scenario("delayed", optimizer_params=MOMENTUM),
+    "odsgd_c": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "lamda": 0.5}, optimizer_params=MOMENTUM),
+    "odsgd_a": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_a", "lamda": 0.5}, optimizer_params=MOMENTUM),
+    "odsgd_c_momentum": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "momentum_local": 0.5},
+                                 optimizer_params=MOMENTUM),
+    "odsgd_c_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "lamda": 0.0}, optimizer_params=MOMENTUM),
+    "odsgd_a_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_a", "lamda": 0.0}, optimizer_params=MOMENTUM),
+}
+
+
+
+def run_all(worker_rank: int, names: List[str], make_transport: Any = lambda: None) -> Dict[str, np.ndarray]:
+    """Several scenarios one after the other; results as ``NAME/path`` and ``NAME/final``."""
+    results: Dict[str, np.ndarray] = {}
+    for name in names:
+        for part, array in train(SCENARIOS[name], worker_rank, make_transport()).items():
+            results[f"{name}/{part}"] = array
+    return results
