@@ -4,7 +4,7 @@ ps-lite binds exactly the text of DMLC_NODE_HOST and cannot bind a host name, so
 """
 import ipaddress
 import socket
-from typing import Optional
+from typing import List, Optional
 
 from kvstore.errors import ConfigError
 
@@ -32,7 +32,7 @@ def reserve_port(port: int = 0) -> socket.socket:
 def numeric(name: str) -> Optional[str]:
     """The IPv4 address of a host name, or None if it is not known here (e.g. an alias of ~/.ssh/config)."""
     try:
-        return socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0]
+        return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
     except (OSError, UnicodeError):
         return None
 
@@ -47,7 +47,7 @@ def address_towards(name: str) -> Optional[str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((name, 9))
-            return probe.getsockname()[0]
+            return str(probe.getsockname()[0])
         except (OSError, UnicodeError):
             return None
 
@@ -64,7 +64,7 @@ def node_host(name: str, root_uri: str) -> Optional[str]:
     return address
 
 
-def launching_address(names: list) -> str:
+def launching_address(names: List[str]) -> str:
     """This machine's address as the named hosts see it; loopback when all of them are this machine."""
     known = [address for address in map(numeric, names) if address]
     others = [address for address in known if not is_loopback(address)]

@@ -45,12 +45,14 @@ def parse(argv: Sequence[str]) -> plan.Job:
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
     if launcher == "mpi" and any(host.user or host.port for host in slots):
-        raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; write them into ~/.ssh/config")
+        raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
+                          "write them into ~/.ssh/config")
     return plan.Job(
         command=_command(options.command, launcher), num_workers=options.num_workers,
         num_servers=options.num_workers if options.num_servers in (None, "auto") else options.num_servers,
-        servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots), port=options.port,
-        host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir, remote_python=options.remote_python or sys.executable,
+        servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
+        port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
+        remote_python=options.remote_python or sys.executable,
         env=plan.parse_env(options.env, "--env", os.environ),
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
@@ -85,7 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
         help="until everyone has joined; default 300; 0: wait for ever")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="what a worker runs; a .py file is run with this Python")
+    parser.add_argument("command", nargs=argparse.REMAINDER,
+                        help="what a worker runs; a .py file is run with this Python")
     return parser
 
 

@@ -14,13 +14,15 @@ import sys
 from typing import Any, Dict, List, Optional, Sequence
 
 from kvstore.errors import ConfigError, KVStoreError
-from odsgd.launch import agent, plan as planning
+from odsgd.launch import agent
+from odsgd.launch import plan as planning
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
 
 SSH_OPTIONS = ("-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
-SILENCE_S = 60.0
-"""A remote agent that has heard nothing for so long is cut off, and ends its processes."""
+SILENCE_S = 300.0
+"""A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
+output nobody takes (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
 HANDSHAKE_S = 5.0
 AGENT = ("-m", "odsgd.launch.agent")
 
@@ -129,8 +131,9 @@ def synchronise(job: Job, hosts: Sequence[Host]) -> None:
         for host, copy in copies:
             complaint = copy.communicate()[1].decode("utf-8", "replace").strip().splitlines()
             if copy.returncode:
-                raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: rsync "
-                                 f"ended with exit code {copy.returncode}" + (f": {complaint[-1]}" if complaint else ""))
+                raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: "
+                                 f"rsync ended with exit code {copy.returncode}"
+                                 + (f": {complaint[-1]}" if complaint else ""))
     finally:
         for _, copy in copies:
             if copy.poll() is None:
@@ -230,7 +233,8 @@ def _is_open_mpi(program: List[str]) -> bool:
         told = subprocess.run([*program, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"--launcher mpi: cannot run {program[0]}: {getattr(error, 'strerror', None) or error}") from None
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--launcher mpi: cannot run {program[0]}: {why}") from None
     return any(name in told for name in (b"Open MPI", b"OpenRTE", b"PRRTE", b"prte"))
 
 

@@ -1,6 +1,7 @@
 """The loop between the agents, the watch that decides, and the console. One thread; everything is an event."""
 import collections
 import contextlib
+import functools
 import os
 import selectors
 import signal
@@ -72,6 +73,8 @@ class Supervisor:
             try:
                 self._open()
                 verdict = self._wait()
+                if verdict.by_signal and self.console.on_terminal["stderr"]:
+                    self.console.say("stopping; once more to end everything at once")
                 self._end()
             except BrokenPipeError:  # nobody reads our output any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
@@ -188,8 +191,8 @@ class Supervisor:
         names = [process.name for rank in sorted(mpirun.waiting) for process in mpirun.ranks[rank]]
         mpirun.waiting.clear()
         self._read_last_words(mpirun.process, "mpirun")
-        self.watch.host_lost("of MPI", names, f"mpirun ended with exit code {mpirun.process.returncode} before they started",
-                             list(self.complaints["mpirun"]), time.monotonic())
+        why = f"mpirun ended with exit code {mpirun.process.returncode} before they started"
+        self.watch.host_lost("of MPI", names, why, list(self.complaints["mpirun"]), time.monotonic())
 
     # Ending
 
@@ -233,8 +236,8 @@ class Supervisor:
             elif verdict.message:
                 self.console.say(verdict.message)
             if unsure and verdict.exit_code:
-                self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; it "
-                                 "ends its processes by itself when it finds the connection closed")
+                self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; "
+                                 "it ends its processes by itself when it finds the connection closed")
 
     # Small things
 
@@ -242,15 +245,14 @@ class Supervisor:
         for link in self.links:
             link.channel.send(message)
 
-    def _listen(self, fd: int, call: Callable[[], None]) -> None:
+    def _listen(self, fd: int, call: Callable[[], object]) -> None:
         self.selector.register(fd, selectors.EVENT_READ, call)
 
     def _listen_to_lines(self, process: "subprocess.Popen[bytes]", label: str, streams: Sequence[str]) -> None:
         for stream in streams:
             fd = getattr(process, stream).fileno()
             os.set_blocking(fd, False)
-            lines = Lines()
-            self._listen(fd, lambda fd=fd, lines=lines, stream=stream: self._carrier_said(fd, lines, label, stream))
+            self._listen(fd, functools.partial(self._carrier_said, fd, Lines(), label, stream))
 
     def _carrier_said(self, fd: int, lines: Lines, label: str, stream: str) -> None:
         try:

@@ -206,9 +206,11 @@ class Watch:
         return Verdict(0, "\n".join(remarks))
 
     def _deserted(self, now: float) -> bool:
-        busy = [member for member in self.members.values() if member.role == "worker"]
-        started = any(member.joined for member in busy) and not any(member.state in ("done", "ended") for member in busy)
-        return started and self.deserted_at is not None and now - self.deserted_at >= DESERTED_S
+        if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
+            return False
+        workers = [member for member in self.members.values() if member.role == "worker"]
+        return any(member.joined for member in workers) and not any(
+            member.state in ("done", "ended") for member in workers)
 
     def _desertion(self) -> Verdict:
         member = next(member for member in self.members.values() if member.role != "worker" and member.code is not None)

@@ -100,10 +100,11 @@ def marked(mark):
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open("/proc/%s/environ" % entry, "rb") as environ, open("/proc/%s/stat" % entry, "rb") as stat:
-                env = dict(pair.split("=", 1) for pair in environ.read().decode(errors="replace").split("\0") if "=" in pair)
+                pairs = environ.read().decode(errors="replace").split("\0")
                 state = stat.read().rpartition(b")")[2].split()[0]
         except OSError:
             continue
+        env = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         if env.get(MARK) == mark and state != b"Z":
             found[int(entry)] = env
     return found

@@ -39,9 +39,9 @@ def test_a_job_that_succeeds_returns_0_and_the_launcher_says_nothing():
 
 
 def test_environment_of_every_role(tmp_path):
-    show = "print({k: v for k, v in os.environ.items() if k.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n"
     path = tmp_path / "show.py"
-    path.write_text("import os\n" + show)
+    path.write_text("import os\nprint({name: value for name, value in os.environ.items()\n"
+                    "       if name.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n")
     with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
                 env={"LAUNCH_TEST_SERVER": "%s %s" % (sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
                      "ODSGD_SECRET": "old", "PORT": "80"}) as launch:
@@ -132,20 +132,21 @@ def test_kill_9_of_the_agent_ends_the_job():
         agent = next(pid for pid in marked(launch.mark) if "odsgd.launch.agent" in command_line(pid))
         os.kill(agent, signal.SIGKILL)
         assert launch.wait() == 70
-    assert "lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): its agent was killed by SIGKILL" in launch.said
+    assert launch.said.startswith("lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): "
+                                  "its agent was killed by SIGKILL")
 
 
 def test_children_of_a_worker_that_has_ended_are_gone_with_it(tmp_path):
-    work = script(tmp_path, "import subprocess\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])")
+    work = script(tmp_path, "import subprocess\nsubprocess.Popen(['sleep', '600'])")
     with Launch("-n", 1, "-s", 0, work) as launch:
         assert launch.wait() == 0
 
 
 def test_who_is_missing_at_the_startup_deadline_is_told():
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 1, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
+    with Launch("-n", 2, "-s", 1, "--startup-timeout", 2, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
         assert launch.wait() == 75
     said = [re.sub(r"\d{3,}", "PID", re.sub(" +", " ", line)).strip() for line in launch.said.splitlines()]
-    assert said[:6] == ["the job has not come up within 1 s; missing: worker 1 (1 of 4)",
+    assert said[:6] == ["the job has not come up within 2 s; missing: worker 1 (1 of 4)",
                         "process host pid state",
                         "scheduler PID.0.0.1 PID asked to join, waits for the others",
                         "server 0 PID.0.0.1 PID asked to join, waits for the others",
@@ -169,7 +170,7 @@ def test_the_secret_is_on_no_command_line():
 
 @pytest.mark.parametrize("arguments, complaint", [
     (["-n", "2", "--num-server", "1", "x.py"], "unknown option `--num-server`; did you mean `--num-servers`?"),
-    (["-n", "two", "x.py"], "argument -n/--num-workers/--num_workers: got `two`, expected a whole number of at least 1"),
+    (["-n", "two", "x.py"], "argument -n/--num-workers/--num_workers: got `two`, expected a whole number"),
     (["-n", "2"], "no command"),
     (["-n", "2", "absent.py"], "no such file: absent.py"),
     (["-n", "2", "--launcher", "sssh", "x.py"], "unknown launcher `sssh`; did you mean `ssh`? Known: local, mpi, ssh"),

@@ -1,5 +1,4 @@
 """Jobs over several hosts through a stand-in `ssh`, which runs what it is told here, in a scrubbed environment."""
-import os
 import shlex
 import signal
 import sys
@@ -88,7 +87,8 @@ def test_the_secret_is_on_no_command_line(ssh):
 
 def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh, tmp_path):
     _, options = ssh
-    refusing = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255; fi')
+    refusing = stand_in_ssh(tmp_path, """
+if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255; fi""")
     with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env={"ODSGD_SSH": refusing}) as launch:
         assert launch.wait() == 70
     assert launch.said == ("lost host 127.0.0.2 (worker 1): ssh ended with exit code 255\n"
@@ -102,7 +102,7 @@ def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh, tmp_path):
                 env={"ODSGD_SSH": hanging}) as launch:
         assert launch.wait() == 75
     assert "missing: server 0, worker 1 (2 of 4)" in launch.said
-    assert any(line.split() == ["worker", "1", "127.0.0.2", "-", "never", "started"] for line in launch.said.splitlines())
+    assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, launch.said.splitlines())
 
 
 def test_a_command_that_a_host_does_not_have_is_told(ssh):
@@ -116,7 +116,8 @@ def test_a_command_that_a_host_does_not_have_is_told(ssh):
 def test_greetings_of_a_login_shell_do_no_harm(ssh, tmp_path):
     _, options = ssh
     greeting = stand_in_ssh(tmp_path, "echo Welcome")
-    with Launch("-n", 1, "-s", 0, *options, sys.executable, "-c", "print('hello')", env={"ODSGD_SSH": greeting}) as launch:
+    with Launch("-n", 1, "-s", 0, *options, sys.executable, "-c", "print('hello')",
+                env={"ODSGD_SSH": greeting}) as launch:
         assert launch.wait() == 0
     assert set(launch.output) == {"127.0.0.1 | Welcome", "worker 0 | hello"}
 
@@ -137,8 +138,8 @@ def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
     (here / "work.py").write_text("import os, helper\nprint(os.getcwd(), os.path.dirname(helper.__file__))")
     (here / "lib").mkdir()
     (here / "lib" / "helper.py").write_text("")
-    with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here,
-                env={**env, "ODSGD_RSYNC": program(tmp_path, RSYNC), "PYTHONPATH": ROOT + ":" + str(here / "lib")}) as launch:
+    env = {**env, "ODSGD_RSYNC": program(tmp_path, RSYNC), "PYTHONPATH": ROOT + ":" + str(here / "lib")}
+    with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here, env=env) as launch:
         assert launch.wait() == 0
     assert sorted(launch.output) == ["worker %d | %s %s" % (rank, there, there / "lib") for rank in (0, 1)]
 
