@@ -151,7 +151,8 @@ class Channel:
         data = b""
         try:
             data = os.read(self.read_fd, CHUNK)
-            self.open = self.open and bool(data)
+            if not data:
+                self.close()
         except BlockingIOError:
             pass
         except OSError:

@@ -19,7 +19,7 @@ PATIENCE_S = 20.0
 class Launch:
     """`odsgd launch` with these arguments. Every process of it carries a mark, by which it is found in /proc."""
 
-    def __init__(self, *arguments, env=None, cwd=None):
+    def __init__(self, *arguments, env=None, cwd=None, unread=False):
         self.mark = uuid.uuid4().hex
         environ = {**os.environ, "PYTHONPATH": ROOT, MARK: self.mark, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.output, self.errors = [], []
@@ -27,8 +27,10 @@ class Launch:
         self.process = subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environ, cwd=cwd,
                                         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         universal_newlines=True)
-        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True)
-                         for pair in ((self.process.stdout, self.output), (self.process.stderr, self.errors))]
+        pairs = [(self.process.stderr, self.errors)]
+        if not unread:
+            pairs.append((self.process.stdout, self.output))
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in pairs]
         for reader in self._readers:
             reader.start()
 
