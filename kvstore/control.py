@@ -22,6 +22,8 @@ from .errors import EXIT_DEADLINE, ProtocolError
 
 DEFAULT_TIMEOUT_S = 600.0
 
+serving = False  # this process is a server or scheduler already, whatever it may import from here on
+
 
 # -- reports to the launcher ------------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
     """`kvstore.create`, whose documentation it is."""
     if name not in (*STORES, LOCAL):
         raise unknown("store", name, [*STORES, LOCAL])
-    program = STORES["ssgd" if name == LOCAL else name]
+    algorithm = "ssgd" if name == LOCAL else name
+    program = STORES[algorithm]
     known = [field.name for field in dataclasses.fields(program.Options)]
     for option in options:
         if option not in known:
             raise unknown(f"option of store {name}", option, known)
     checked = program.Options(**options)
-    return Store(name, program, transport or _transport(name, checked.timeout_s), checked)
+    return Store(algorithm, program, transport or _transport(name, checked.timeout_s), checked)
 
 
 def _transport(name: str, timeout_s: float) -> Transport:

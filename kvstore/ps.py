@@ -147,9 +147,31 @@ def connection(timeout_s: float) -> Connection:
     global _connection
     if _connection is None:
         _connection = Connection(timeout_s)
-        atexit.register(disconnect)
+        atexit.register(_leave)
         sys.excepthook = _die_of_exception
+        sys.exit = _remember_status(sys.exit)
     return _connection
+
+
+_exit_status: Any = None
+
+
+def _remember_status(exit_: Callable[..., Any]) -> Callable[..., Any]:
+    """``sys.exit``, keeping its status for `_leave`: Python tells it to nobody."""
+    def remembering(status: Any = None) -> Any:
+        global _exit_status
+        _exit_status = status
+        return exit_(status)
+    return remembering
+
+
+def _leave() -> None:
+    """The process ends: wait for the other workers, unless it ends with an error."""
+    if _exit_status in (None, 0):
+        disconnect()
+    else:
+        is_code = isinstance(_exit_status, int)
+        control.die(f"sys.exit({_exit_status!r})", _exit_status & 0xFF if is_code else 1)
 
 
 def _die_of_exception(kind: type, error: BaseException, trace: Any) -> None:

@@ -124,6 +124,7 @@ def main() -> int:
     if role == "server" and not control.trusted():
         print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers of MXNet are accepted", file=sys.stderr)
+    control.serving = True
     control.report("connecting")
     if role == "scheduler":
         control.report("joined")

@@ -7,19 +7,18 @@ import importlib.util
 import os
 import sys
 
-import kvstore._numpy  # noqa: F401  before anyone imports mxnet
+import kvstore._numpy  # before anyone imports mxnet
+import kvstore.control
 
 __version__ = "0.1.0"
 
 if importlib.util.find_spec("mxnet") is None:
     from kvstore import _mxnet  # noqa: F401  says what to install
 
-if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and "kvstore.server" not in sys.modules:
+if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not kvstore.control.serving:
     from kvstore import server
 
     sys.exit(server.main())
 
 if os.environ.get("DMLC_ROLE") == "worker" or "mxnet" in sys.modules:
-    import kvstore
-
     kvstore.register()  # mx.kv.create("odsgd")

@@ -1,0 +1,70 @@
+"""Training scripts that go wrong in one place, and an optimizer that goes wrong on the servers."""
+import os
+import sys
+import time
+
+import odsgd  # noqa: F401
+import kvstore
+from kvstore._mxnet import mx
+
+
+class FailsOnServer(mx.optimizer.SGD):
+    """Raises in its `fails_at`th update."""
+
+    def __init__(self, fails_at: int = 20, **options):
+        super().__init__(**options)
+        self.fails_at = fails_at
+
+    def update_multi_precision(self, index, weight, grad, state):
+        self._update_count(index)
+        if self.num_update >= self.fails_at:
+            raise ArithmeticError("the update went wrong on purpose")
+
+
+class FailsToStart(mx.optimizer.SGD):
+    def create_state_multi_precision(self, index, weight):
+        raise MemoryError("no room for the optimizer state, on purpose")
+
+
+def main(fault: str) -> None:
+    """Two keys, steps for ever; `fault` says what goes wrong after a few."""
+    sys.modules["tests.faulty"] = sys.modules["__main__"]
+    timeout_s = 3.0 if fault == "silent" else 600.0
+    store = kvstore.create("odsgd", warmup=2, timeout_s=timeout_s)
+    optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
+    type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__
+    store.set_optimizer(optimizer)
+    shape = (3, 2) if fault == "shape" and store.rank == 1 else (2, 3)
+    weights = {key: mx.nd.ones(shape) for key in ("first", "second")}
+    for key, weight in weights.items():
+        store.broadcast(key, weight, weight)
+    for step in range(10 ** 6):
+        for key, weight in weights.items():
+            store.pushpull(key, weight * 0.1, out=weight)
+        mx.nd.waitall()
+        if step == 5:
+            print("trains", flush=True)
+            go_wrong(fault, store)
+        time.sleep(0.01)
+
+
+def go_wrong(fault: str, store: kvstore.store.Store) -> None:
+    if store.rank != 1:
+        return
+    if fault == "raise":
+        raise LookupError("worker failed on purpose")
+    if fault == "silent":
+        time.sleep(60)
+    if fault == "unsigned":
+        store._transport._connection.native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    if fault == "interrupt":
+        raise KeyboardInterrupt
+    if fault == "exit":
+        sys.exit(9)
+    if fault == "twice":
+        store.pushpull("first", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))
+        store.pushpull("first", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ["FAULT"])

@@ -1,0 +1,66 @@
+"""Whatever dies or fails in a training job of real processes: it ends within seconds, with the right name, and leaves nothing."""
+import os
+import signal
+import sys
+import time
+
+import pytest
+from launching import ROOT, Launch
+
+FAULTY = os.path.join(ROOT, "tests", "faulty.py")
+SERVER = {"LAUNCH_TEST_SERVER": f"{sys.executable} -m kvstore.server", "OMP_NUM_THREADS": "1"}
+WITHIN_S = 15.0
+
+
+def start(fault: str) -> Launch:
+    return Launch("-n", 2, "-s", 1, FAULTY, fault, env=SERVER)
+
+
+def ends(launch: Launch, since: float) -> int:
+    code = launch.wait()  # which also sees that nothing is left
+    assert time.monotonic() - since < WITHIN_S
+    assert code != 0
+    return code
+
+
+@pytest.mark.parametrize("name", ["worker 1", "server 0", "scheduler"])
+def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str) -> None:
+    with start("none") as launch:
+        launch.wait_for("worker 0 | trains", "worker 1 | trains")
+        launch.kill(name, signal.SIGKILL)
+        assert ends(launch, time.monotonic()) == 128 + signal.SIGKILL
+    assert name in launch.said.splitlines()[0] and "SIGKILL" in launch.said
+
+
+@pytest.mark.parametrize("fault, name, message", [
+    ("raise", "worker 1", "LookupError: worker failed on purpose"),
+    ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
+    ("start", "server 0", "MemoryError: no room for the optimizer state, on purpose"),
+    ("unsigned", "server 0", "ProtocolError: an unsigned command reached this server and was not executed"),
+    ("exit", "worker 1", "sys.exit(9)"),
+    ("twice", "worker 1", "ProtocolError: parameter first was handed in twice in iteration 6"),
+])
+def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
+    with start(fault) as launch:
+        if fault != "start":
+            launch.wait_for("worker 1 | trains")
+        ends(launch, time.monotonic())
+    assert name in launch.said.splitlines()[0], launch
+    assert message in launch.said, launch
+    assert not os.path.exists("/tmp/owned")
+
+
+def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
+    with start("shape") as launch:
+        ends(launch, time.monotonic())
+    text = "\n".join(launch.errors)
+    assert "workers 0 and 1 differ in parameter first" in text
+    assert "-[2, 3]" in text.replace('"', "") and "+[3, 2]" in text.replace('"', ""), text
+
+
+def test_a_worker_that_is_silent_is_noticed_by_the_deadline() -> None:
+    with start("silent") as launch:
+        launch.wait_for("worker 1 | trains")
+        assert ends(launch, time.monotonic()) == 75
+    assert "worker 0" in launch.said.splitlines()[0]
+    assert "round 6: the servers did not answer within 3 s" in launch.said
