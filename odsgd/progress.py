@@ -1,0 +1,57 @@
+"""What a user sees of a run: a bar on a terminal, plain lines in a log. Worker 0 speaks, the others do not."""
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, Optional
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Lines on standard output; on a terminal also a bar over the iterations."""
+
+    def __init__(self, total: int, done: int, silent: bool) -> None:
+        self._total, self._silent = total, silent
+        bar = not silent and sys.stderr.isatty()
+        self._bar: Optional[Any] = tqdm(total=total, initial=done, unit="it", dynamic_ncols=True) if bar else None
+
+    def say(self, line: str) -> None:
+        """One line (or several)."""
+        if self._silent:
+            return
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            self._bar.write(line)
+
+    def advance(self) -> None:
+        """One more iteration has been queued."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def interval(self, record: Dict[str, Any]) -> None:
+        """Numbers of the last iterations: into the bar, or as a line."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {record['train_accuracy']:.2%}")
+        else:
+            self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
+
+    def epoch(self, record: Dict[str, Any], epochs: int) -> None:
+        """Numbers of an epoch."""
+        tested = ""
+        if "test_accuracy" in record:
+            tested = f"; test: loss {record['test_loss']:.4f}, accuracy {record['test_accuracy']:.2%}"
+        self.say(f"epoch {record['epoch']}/{epochs}: {measured(record)}{tested}")
+
+    def close(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+def measured(record: Dict[str, Any]) -> str:
+    """Loss, accuracy, speed and learning rates of a record, for a line."""
+    local = record.get("lr_local")
+    return (f"loss {record['train_loss']:.4f}, accuracy {record['train_accuracy']:.2%}, "
+            f"{record['samples_per_s'] or 0:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
+            + ("" if local is None else f", lr_local {local:g}"))

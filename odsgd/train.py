@@ -1,0 +1,327 @@
+"""One worker's training run: the loop, evaluation, checkpoints, and what is written down.
+
+    for every iteration    forward and backward on every device → trainer.step → read a loss of some iterations ago
+    for every epoch        sum loss and accuracy over the workers → evaluate the global weights → checkpoint
+
+The loop waits for nothing it has just asked for; the algorithm's exchange runs beside the next batch. What bounds
+the queue is `metrics.Meter`. All workers go through the same collective calls in the same order, since they have
+the same number of batches; only worker 0 speaks, evaluates and writes metrics.
+
+Reported per epoch and per interval: loss and accuracy of the weights trained on (interval: worker 0's batches alone),
+samples_per_s of all workers together, without evaluation and checkpoints.
+"""
+from __future__ import annotations
+
+import datetime
+import itertools
+import math
+import os
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import numpy as np
+
+import kvstore
+from kvstore import control
+from kvstore._mxnet import mx
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from odsgd import __version__, checkpoint, data, devices, models, randomness
+from odsgd.config import TrainConfig
+from odsgd.metrics import Clock, Meter, MetricsFile, Sums, Tally, rate
+from odsgd.progress import Progress
+from odsgd.schedule import lr_at, lr_local_at
+
+SETTINGS_OF_DIVERGENCE = ("optimizer", "momentum", "wd", "batch_size", "optimizer_local", "momentum_local", "lamda",
+                          "warmup", "lr_warmup")
+"""What a diverging run is tuned with, beside the two learning rates."""
+
+
+class DivergedError(RuntimeError):
+    """The loss is infinite or not a number."""
+
+
+def run(config: TrainConfig) -> int:
+    """Train as `config` says, alone or as one worker of a job; returns the exit code."""
+    transport = _transport(config)
+    try:
+        Training(config, transport).run()
+    except (ConfigError, DivergedError) as error:
+        return _give_up(config, error)
+    return 0
+
+
+def _transport(config: TrainConfig) -> Any:
+    """This worker's place in the job. Known before the store, whose options depend on the number of workers."""
+    if config.kvstore != "local":
+        from kvstore.ps import ParameterServer
+        return ParameterServer(config.timeout_s or control.DEFAULT_TIMEOUT_S)
+    if int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
+        raise ConfigError(f"kvstore `local` is for one process and this job has {os.environ['DMLC_NUM_WORKER']} workers; "
+                          "take --kvstore ssgd or odsgd, or leave the launcher out")
+    from kvstore.inprocess import Cluster
+    return Cluster(1).worker(0)
+
+
+def _give_up(config: TrainConfig, error: Exception) -> int:
+    """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
+    status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    if config.kvstore != "local":
+        control.die(f"odsgd train: {error}", status)
+    print(f"odsgd train: {error}", file=sys.stderr)
+    return status
+
+
+class Training:
+    """All parts of one run, made from its configuration."""
+
+    def __init__(self, config: TrainConfig, transport: Any) -> None:
+        self.config, self.out = config, Path(str(config.out))
+        self.data = data.load(config, transport.worker_rank, transport.num_workers)
+        self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
+        self.store = kvstore.create(config.kvstore, transport=transport,
+                                    **config.store_options(self.data.batches_per_epoch))
+        self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
+                                        kvstore=self.store)
+        self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
+        for block in (self.loss, self.tally):
+            block.hybridize(config.hybridize)
+        self.batches_per_epoch = self.data.batches_per_epoch
+        self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
+        self.draws = randomness.draws(self.net)
+        self.clock, self.meter = Clock(), Meter(self._take)
+        self.interval, self.interval_began, self.interval_began_s = Sums(), 0, 0.0
+        self.epoch, self.epoch_began_s = Sums(), 0.0
+        self.tested: Optional[Sums] = None
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From the first iteration, or the checkpoint, to the last."""
+        resumed = self._resume() if self.config.resume else self._begin_afresh()
+        self.began = time.perf_counter()
+        self.progress = Progress(self.total, self.store.iteration, silent=self.store.rank != 0)
+        self.metrics = self._open_metrics(resumed)
+        self._announce(resumed)
+        while self.store.iteration < self.total:
+            self._train_epoch()
+        self._finish()
+
+    def _train_epoch(self) -> None:
+        """What is left of the epoch that the next iteration belongs to."""
+        began = time.perf_counter()
+        epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
+        end = min(self.total, (epoch + 1) * self.batches_per_epoch)
+        self._begin_counting()
+        for xs, ys in itertools.islice(self.data.train(epoch, position), end - self.store.iteration):
+            self._iterate(xs, ys)
+            if self.store.iteration < end and self._checkpoint_due():
+                self._checkpoint()
+        self._close_epoch(epoch, self.store.iteration - epoch * self.batches_per_epoch - position, began)
+        if self._checkpoint_due():
+            self._checkpoint()
+
+    def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
+        """Queue one iteration."""
+        iteration = self.store.iteration
+        lr, lr_local = self._rates(iteration)
+        self.trainer.set_learning_rate(lr)
+        self.store.lr_local = lr_local
+        if self.draws:
+            randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
+        with mx.autograd.record():
+            outputs = [self.net(x) for x in xs]
+            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
+        mx.autograd.backward(losses)
+        tallies = [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+        self.trainer.step(self.config.batch_size)
+        self.meter.add(iteration, tallies, self.config.batch_size)
+        self.progress.advance()
+        if self.store.iteration % self.config.log_interval == 0:
+            self._log_interval()
+
+    def _finish(self) -> None:
+        """The last record; leave the job together."""
+        self._write("end", {"iteration": self.store.iteration, "seconds": time.perf_counter() - self.began,
+                            **self._test_fields()})
+        self.progress.say(f"done after {self.store.iteration} iterations, {time.perf_counter() - self.began:.1f} s; "
+                          f"outputs lie in {self.out}")
+        self.progress.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        self.store.close()
+
+    def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
+        """lr and lr_local of an iteration; lr_local None: it follows lr."""
+        return (lr_at(self.config, iteration, self.batches_per_epoch),
+                lr_local_at(self.config, iteration, self.batches_per_epoch))
+
+    # --- counting -----------------------------------------------------------------------------------------------------
+
+    def _begin_counting(self) -> None:
+        self.epoch, self.interval = Sums(), Sums()
+        self.interval_began = self.store.iteration
+        self.clock.go_on()
+        self.epoch_began_s = self.interval_began_s = self.clock.read()
+
+    def _take(self, iteration: int, sums: Sums) -> None:
+        """The numbers of an iteration have arrived."""
+        if not math.isfinite(sums.loss) and self.config.on_nan == "stop":
+            raise DivergedError(self._diverged(iteration, sums.mean_loss))
+        self.epoch.add(sums)
+        self.interval.add(sums)
+
+    def _diverged(self, iteration: int, loss: float) -> str:
+        lr, lr_local = self._rates(iteration)
+        settings = {"lr": lr, "lr_local": lr_local}
+        settings.update({name: getattr(self.config, name) for name in SETTINGS_OF_DIVERGENCE})
+        given = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+        return (f"worker {self.store.rank}, iteration {iteration}: the loss is {loss} ({given}). Lower lr or lr_local, or "
+                "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
+
+    def _log_interval(self) -> None:
+        if not self.interval.examples:  # of so short an interval nothing has been read yet
+            return
+        now_s, now = self.clock.read(), self.store.iteration
+        record = self._record(self.interval, now - self.interval_began, now_s - self.interval_began_s)
+        self.interval, self.interval_began, self.interval_began_s = Sums(), now, now_s
+        self._write("interval", record)
+        self.progress.interval(record)
+
+    def _record(self, sums: Sums, iterations: int, seconds: float) -> Dict[str, Any]:
+        """Numbers of the last `iterations`, as interval and epoch records have them."""
+        lr, lr_local = self._rates(self.store.iteration - 1)
+        follows = lr if self.config.optimizer_local not in (None, "none") else None
+        examples = iterations * self.config.batch_size * self.store.num_workers
+        return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
+                "train_loss": sums.mean_loss, "train_accuracy": sums.accuracy,
+                "samples_per_s": rate(examples, seconds), "iteration_ms": 1000 * seconds / max(iterations, 1),
+                "lr": lr, "lr_local": follows if lr_local is None else lr_local}
+
+    def _close_epoch(self, epoch: int, iterations: int, began: float) -> None:
+        """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other."""
+        self.meter.drain()
+        self.clock.stop()
+        record = self._record(self._over_workers(self.epoch), iterations, self.clock.read() - self.epoch_began_s)
+        if self._evaluation_due(epoch):
+            self.tested = self._evaluate()
+            record.update(self._test_fields())
+        now = time.perf_counter()
+        record.update(seconds=now - began, seconds_since_start=now - self.began)
+        self._write("epoch", record)
+        self.progress.epoch(record, self.config.epochs)
+
+    def _over_workers(self, sums: Sums) -> Sums:
+        return Sums(*map(float, self.store.allreduce(np.array([sums.loss, sums.hits, sums.examples], np.float32))))
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _evaluation_due(self, epoch: int) -> bool:
+        """Every so many epochs, and at the end."""
+        every = self.config.eval_every
+        return bool(every) and ((epoch + 1) % every == 0 or self.store.iteration == self.total)
+
+    def _evaluate(self) -> Sums:
+        """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange
+        and wait there for it, as long as `timeout_s` allows."""
+        sums = Sums()
+        meter = Meter(lambda _, part: sums.add(part))
+        with self.store.global_weights():
+            if self.store.rank == 0:
+                for number, (xs, ys) in enumerate(self.data.test()):
+                    outputs = [self.net(x) for x in xs]
+                    tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+                    meter.add(number, tallies, sum(len(y) for y in ys))
+                meter.drain()
+        return sums
+
+    def _test_fields(self) -> Dict[str, Any]:
+        return {} if self.tested is None else {"test_loss": self.tested.mean_loss, "test_accuracy": self.tested.accuracy}
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    def _checkpoint_due(self) -> bool:
+        every = self.config.checkpoint_every.iterations(self.batches_per_epoch)
+        return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
+
+    def _checkpoint(self) -> None:
+        self.clock.stop()
+        epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
+        facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch, "store": self.store.type,
+                 "config": self.config.to_dict(), "versions": versions()}
+        folder = checkpoint.save(self._checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
+        self.progress.say(f"checkpoint {folder}")
+        self.clock.go_on()
+
+    def _begin_afresh(self) -> Optional[Path]:
+        """A new run must not mix with one that is there."""
+        there = checkpoint.complete(self._checkpoints) if self.store.rank == 0 else []
+        if there:
+            raise ConfigError(f"`{self.out}` holds a run with checkpoints up to iteration {there[-1]}; go on with it "
+                              "(--resume), take another --out, or remove it")
+        return None
+
+    def _resume(self) -> Path:
+        """Take up the newest complete checkpoint of worker 0. Collective."""
+        manifest = self._newest() if self.store.rank == 0 else None
+        manifest = checkpoint.share_manifest(self.store, manifest)
+        folder = self._checkpoints / str(manifest["iteration"])
+        checkpoint.restore(folder, manifest, self.store, self.net)
+        return folder
+
+    def _newest(self) -> Dict[str, Any]:
+        there = checkpoint.complete(self._checkpoints)
+        if not there:
+            raise ConfigError(f"no complete checkpoint in `{self._checkpoints}`; check --out, or leave --resume out to "
+                              "begin a new run")
+        manifest = checkpoint.read_manifest(self._checkpoints / str(there[-1]))
+        now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
+        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
+        checkpoint.check_model(manifest, self.net)
+        return manifest
+
+    # --- what is written down -----------------------------------------------------------------------------------------
+
+    def _open_metrics(self, resumed: Optional[Path]) -> Optional[MetricsFile]:
+        if self.store.rank != 0:
+            return None
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.config.save(self.out / "config.yaml")
+        return MetricsFile(self.out, append=resumed is not None)
+
+    def _write(self, event: str, fields: Dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.write(event, fields)
+
+    def _announce(self, resumed: Optional[Path]) -> None:
+        """Say once what runs, with the arithmetic that decides about it."""
+        config, workers = self.config, self.store.num_workers
+        parameters = sum(int(np.prod(parameter.shape)) for parameter in self.net.collect_params().values()
+                         if parameter.grad_req != "null")
+        contexts = [str(context) for context in devices.contexts(config)]
+        lr, lr_local = self._rates(self.store.iteration)
+        self._write("start", {
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(), "devices": contexts,
+            "num_workers": workers, "batches_per_epoch": self.batches_per_epoch, "parameters": parameters,
+            "iteration": self.store.iteration})
+        self.progress.say(config.to_yaml().rstrip())
+        self.progress.say(f"{workers} worker{'s' * (workers != 1)} x batch {config.batch_size} = global batch "
+                          f"{workers * config.batch_size}; {self.batches_per_epoch} iterations per epoch, {self.total} in "
+                          f"all; lr {lr:g}" + ("" if lr_local is None else f", lr_local {lr_local:g}")
+                          + f"; {parameters} parameters; on {', '.join(contexts)} of each worker")
+        if resumed is not None:
+            self.progress.say(f"resumed from {resumed}" + (
+                "; nothing is left to do" if self.store.iteration >= self.total else ""))
+
+
+def versions() -> Dict[str, str]:
+    """Of what decides about the bits."""
+    return {"odsgd": __version__, "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version()}
