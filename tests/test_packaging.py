@@ -241,6 +241,13 @@ def test_every_package_is_packaged() -> None:
     assert set(packaging()["packages"]) == here
 
 
+def test_both_twins_of_opencv_have_the_same_bounds() -> None:
+    bounds = [line.split("'")[1] for line in (ROOT / "scripts/setup").read_text().splitlines()
+              if line.startswith("opencv=")]
+    assert ["opencv-python" + bound for bound in bounds] == [
+        requirement for requirement in packaging()["install_requires"] if requirement.startswith("opencv")]
+
+
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
     text = (ROOT / "kvstore/_mxnet.py").read_text()
     extras = set(packaging()["extras_require"]) - {"test", "check"}
