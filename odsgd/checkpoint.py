@@ -50,7 +50,7 @@ def worker_file(worker_rank: int) -> str:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) -> Path:
+def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) -> None:
     """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete."""
     folder = root / str(store.iteration)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,6 @@ def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) 
                                 "num_workers": store.num_workers, "parameters": describe(net), "files": files})
     kept = json.loads(_from_worker_0(store, json.dumps(complete(root)[-keep:]) if store.rank == 0 else ""))
     _retire(root, kept, store.iteration)
-    return folder
 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:

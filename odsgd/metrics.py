@@ -55,7 +55,7 @@ class Tally(mx.gluon.HybridBlock):  # type: ignore[misc]
 
     def hybrid_forward(self, F: Any, loss: Any, output: Any, label: Any) -> Any:
         """Outside autograd.record: it needs no gradient."""
-        return F.stack(F.sum(loss), F.sum(F.argmax(output, axis=1) == label))
+        return F.concat(F.sum(loss), F.sum(F.argmax(output, axis=1) == label), dim=0)
 
 
 class Meter:

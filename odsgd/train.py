@@ -92,7 +92,8 @@ class Training:
         self.batches_per_epoch = self.data.batches_per_epoch
         self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
         self.draws = randomness.draws(self.net)
-        self.clock, self.meter = Clock(), Meter(self._take)
+        self.meter, self.clock = Meter(self._take), Clock()
+        self.clock.stop()
         self.interval, self.interval_began, self.interval_began_s = Sums(), 0, 0.0
         self.epoch, self.epoch_began_s = Sums(), 0.0
         self.tested: Optional[Sums] = None
@@ -102,13 +103,19 @@ class Training:
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume() if self.config.resume else self._begin_afresh()
-        self.began = time.perf_counter()
+        self.began, self.interval_began = time.perf_counter(), self.store.iteration
         self.progress = Progress(self.total, self.store.iteration, silent=self.store.rank != 0)
         self.metrics = self._open_metrics(resumed)
-        self._announce(resumed)
-        while self.store.iteration < self.total:
-            self._train_epoch()
-        self._finish()
+        try:
+            self._announce(resumed)
+            while self.store.iteration < self.total:
+                self._train_epoch()
+            self._finish()
+        finally:
+            self.progress.close()
+            if self.metrics is not None:
+                self.metrics.close()
+        self.store.close()
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
@@ -144,15 +151,11 @@ class Training:
             self._log_interval()
 
     def _finish(self) -> None:
-        """The last record; leave the job together."""
+        """The last record and line."""
         self._write("end", {"iteration": self.store.iteration, "seconds": time.perf_counter() - self.began,
                             **self._test_fields()})
         self.progress.say(f"done after {self.store.iteration} iterations, {time.perf_counter() - self.began:.1f} s; "
                           f"outputs lie in {self.out}")
-        self.progress.close()
-        if self.metrics is not None:
-            self.metrics.close()
-        self.store.close()
 
     def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
@@ -162,10 +165,9 @@ class Training:
     # --- counting -----------------------------------------------------------------------------------------------------
 
     def _begin_counting(self) -> None:
-        self.epoch, self.interval = Sums(), Sums()
-        self.interval_began = self.store.iteration
+        self.epoch = Sums()
         self.clock.go_on()
-        self.epoch_began_s = self.interval_began_s = self.clock.read()
+        self.epoch_began_s = self.clock.read()
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -252,12 +254,13 @@ class Training:
         return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
 
     def _checkpoint(self) -> None:
+        """Collective. Weights of a run that has diverged are not worth keeping, so all losses are read first."""
+        self.meter.drain()
         self.clock.stop()
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch, "store": self.store.type,
                  "config": self.config.to_dict(), "versions": versions()}
-        folder = checkpoint.save(self._checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
-        self.progress.say(f"checkpoint {folder}")
+        checkpoint.save(self._checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
         self.clock.go_on()
 
     def _begin_afresh(self) -> Optional[Path]:

@@ -1,0 +1,252 @@
+"""A run from its configuration to its files: one worker in this process, or several as threads that take turns."""
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from kvstore._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.inprocess import Cluster
+from odsgd import models, train
+from odsgd.config import TrainConfig
+
+TINY = dict(dataset="synthetic", image_shape=(1, 6, 6), num_classes=3, num_examples=80, batch_size=8, kvstore="local",
+            epochs=2, log_interval=4)  # 10 iterations per epoch for one worker, 5 for two
+
+
+def tiny(out, **options):
+    return TrainConfig(**{**TINY, "out": str(out), **options})
+
+
+def records(out, event=None):
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if event in (None, record["event"])]
+
+
+def train_together(configs):
+    """One worker per configuration, as threads of this process."""
+    cluster = Cluster(len(configs), timeout_s=60)
+    cluster.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run())
+
+
+def final_weights(out):
+    folders = sorted((out / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    return mx.nd.load(str(folders[-1] / "weights.params"))
+
+
+def same_bits(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
+
+
+@pytest.fixture
+def dropout_and_batchnorm(monkeypatch):
+    """In place of the mlp, a network with everything that could be forgotten in a checkpoint."""
+    def network(classes):
+        net = mx.gluon.nn.HybridSequential(prefix="test_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(12, activation="relu"), mx.gluon.nn.BatchNorm(),
+                    mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dense(classes))
+        return net
+    monkeypatch.setattr(models, "mlp", network)
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(tmp_path, capsys):
+    assert train.run(tiny(tmp_path, epochs=3)) == 0
+    kinds = [record["event"] for record in records(tmp_path)]
+    assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 3 and kinds.count("interval") == 6
+    last = records(tmp_path, "epoch")[-1]
+    assert last["epoch"] == 3 and last["iteration"] == 30 and last["test_accuracy"] == 1.0
+    assert last["test_loss"] < 0.3 and last["train_accuracy"] > 0.9 and last["samples_per_s"] > 0
+    assert records(tmp_path, "end")[0]["test_accuracy"] == 1.0
+    start = records(tmp_path, "start")[0]
+    assert start["config"]["lr"] == 0.1 and start["versions"]["mxnet"] == mx.__version__
+    printed = capsys.readouterr().out
+    assert "1 worker x batch 8 = global batch 8; 10 iterations per epoch, 30 in all; lr 0.1" in printed
+    assert "epoch 3/3: loss" in printed and "iteration 28/30: loss" in printed
+    assert TrainConfig.from_flags(["--config", str(tmp_path / "config.yaml")]) == tiny(tmp_path, epochs=3)
+
+
+def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_last(tmp_path):
+    train.run(tiny(tmp_path, log_interval=1, epochs=1))
+    shown = [record["iteration"] for record in records(tmp_path, "interval")]
+    assert shown == [5, 6, 7, 8, 9, 10]  # four iterations are in flight when the first is read
+    epoch = records(tmp_path, "epoch")[0]
+    assert math.isfinite(epoch["train_loss"]) and epoch["iteration_ms"] > 0
+
+
+def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path):
+    config = tiny(tmp_path, kvstore="odsgd", lr=0.4, lr_local=0.2, lr_step_epochs="1", lr_step_epochs_local="2", warmup=2,
+                  lr_warmup=4, epochs=3, log_interval=10 ** 6)
+    train_together([config, config])
+    rates = [(record["lr"], record["lr_local"]) for record in records(tmp_path, "epoch")]
+    assert rates == [pytest.approx(pair) for pair in [(0.4, 0.2), (0.04, 0.2), (0.04, 0.02)]]
+
+
+@pytest.mark.parametrize("local, shown", [("none", None), ("sgd", 0.1)])
+def test_a_local_rate_that_is_not_given_is_shown_as_what_it_follows(tmp_path, local, shown):
+    train_together([tiny(tmp_path, kvstore="odsgd", optimizer_local=local, epochs=1)] * 2)
+    assert records(tmp_path, "epoch")[0]["lr_local"] == shown
+
+
+def test_training_numbers_are_those_of_all_workers(tmp_path):
+    alone = tiny(tmp_path / "alone", lr=0, epochs=1)
+    train.run(alone)
+    train_together([dataclasses.replace(alone, kvstore="ssgd", batch_size=4, out=str(tmp_path / "two"))] * 2)
+    one, two = (records(tmp_path / name, "epoch")[0] for name in ("alone", "two"))
+    assert one["train_loss"] == pytest.approx(two["train_loss"], rel=1e-6)
+    assert one["train_accuracy"] == two["train_accuracy"] and one["test_loss"] == pytest.approx(two["test_loss"])
+
+
+def test_two_devices_train_as_one_does(tmp_path):
+    for count in (1, 2):
+        train.run(tiny(tmp_path / str(count), num_cpus=count))
+    one, two = (final_weights(tmp_path / name) for name in ("1", "2"))
+    assert all(np.allclose(one[name].asnumpy(), two[name].asnumpy(), atol=1e-6) for name in one)
+
+
+@pytest.mark.parametrize("every, tested", [(0, []), (1, [1, 2, 3]), (2, [2, 3])])
+def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path, every, tested):
+    train.run(tiny(tmp_path, epochs=3, eval_every=every))
+    assert [record["epoch"] for record in records(tmp_path, "epoch") if "test_accuracy" in record] == tested
+
+
+def test_a_run_that_stops_within_an_epoch_is_evaluated_and_saved(tmp_path):
+    train.run(tiny(tmp_path, iterations=13))
+    epochs = records(tmp_path, "epoch")
+    assert [(record["epoch"], record["iteration"]) for record in epochs] == [(1, 10), (2, 13)]
+    assert "test_accuracy" in epochs[-1] and (tmp_path / "checkpoints" / "13" / "manifest.json").exists()
+
+
+def test_only_worker_0_speaks(tmp_path, capsys):
+    train_together([tiny(tmp_path, kvstore="ssgd", epochs=1)] * 3)
+    assert capsys.readouterr().out.count("global batch 24") == 1
+    assert len(records(tmp_path, "start")) == len(records(tmp_path, "end")) == 1
+
+
+def test_local_in_a_job_of_several_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("DMLC_NUM_WORKER", "2")
+    with pytest.raises(ConfigError, match="`local` is for one process and this job has 2 workers"):
+        train.run(tiny(tmp_path))
+
+
+# --- a loss that is not finite ----------------------------------------------------------------------------------------
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_iteration_and_settings(tmp_path, capsys):
+    assert train.run(tiny(tmp_path, lr=1e30, momentum=0.5, checkpoint_every=0)) == 70
+    line = capsys.readouterr().err
+    assert "worker 0, iteration 1: the loss is nan" in line or "worker 0, iteration 2: the loss is nan" in line
+    assert "(lr 1e+30, optimizer sgd, momentum 0.5, wd 0.0, batch_size 8" in line and "--on-nan continue" in line
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_loss_that_is_not_finite_is_met_with_a_shrug_if_asked(tmp_path):
+    assert train.run(tiny(tmp_path, lr=1e30, on_nan="continue")) == 0
+    assert records(tmp_path, "epoch")[-1]["train_loss"] is None
+
+
+def test_the_worker_that_sees_it_first_stops_the_others(tmp_path):
+    config = tiny(tmp_path, kvstore="odsgd", lr=1e30, lr_local=0.5, warmup=1)
+    with pytest.raises(train.DivergedError, match="lr_local 0.5, optimizer sgd.* optimizer_local sgd.* warmup 1"):
+        train_together([config] * 2)
+
+
+# --- going on with a run ----------------------------------------------------------------------------------------------
+
+MOMENTUM = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
+COMPENSATED = dict(kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2",
+                   warmup=4, **MOMENTUM)
+
+
+@pytest.mark.parametrize("stop", [3, 10, 17])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, stop, devices):
+    whole, parts = (tiny(tmp_path / name, num_cpus=devices, **MOMENTUM) for name in ("whole", "parts"))
+    train.run(whole)
+    train.run(dataclasses.replace(parts, iterations=stop))
+    train.run(dataclasses.replace(parts, resume=True))
+    assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+
+
+@pytest.mark.parametrize("stop", [2, 4, 5, 8])
+@pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
+                                       COMPENSATED], ids=["ssgd", "delayed", "odsgd"])
+def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path, dropout_and_batchnorm, algorithm, stop):
+    whole, parts = (tiny(tmp_path / name, **algorithm) for name in ("whole", "parts"))
+    train_together([whole] * 2)
+    train_together([dataclasses.replace(parts, iterations=stop)] * 2)
+    train_together([dataclasses.replace(parts, resume=True)] * 2)
+    assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+
+
+def test_how_often_checkpoints_are_made_does_not_change_the_result(tmp_path, dropout_and_batchnorm):
+    for every in (0, 3):
+        train_together([tiny(tmp_path / str(every), checkpoint_every=every, **COMPENSATED)] * 2)
+    assert same_bits(final_weights(tmp_path / "0"), final_weights(tmp_path / "3"))
+
+
+def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_path):
+    hosts = [tmp_path / "host0", tmp_path / "host1"]
+    first = [tiny(host, iterations=7, keep_checkpoints=1, checkpoint_every=3, **COMPENSATED) for host in hosts]
+    train_together(first)
+    assert {path.name for path in (hosts[1] / "checkpoints" / "7").iterdir()} == {"worker-1.npz"}
+    assert [[folder.name for folder in (host / "checkpoints").iterdir()] for host in hosts] == [["7"], ["7"]]
+    train_together([dataclasses.replace(config, iterations=None, resume=True) for config in first])
+    train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
+    assert same_bits(final_weights(hosts[0]), final_weights(tmp_path / "whole"))
+
+
+def test_a_resumed_run_adds_to_the_metrics_and_drops_the_line_that_was_cut(tmp_path):
+    train.run(tiny(tmp_path, epochs=1))
+    with open(tmp_path / "metrics.jsonl", "a") as file:
+        file.write('{"event": "epo')
+    train.run(tiny(tmp_path, epochs=2, resume=True))
+    assert [record["epoch"] for record in records(tmp_path, "epoch")] == [1, 2]
+    assert [record["iteration"] for record in records(tmp_path, "start")] == [0, 10]
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path, capsys):
+    train.run(tiny(tmp_path))
+    before = final_weights(tmp_path)
+    assert train.run(tiny(tmp_path, resume=True)) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert same_bits(before, final_weights(tmp_path))
+
+
+def refusal(config, capsys):
+    """The one line with which a run is refused."""
+    assert train.run(config) == 64
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    return line
+
+
+def test_what_changes_the_result_must_be_as_it_was(tmp_path, capsys):
+    train.run(tiny(tmp_path, epochs=1))
+    line = refusal(tiny(tmp_path, resume=True, lr=0.2, model="lenet"), capsys)
+    assert "model: mlp in the saved run, lenet now; lr: 0.1 in the saved run, 0.2 now" in line
+
+
+def test_what_does_not_change_the_result_may_differ(tmp_path):
+    train.run(tiny(tmp_path, epochs=1))
+    assert train.run(tiny(tmp_path, resume=True, epochs=2, log_interval=3, keep_checkpoints=1, on_nan="continue")) == 0
+    assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["20"]
+
+
+def test_another_number_of_workers_is_refused(tmp_path):
+    config = tiny(tmp_path, kvstore="ssgd", epochs=1)
+    train_together([config] * 2)
+    with pytest.raises(ConfigError, match="num_workers: 2 in the saved run, 1 now; batches_per_epoch: 5"):
+        train_together([dataclasses.replace(config, resume=True, epochs=2)])
+
+
+def test_a_new_run_does_not_mix_with_one_that_is_there(tmp_path, capsys):
+    train.run(tiny(tmp_path))
+    assert "holds a run with checkpoints up to iteration 20" in refusal(tiny(tmp_path), capsys)
+
+
+def test_resuming_what_is_not_there_is_refused(tmp_path, capsys):
+    assert "no complete checkpoint in" in refusal(tiny(tmp_path, resume=True), capsys)
