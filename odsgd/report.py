@@ -2,10 +2,11 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 METRICS = "metrics.jsonl"
 
@@ -30,12 +31,17 @@ def read_run(folder: Path) -> Row:
         return Row(
             name=folder.name,
             epochs=len(epochs),
-            test_accuracy=float(epochs[-1].get("test_accuracy", "nan")),
-            samples_per_s=statistics.median(float(epoch["samples_per_s"]) for epoch in epochs),
-            seconds=sum(float(epoch["seconds"]) for epoch in epochs),
+            test_accuracy=_number(epochs[-1].get("test_accuracy")),
+            samples_per_s=statistics.median(_number(epoch["samples_per_s"]) for epoch in epochs),
+            seconds=sum(_number(epoch["seconds"]) for epoch in epochs),
         )
     except KeyError as error:
         raise ValueError(f"{path}: an epoch without {error}; expected samples_per_s and seconds") from None
+
+
+def _number(value: Optional[float]) -> float:
+    """What was not measured is null in the metrics."""
+    return math.nan if value is None else float(value)
 
 
 def _epochs(path: Path) -> List[Dict[str, Any]]:

@@ -30,6 +30,11 @@ def test_a_row_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> N
     assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5)
 
 
+def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
+    assert report.table([report.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "nan", "1.0"]
+
+
 def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
     assert report.read_run(run) == ("run", 2, 0.7, 100.0, 3.0)
