@@ -60,6 +60,7 @@ class Cluster:
                  timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
         self.shard = Shard(0, num_workers)
+        self.keys = [Keys(1) for _ in range(num_workers)]  # a worker's stores share their numbers
         self.log: List[int] = []  # worker ranks in the order of their exchanges
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
         self._baton = threading.Condition(threading.RLock())
@@ -67,6 +68,7 @@ class Cluster:
         self._stored: Dict[int, NDArray] = {}
         self._rounds: Dict[int, _Round] = collections.defaultdict(_Round)
         self._sums: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
+        self._asked = [0] * num_workers  # sums that each worker has asked for
 
     def worker(self, worker_rank: int) -> "InProcess":
         return InProcess(self, worker_rank)
@@ -139,10 +141,11 @@ class Cluster:
             late.arrived = True
         self._baton.notify_all()
 
-    def sum(self, nth: int, array: np.ndarray) -> np.ndarray:
-        """Every worker's nth sum."""
+    def sum(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        """The sum of what every worker asks for as its nth."""
         with self._baton:
-            parts = self._sums[nth]
+            parts = self._sums[self._asked[worker_rank]]
+            self._asked[worker_rank] += 1
             parts.append(array)
             self._baton.notify_all()
             self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
@@ -156,13 +159,12 @@ class InProcess(Transport):
         self._cluster, self.worker_rank = cluster, worker_rank
         self.num_workers, self.num_servers = cluster.num_workers, 1
         self.lr = 0.0
-        self._sums = 0
         self._buffers: Dict[int, List[NDArray]] = {}
         self._rounds: Dict[int, int] = collections.defaultdict(int)
         self._last: Dict[int, Pending] = {}
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
-        return plan(parameters, Keys(1), nbytes, whole)
+        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
              weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -190,8 +192,7 @@ class InProcess(Transport):
         return self._last[bucket.id]
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
-        self._sums += 1
-        return self._cluster.sum(self._sums, np.array(array, np.float32))
+        return self._cluster.sum(self.worker_rank, np.array(array, np.float32))
 
     def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
         return by_bucket(un_npz(self._cluster.shard.export()))

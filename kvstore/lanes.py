@@ -7,7 +7,7 @@ CPU. It also understands arrays that oneDNN keeps in a layout of its own, which 
 from typing import Dict, List, Sequence
 
 from ._mxnet import mx
-from .buckets import Bucket, Segment
+from .buckets import WIRE_DTYPE, Bucket, Segment
 
 NDArray = mx.nd.NDArray
 
@@ -17,15 +17,15 @@ def wire_context(devices: Sequence[mx.Context]) -> mx.Context:
     return mx.cpu_pinned() if any(device.device_type == "gpu" for device in devices) else mx.cpu()
 
 
-def multicopy(sources: List[NDArray], targets: List[NDArray]) -> None:
-    """Copy each source to its target, converting between half and single precision."""
-    kinds = {array.dtype for array in (*sources, *targets)}
-    if len(kinds) > 1:
-        # The operator converts all to the widest type it is given, or to the narrowest: name the one we want.
-        sources = [*sources, mx.nd.zeros(1, ctx=sources[0].context, dtype=targets[0].dtype)]
-        targets = [*targets, mx.nd.zeros(1, ctx=targets[0].context, dtype=targets[0].dtype)]
-    narrow = targets[0].dtype != sources[0].dtype and str(targets[0].dtype).endswith("float16'>")
-    mx.nd.amp_multicast(*sources, num_outputs=len(sources), cast_narrow=narrow, out=targets)
+def _copy_together(sources: List[NDArray], targets: List[NDArray]) -> None:
+    """Copy each source to its target; all in single precision."""
+    mx.nd.amp_multicast(*sources, num_outputs=len(sources), out=targets)
+
+
+def _copy_one_by_one(sources: List[NDArray], targets: List[NDArray]) -> None:
+    """Copy each source to its target, converting half precision, which `amp_multicast` does not know on a CPU."""
+    for source, target in zip(sources, targets):
+        source.copyto(target)
 
 
 class Lanes:
@@ -37,6 +37,7 @@ class Lanes:
 
     def __init__(self, bucket: Bucket, devices: Sequence[mx.Context]) -> None:
         self.bucket, self.devices = bucket, list(devices)
+        self._copy = _copy_together if bucket.first.dtype == WIRE_DTYPE else _copy_one_by_one
         self.context = wire_context(devices)
         self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in devices if device != self.context}
         self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for device in self.devices[1:]]
@@ -48,10 +49,10 @@ class Lanes:
         """The sum over devices, times `scale`, in `self.grad`."""
         for device, sources, target in zip(self.devices, grads, [self.grad, *self._staged]):
             if device in self._on_device:
-                multicopy(sources, self._parts(self._on_device[device]))
+                self._copy(sources, self._parts(self._on_device[device]))
                 self._on_device[device].copyto(target)
             else:
-                multicopy(sources, self._parts(target))
+                self._copy(sources, self._parts(target))
         for staged in self._staged:
             mx.nd.elemwise_add(self.grad, staged, out=self.grad)
         if scale != 1:
@@ -65,7 +66,7 @@ class Lanes:
             if device in self._on_device:
                 source = self._on_device[device]
                 flat.copyto(source)
-            multicopy(self._parts(source), targets)
+            self._copy(self._parts(source), targets)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`, made once per array."""

@@ -10,6 +10,7 @@ Nothing here waits for the network in a training step. Methods that do say so.
 """
 import contextlib
 import json
+import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -130,6 +131,7 @@ class Store(mx.kvstore.KVStoreBase):
             raise ConfigError("set_optimizer after the first step: the servers keep the optimizer they have. "
                               "Make a new store")
         self._optimizer = optimizer
+        self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
         self._program = self._program_type(self.options, optimizer)
         updaters.describe(optimizer)  # complains here, before anything has started, if it cannot travel
 
@@ -186,7 +188,9 @@ class Store(mx.kvstore.KVStoreBase):
         """Read what `save_optimizer_states` wrote. Before the first step, on worker 0 at least: its file counts."""
         with np.load(fname, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        self._saved_servers = arrays, array_text(arrays.pop("meta"))
+        meta = array_text(arrays.pop("meta"))
+        self._saved_servers = arrays, meta
+        self.iteration = meta["count"] - self._optimizer.begin_num_update
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,98 @@
+"""Signed commands and deadlines."""
+import os
+import threading
+
+import pytest
+
+from kvstore import control
+from kvstore.control import Signer, Verifier, Watch
+from kvstore.errors import ProtocolError
+
+KEY = b"the secret of the job"
+
+
+def test_a_signed_command_is_opened():
+    assert Verifier(KEY).open(Signer(3, KEY).sign("open", {"x": [1, "é"]})) == (3, "open", {"x": [1, "é"]})
+
+
+def test_a_message_survives_as_a_c_string():
+    message = Signer(0, KEY).sign("open", {"text": "a\0b é"})
+    assert message.isascii() and "\0" not in message
+
+
+@pytest.mark.parametrize("message", ["", "\x80\x03csomething", "cos\nsystem\n(S'id'\ntR.", "a b c d", "1 2"])
+def test_an_unsigned_command_is_refused(message):
+    with pytest.raises(ProtocolError, match="unsigned command"):
+        Verifier(KEY).open(message)
+
+
+def test_another_secret_is_refused():
+    with pytest.raises(ProtocolError, match="worker 1 is not signed with this job's secret"):
+        Verifier(KEY).open(Signer(1, b"another").sign("open", {}))
+
+
+@pytest.mark.parametrize("what", ["sender", "counter", "text"])
+def test_no_part_of_a_command_can_be_changed(what):
+    sender, counter, signature, text = Signer(1, KEY).sign("open", {"n": 1}).split(" ", 3)
+    changed = {"sender": f"2 {counter} {signature} {text}", "counter": f"{sender} 9 {signature} {text}",
+               "text": f"{sender} {counter} {signature} {text.replace('1', '2')}"}[what]
+    with pytest.raises(ProtocolError, match="not signed"):
+        Verifier(KEY).open(changed)
+
+
+def test_a_command_cannot_be_played_again():
+    signer, verifier = Signer(0, KEY), Verifier(KEY)
+    first, second = signer.sign("open", {}), signer.sign("open", {})
+    verifier.open(first)
+    verifier.open(second)
+    for again in (first, second):
+        with pytest.raises(ProtocolError, match="a second time"):
+            verifier.open(again)
+
+
+def test_senders_count_for_themselves():
+    verifier = Verifier(KEY)
+    for rank in (0, 1, 2):
+        verifier.open(Signer(rank, KEY).sign("open", {}))
+
+
+def test_without_a_secret_the_job_is_not_trusted(monkeypatch):
+    monkeypatch.delenv("ODSGD_SECRET", raising=False)
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "10.0.0.1")
+    assert not control.trusted()
+    monkeypatch.setenv("ODSGD_SECRET", "ab" * 32)
+    assert control.trusted() and control.job_key() == b"ab" * 32
+
+
+def test_a_report_is_a_line_on_the_pipe(monkeypatch):
+    read, write = os.pipe()
+    monkeypatch.setenv("ODSGD_REPORT_FD", str(write))
+    control.report("failed", error="x")
+    assert os.read(read, 100) == b'{"error": "x", "event": "failed"}\n'
+    os.close(read)
+    os.close(write)
+    control.report("done")  # a launcher that is gone is no error
+
+
+def watched():
+    overdue, called = [], threading.Event()
+
+    def on_overdue(message):
+        overdue.append(message)
+        called.set()
+    return Watch(on_overdue), overdue, called
+
+
+def test_a_wait_that_is_overdue_is_told_by_its_message():
+    watch, overdue, called = watched()
+    watch.begin("long", 1000, "not this one")
+    watch.begin("late", 0.01, "this one")
+    assert called.wait(5) and overdue == ["this one"]
+
+
+def test_a_wait_that_ended_in_time_is_not():
+    watch, overdue, called = watched()
+    with watch.deadline(0.05, "ended"):
+        pass
+    watch.begin("late", 0.3, "second")
+    assert called.wait(5) and overdue == ["second"]

@@ -1,0 +1,271 @@
+"""The store in one process: Gluon's calls, mistakes, types, devices, state."""
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
+from kvstore._mxnet import mx
+from kvstore.inprocess import Cluster
+from mxnet import autograd, gluon
+
+
+def make(name="ssgd", workers=1, transport=None, **options):
+    store = kvstore.create(name, transport or Cluster(workers).worker(0), **options)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    return store
+
+
+def path(name, targets, iterations, order=None, **options):
+    """Global weights after each iteration: worker m descends (w - targets[m])^2 / 2 from w = 4 with lr 1/2."""
+    cluster = Cluster(len(targets), order, timeout_s=10)
+
+    def work(transport):
+        store = make(name, transport=transport, **options)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for _ in range(iterations):
+            store.pushpull("w", w - targets[transport.worker_rank], w)
+            with store.global_weights():
+                seen.append(w.asscalar())
+        return seen
+    return cluster.run(work)
+
+
+def test_two_workers_on_a_quadratic_follow_the_hand_computed_path():
+    # f_m(w) = (w - a_m)^2 / 2, W_0 = 4, lr = 1/2, lr_local = 1/4, warmup = 0. Means of g_t: 3, 9/4, 15/16.
+    # lr_local = lr would prove nothing here: synchronous SGD then walks the same path (2.5, 1.75, 1.375).
+    assert path("odsgd", (0, 2), 3, lr_local=0.25, warmup=0) == [[2.5, 1.375, 0.90625]] * 2
+    assert path("ssgd", (0, 2), 3) == [[2.5, 1.75, 1.375]] * 2
+    assert path("delayed", (0, 2), 3) == [[2.5, 1.0, 0.25]] * 2
+
+
+@pytest.mark.parametrize("order", [[0, 1] * 3, [1, 0] * 3, [1, 0, 0, 1, 1, 0]])
+def test_the_order_of_arrival_does_not_change_a_synchronous_path(order):
+    assert path("ssgd", (0, 2), 3, order) == [[2.5, 1.75, 1.375]] * 2
+
+
+def test_an_order_that_cannot_happen_is_told_and_not_waited_for_ever():
+    cluster = Cluster(2, order=[0, 0], timeout_s=0.2)
+
+    def work(transport):
+        store = make(transport=transport)
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        store.pushpull("w", w, w)
+    with pytest.raises(RoundTimeoutError, match="worker 0, bucket 0 .w.: the answer|worker 1's turn"):
+        cluster.run(work)
+
+
+def test_one_worker_may_be_an_iteration_ahead_in_odsgd_and_not_in_ssgd():
+    """The scripted order lets worker 0 send its next gradient only after both have sent this one."""
+    assert path("odsgd", (0, 2), 2, [0, 1, 0, 1], lr_local=0.25, warmup=0) == [[2.5, 1.375]] * 2
+    seen = []
+
+    def work(transport):
+        store = make("odsgd", transport=transport, warmup=0, lr_local=0.25)
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        store.pushpull("w", w, w)   # returns before worker 1 has pushed, with a local step already taken
+        seen.append((transport.worker_rank, w.asscalar()))
+        store.wait()
+    Cluster(2, order=[0, 1], timeout_s=10).run(work)
+    assert seen == [(0, 3.0), (1, 3.0)]
+
+
+def test_unknown_names_and_options_are_told_with_the_nearest_one():
+    with pytest.raises(ConfigError, match="unknown store `odsdg`; did you mean `odsgd`?"):
+        kvstore.create("odsdg")
+    with pytest.raises(ConfigError, match="unknown option of store odsgd `lr_locl`; did you mean `lr_local`?"):
+        kvstore.create("odsgd", lr_locl=1)
+    with pytest.raises(ConfigError, match="unknown option of store ssgd `warmup`"):
+        kvstore.create("ssgd", warmup=1)
+    with pytest.raises(ConfigError, match="`warmup` is -1"):
+        make("odsgd", warmup=-1)
+
+
+def test_a_store_outside_a_job_says_how_to_start_one(monkeypatch):
+    for name in ("DMLC_PS_ROOT_URI", "DMLC_ROLE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="DMLC_PS_ROOT_URI is not set; start the script with `odsgd launch"):
+        kvstore.create("ssgd")
+
+
+def test_a_job_without_servers_is_told(monkeypatch):
+    for name, value in {"DMLC_ROLE": "worker", "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": "1",
+                        "DMLC_NUM_WORKER": "1", "DMLC_NUM_SERVER": "0"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="needs a parameter server and the job has none"):
+        kvstore.create("ssgd")
+
+
+def two_keys(store):
+    arrays = {key: mx.nd.ones(3) for key in "ab"}
+    for key, array in arrays.items():
+        store.broadcast(key, array, array)
+    return arrays
+
+
+def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error():
+    store = make()
+    arrays = two_keys(store)
+    store.pushpull("a", arrays["a"], arrays["a"])
+    with pytest.raises(ProtocolError, match="parameter a was handed in twice in iteration 0"):
+        store.pushpull("a", arrays["a"], arrays["a"])
+
+
+def test_an_unknown_key_and_a_late_parameter_are_errors():
+    store = make()
+    arrays = two_keys(store)
+    with pytest.raises(ConfigError, match="pushpull of c, which was not broadcast"):
+        store.pushpull("c", arrays["a"], arrays["a"])
+    with pytest.raises(ConfigError, match="parameter c appears after the first step"):
+        store.broadcast("c", arrays["a"], arrays["a"])
+    with pytest.raises(ConfigError, match="set_optimizer after the first step"):
+        store.set_optimizer(mx.optimizer.SGD())
+
+
+def test_a_closed_store_is_closed():
+    store = make()
+    two_keys(store)
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError, match="`ssgd` store of worker 0"):
+        store.barrier()
+
+
+def test_state_before_the_first_step_and_of_another_store_is_refused():
+    store = make()
+    with pytest.raises(ConfigError, match="worker_state before the first step"):
+        store.worker_state()
+    with pytest.raises(ConfigError, match="the saved state is of a `odsgd` store, this one is `ssgd`"):
+        store.load_state(({}, {"store": "odsgd"}))
+
+
+def test_workers_with_different_settings_are_told_apart():
+    def work(transport):
+        store = make("odsgd", transport=transport, warmup=transport.worker_rank)
+        two_keys(store)
+    with pytest.raises(ProtocolError) as caught:
+        Cluster(2).run(work)
+    assert "workers 0 and 1 differ in the model and its settings" in str(caught.value)
+    assert "warmup=0" in str(caught.value) and "warmup=1" in str(caught.value)
+
+
+def test_an_array_that_the_caller_replaces_is_followed():
+    store = make()
+    w = mx.nd.array([4.0])
+    store.broadcast("w", w, w)
+    store.pushpull("w", mx.nd.array([2.0]), w)
+    other = mx.nd.zeros(1)
+    store.pushpull("w", mx.nd.array([1.0]), other)
+    assert (w.asscalar(), other.asscalar()) == (3.0, 2.5)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_gradients_are_summed_over_devices_and_weights_sent_to_all(devices):
+    store = make(bucket_nbytes=16)
+    contexts = [mx.cpu(i) for i in range(devices)]
+    w = [mx.nd.ones((5, 2), ctx=context) * 4 for context in contexts]
+    store.broadcast("w", w[0], w)
+    store.pushpull("w", [mx.nd.ones((5, 2), ctx=context) * (i + 1) for i, context in enumerate(contexts)], w)
+    for array in w:
+        np.testing.assert_array_equal(array.asnumpy(), 4 - 0.5 * sum(range(1, devices + 1)))
+
+
+def test_half_precision_parameters_are_updated_in_single_precision():
+    store = make()
+    w = mx.nd.ones(4, dtype="float16")
+    store.broadcast("w", w, w)
+    for _ in range(64):
+        store.pushpull("w", mx.nd.ones(4, dtype="float16") * 2 ** -13, w)  # 1 - 2**-14 is not a half-precision number
+    store.wait()
+    assert w.dtype == np.float16
+    np.testing.assert_array_equal(w.asnumpy(), np.float16(1 - 64 * 2 ** -14))
+
+
+def convolutions():
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(gluon.nn.Conv2D(16, 3, in_channels=8), gluon.nn.BatchNorm(in_channels=16), gluon.nn.Activation("relu"),
+                gluon.nn.Conv2D(32, 3, in_channels=16), gluon.nn.Dense(5, in_units=32 * 16))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    return net
+
+
+def convolution_path(store, steps=4):
+    net = convolutions()
+    kv = None if store == "none" else kvstore.create("local", bucket_nbytes=2000)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=kv)
+    random = np.random.RandomState(0)
+    losses = []
+    for _ in range(steps):
+        x, y = mx.nd.array(random.rand(4, 8, 8, 8)), mx.nd.array(random.randint(0, 5, 4))
+        with autograd.record():
+            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+        loss.backward()
+        trainer.step(4)
+        losses.append(net(x).asnumpy())  # in inference mode oneDNN keeps weights in a layout of its own
+    return losses
+
+
+def test_a_convolutional_network_walks_gluons_own_path_to_the_bit():
+    for ours, gluons in zip(convolution_path("local"), convolution_path("none")):
+        np.testing.assert_array_equal(ours, gluons)
+
+
+def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back():
+    def work(transport):
+        net = convolutions()
+        store = kvstore.create("ssgd", transport)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore=store)
+        x = mx.nd.array(np.random.RandomState(transport.worker_rank).rand(4, 8, 8, 8))
+        for _ in range(2):
+            with autograd.record():
+                loss = net(x).sum()
+            loss.backward()
+            trainer.step(4)
+        mean = net.collect_params()["net_batchnorm0_running_mean"]
+        own = mean.data().asnumpy()
+        with store.global_weights():
+            shared = mean.data().asnumpy()
+        np.testing.assert_array_equal(mean.data().asnumpy(), own)
+        return own, shared
+    (own_0, shared_0), (own_1, shared_1) = Cluster(2).run(work)
+    assert np.abs(own_0 - own_1).max() > 1e-3
+    np.testing.assert_array_equal(shared_0, shared_1)
+    np.testing.assert_allclose(shared_0, (own_0 + own_1) / 2, rtol=1e-6)
+
+
+def test_two_trainers_share_a_job():
+    """As in a GAN: two stores on one cluster's transports do not meet."""
+    cluster = Cluster(1)
+    first, second = make(transport=cluster.worker(0)), make(transport=cluster.worker(0))
+    for store, start in ((first, 4.0), (second, 8.0)):
+        w = mx.nd.array([start])
+        store.broadcast("w", w, w)
+        store.pushpull("w", mx.nd.array([1.0]), w)
+        assert w.asscalar() == start - 0.5
+
+
+def test_trainer_saves_and_loads_optimizer_states(tmp_path):
+    def train(steps, load=None, weights=4.0):
+        net = gluon.nn.Dense(1, in_units=1, use_bias=False, prefix="net_")
+        net.initialize(mx.init.Constant(weights))
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9},
+                                kvstore=kvstore.create("local"))
+        if load:
+            trainer.load_states(load)
+        for _ in range(steps):
+            with autograd.record():
+                loss = net(mx.nd.ones((1, 1))) ** 2
+            loss.backward()
+            trainer.step(1)
+        file = str(tmp_path / f"states-{steps}")
+        trainer.save_states(file)
+        return file, net.weight.data().asscalar()
+    file, middle = train(3)
+    _, resumed = train(2, file, middle)
+    _, straight = train(5)
+    assert resumed == straight
