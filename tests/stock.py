@@ -1,0 +1,27 @@
+"""Workers of jobs that the tests compare ours with or start without our launcher."""
+from typing import Any, Dict
+
+import numpy as np
+
+
+def train_stock(worker_rank: int, scale: float) -> Dict[str, np.ndarray]:
+    """The scenario `ssgd` with MXNet's own `dist_sync`, servers and all; gradients multiplied by `scale`."""
+    from kvstore._mxnet import mx
+    from mxnet import autograd, gluon
+    from tests.scenarios import BATCH, MOMENTUM, SCENARIOS, SHAPES, flat, initial, loss
+
+    parameters, start = gluon.ParameterDict("net_"), 0
+    for name, shape in SHAPES.items():
+        stop = start + int(np.prod(shape))
+        parameters.get(name, shape=shape, init=mx.init.Constant(mx.nd.array(initial()[start:stop].reshape(shape))))
+        start = stop
+    parameters.initialize(ctx=mx.cpu())
+    trainer = gluon.Trainer(parameters, "sgd", dict(MOMENTUM), kvstore="dist_sync")
+    path = [flat(parameters)]
+    for t in range(SCENARIOS["ssgd"].iterations):
+        with autograd.record():
+            total = loss(parameters, mx.cpu(), worker_rank, t) * BATCH * scale
+        total.backward()
+        trainer.step(BATCH)
+        path.append(flat(parameters))
+    return {"path": np.array(path)}
