@@ -97,8 +97,8 @@ class TrainConfig:
     data_dir: Optional[str] = option("Model and data", None, PATH,
                                      "folder with the files of mnist, cifar10 or imagenet", result=False)
     batch_size: int = option("Model and data", 32, integer(1),
-                             "examples per iteration of ONE worker, over all its devices; "
-                             "the global batch is workers x batch size")
+                             "examples per iteration on ONE device; a worker's batch is batch size x its devices, "
+                             "the global batch that x workers")
     augment: bool = option("Model and data", False, FLAG,
                            "random crops and mirror images in training (cifar10: padded by 4; imagenet: resized crops)")
     image_shape: Optional[Tuple[int, int, int]] = option(
@@ -250,8 +250,13 @@ class TrainConfig:
 
     @property
     def device_count(self) -> int:
-        """How many devices share a worker's batch."""
+        """How many devices a worker computes on."""
         return _device_count(vars(self))
+
+    @property
+    def worker_batch_size(self) -> int:
+        """Examples of one worker per iteration, over all its devices: the b of the algorithms' mini-batch mean."""
+        return self.batch_size * self.device_count
 
     def optimizer_arguments(self) -> Dict[str, Any]:
         """Arguments of the global optimizer, as gluon.Trainer takes them."""
@@ -330,9 +335,6 @@ class TrainConfig:
             raise ConfigError("give one of num_gpus, gpus and num_cpus: a worker computes on one kind of device")
         if len(set(self.gpus)) != len(self.gpus):
             raise ConfigError(f"gpus: {','.join(map(str, self.gpus))} names a device twice")
-        if self.batch_size % self.device_count:
-            raise ConfigError(f"batch_size {self.batch_size} does not divide evenly over {self.device_count} devices; "
-                              f"take {_round_up(self.batch_size, self.device_count)}")
 
     def _check_schedule(self) -> None:
         for key in ("lr_step_epochs", "lr_step_epochs_local"):
@@ -402,7 +404,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Span):
         return value.plain()
     return list(value) if isinstance(value, tuple) else value
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -6,11 +6,12 @@
     for xs, ys in data.test():                   # the whole test set, for the one worker that evaluates
         ...
 
-How an epoch is divided. M workers take b examples each per iteration, so an epoch has N // (M b) iterations for N
-examples, the same number on every worker: nobody waits for a batch that another does not have. All examples are put
-in an order that seed and epoch settle; iteration i takes the i-th slice of M b examples, worker m the m-th b of it.
-Shares are disjoint, and the N mod (M b) examples left over at the end of the order sit out this epoch; the next has
-another order. It follows that two workers with batch b see together what one sees with batch 2 b.
+How an epoch is divided. M workers take b examples each per iteration (config.worker_batch_size: batch_size on each
+of a worker's devices), so an epoch has N // (M b) iterations for N examples, the same number on every worker: nobody
+waits for a batch that another does not have. All examples are put in an order that seed and epoch settle; iteration i
+takes the i-th slice of M b examples, worker m the m-th b of it. Shares are disjoint, and the N mod (M b) examples left
+over at the end of the order sit out this epoch; the next has another order. It follows that two workers with batch b
+see together what one sees with batch 2 b.
 
 A batch is a function of (seed, epoch, iteration, rank), and what augmentation does to an example one of (seed, epoch,
 example): a resumed run asks for `train(epoch, start=i)` and gets the same bits. No process is forked, no thread kept:
@@ -45,7 +46,7 @@ def load(config: TrainConfig, worker_rank: int, num_workers: int) -> Any:
     if config.dataset == "imagenet":
         return RecordData(config, worker_rank, num_workers, contexts)
     arrays = _arrays(config)
-    shards = Shards(len(arrays.train.labels), num_workers, config.batch_size, config.seed)
+    shards = Shards(len(arrays.train.labels), num_workers, config.worker_batch_size, config.seed)
     return ArrayData(arrays, shards, worker_rank, contexts, config.augment)
 
 
@@ -64,18 +65,18 @@ class Shards:
 
     num_examples: int
     num_workers: int
-    batch_size: int
+    worker_batch_size: int
     seed: int
 
     def __post_init__(self) -> None:
         if not self.batches_per_epoch:
             raise ConfigError(f"{self.num_examples} training examples are not enough for one batch of "
-                              f"{self.batch_size} on each of {self.num_workers} workers; lower batch_size")
+                              f"{self.worker_batch_size} on each of {self.num_workers} workers; lower batch_size")
 
     @property
     def batches_per_epoch(self) -> int:
         """Iterations of one epoch, on every worker."""
-        return self.num_examples // (self.num_workers * self.batch_size)
+        return self.num_examples // (self.num_workers * self.worker_batch_size)
 
     def order(self, epoch: int) -> Array:
         """All examples in the order of `epoch`. RandomState's stream is frozen: the same in every NumPy."""
@@ -83,8 +84,8 @@ class Shards:
 
     def batch(self, order: Array, index: int, worker_rank: int) -> Array:
         """The examples of worker `worker_rank` in iteration `index` of the epoch with `order`."""
-        start = (index * self.num_workers + worker_rank) * self.batch_size
-        return order[start:start + self.batch_size]
+        start = (index * self.num_workers + worker_rank) * self.worker_batch_size
+        return order[start:start + self.worker_batch_size]
 
 
 class ArrayData:
@@ -118,7 +119,7 @@ class ArrayData:
     def test(self) -> Iterator[Batch]:
         """The test set in its own order; the last batch is as short as it has to be."""
         images, labels = self.arrays.test
-        step = self.shards.batch_size
+        step = self.shards.worker_batch_size
         for start in range(0, len(labels), step):
             yield self._place(images[start:start + step], labels[start:start + step])
 

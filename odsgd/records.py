@@ -40,10 +40,10 @@ class RecordData:
         records = count_records(*self.train_files)
         count_records(*self.test_files)
         smallest = records - (num_workers - 1) * -(-records // num_workers)
-        self.batches_per_epoch = max(0, smallest) // config.batch_size
+        self.batches_per_epoch = max(0, smallest) // config.worker_batch_size
         if not self.batches_per_epoch:
-            raise ConfigError(f"{records} training images are not enough for one batch of {config.batch_size} on each "
-                              f"of {num_workers} workers; lower batch_size")
+            raise ConfigError(f"{records} training images are not enough for one batch of {config.worker_batch_size} on "
+                              f"each of {num_workers} workers; lower batch_size")
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from the `start`-th on."""
@@ -65,8 +65,8 @@ class RecordData:
         if "random_resized_crop" not in options:
             options["resize"] = round(min(shape[1:]) * 256 / 224)
         return mx.io.ImageRecordIter(path_imgrec=str(files[0]), path_imgidx=str(files[1]), data_shape=shape,
-                                     batch_size=self.config.batch_size, preprocess_threads=self.config.data_threads,
-                                     verbose=False, **NORMALISE, **options)
+                                     batch_size=self.config.worker_batch_size, verbose=False,
+                                     preprocess_threads=self.config.data_threads, **NORMALISE, **options)
 
     def _place(self, batch: Any) -> Batch:
         count = batch.data[0].shape[0] - (batch.pad or 0)

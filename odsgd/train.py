@@ -144,8 +144,8 @@ class Training:
             losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
         mx.autograd.backward(losses)
         tallies = [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
-        self.trainer.step(self.config.batch_size)
-        self.meter.add(iteration, tallies, self.config.batch_size)
+        self.trainer.step(self.config.worker_batch_size)
+        self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.progress.advance()
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
@@ -197,7 +197,7 @@ class Training:
         """Numbers of the last `iterations`, as interval and epoch records have them."""
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.optimizer_local not in (None, "none") else None
-        examples = iterations * self.config.batch_size * self.store.num_workers
+        examples = iterations * self.config.worker_batch_size * self.store.num_workers
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 "train_loss": sums.mean_loss, "train_accuracy": sums.accuracy,
                 "samples_per_s": rate(examples, seconds), "iteration_ms": 1000 * seconds / max(iterations, 1),
@@ -316,8 +316,9 @@ class Training:
             "num_workers": workers, "batches_per_epoch": self.batches_per_epoch, "parameters": parameters,
             "iteration": self.store.iteration})
         self.progress.say(config.to_yaml().rstrip())
-        self.progress.say(f"{workers} worker{'s' * (workers != 1)} x batch {config.batch_size} = global batch "
-                          f"{workers * config.batch_size}; {self.batches_per_epoch} iterations per epoch, {self.total} in "
+        several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
+        self.progress.say(f"{workers} worker{'s' * (workers != 1)} x {several}batch {config.batch_size} = global batch "
+                          f"{workers * config.worker_batch_size}; {self.batches_per_epoch} iterations per epoch, {self.total} in "
                           f"all; lr {lr:g}" + ("" if lr_local is None else f", lr_local {lr_local:g}")
                           + f"; {parameters} parameters; on {', '.join(contexts)} of each worker")
         if resumed is not None:

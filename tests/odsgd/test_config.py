@@ -137,7 +137,6 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--num-classes 7", "num_classes goes with imagenet or synthetic, not with dataset `digits`"),
     ("--num-gpus 2 --num-cpus 2", "give one of num_gpus, gpus and num_cpus"),
     ("--gpus 1,1", "gpus: 1,1 names a device twice"),
-    ("--num-cpus 3 --batch-size 32", "batch_size 32 does not divide evenly over 3 devices; take 33"),
     ("--thumbnail", "thumbnail is for Gluon's ResNets and MobileNets, not for model `mlp`"),
 ])
 def test_a_contradiction_is_one_line(flags, said):
@@ -174,6 +173,12 @@ def test_options_of_no_concern_to_a_store_do_not_reach_it():
 @pytest.mark.parametrize("flags, count", [("", 1), ("--num-cpus 2", 2), ("--gpus 0,2", 2), ("--num-gpus 4", 4)])
 def test_devices_are_counted_before_any_is_opened(flags, count):
     assert from_flags(flags).device_count == count
+
+
+def test_the_batch_size_is_that_of_one_device_as_in_gluons_scripts():
+    config = from_flags(ISSUE_EXAMPLE)  # 4 GPUs
+    assert (config.batch_size, config.worker_batch_size) == (32, 128)
+    assert TrainConfig(batch_size=32).worker_batch_size == 32
 
 
 def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else():

@@ -154,7 +154,7 @@ def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(recor
 
 
 def test_the_test_records_are_whole_and_in_order_on_several_devices(record_folder):
-    assert labels(imagenet(record_folder, num_cpus=2).test()) == [[0, 1, 2, 3], [4, 5, 6]]
+    assert labels(imagenet(record_folder, num_cpus=2, batch_size=2).test()) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
 def test_too_few_records_for_everyone_is_an_error(record_folder):

@@ -103,7 +103,7 @@ def test_training_numbers_are_those_of_all_workers(tmp_path):
 
 def test_two_devices_train_as_one_does(tmp_path):
     for count in (1, 2):
-        train.run(tiny(tmp_path / str(count), num_cpus=count))
+        train.run(tiny(tmp_path / str(count), num_cpus=count, batch_size=8 // count))
     one, two = (final_weights(tmp_path / name) for name in ("1", "2"))
     assert all(np.allclose(one[name].asnumpy(), two[name].asnumpy(), atol=1e-6) for name in one)
 
@@ -164,7 +164,8 @@ COMPENSATED = dict(kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0
 @pytest.mark.parametrize("stop", [3, 10, 17])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, stop, devices):
-    whole, parts = (tiny(tmp_path / name, num_cpus=devices, **MOMENTUM) for name in ("whole", "parts"))
+    whole, parts = (tiny(tmp_path / name, num_cpus=devices, batch_size=8 // devices, **MOMENTUM)
+                    for name in ("whole", "parts"))
     train.run(whole)
     train.run(dataclasses.replace(parts, iterations=stop))
     train.run(dataclasses.replace(parts, resume=True))
