@@ -117,6 +117,7 @@ class Cluster:
         """The first worker's weights are the global ones; all have the same."""
         if key not in self._stored:
             self._stored[key] = mx.nd.concat(weights, mx.nd.zeros(HEADER), dim=0)
+            self._stored[key].wait_to_read()  # as on a server, nothing is under way when an update begins
 
     def push(self, worker_rank: int, bucket: Bucket, message: NDArray, answer: NDArray) -> _Late:
         """One worker's message; the last of a round runs the update and answers all."""

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
+from . import engine
 from ._mxnet import mx
 from .algorithms import STORES
 from .errors import ProtocolError
-from .messages import VERSION_MODULUS
+from .messages import HEADER, VERSION_MODULUS
 from .updaters import NDArray, build, progress, set_progress, state_arrays
 
 
@@ -53,10 +54,12 @@ class Shard:
         if key not in self._entries:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
-        version_sum, lr_high, lr_low = pushed[entry.size:].asnumpy()
-        entry.rule.optimizer.lr = float(lr_high) + float(lr_low)
+        pushed.wait_to_read()
+        version_sum, lr_high, lr_low = engine.floats(pushed, entry.size, entry.size + HEADER)
+        entry.rule.optimizer.lr = lr_high + lr_low
         entry.rule.push_all(pushed[:entry.size], stored[:entry.size], int(version_sum), VERSION_MODULUS)
-        stored[entry.size:entry.size + 1] = entry.rule.version % VERSION_MODULUS
+        # The update writes the weights before it; whoever sends `stored` waits for the update.
+        engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % VERSION_MODULUS
 
     # -- commands --------------------------------------------------------------------------------------------
 
