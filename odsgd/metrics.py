@@ -50,7 +50,7 @@ class Sums:
         return self.hits / self.examples if self.examples else math.nan
 
 
-class Tally(mx.gluon.HybridBlock):  # type: ignore[misc]
+class Tally(mx.gluon.HybridBlock):
     """(sum of the losses, right answers) of one device's part of a batch, as one array: one read instead of two."""
 
     def hybrid_forward(self, F: Any, loss: Any, output: Any, label: Any) -> Any:

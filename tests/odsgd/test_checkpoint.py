@@ -1,0 +1,169 @@
+"""Files of a checkpoint: complete or not there, checked when read, old ones removed."""
+import json
+import os
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore._mxnet import mx
+from kvstore.errors import ConfigError
+from odsgd import checkpoint
+
+
+@pytest.fixture
+def trained():
+    """A store and a network after one step; `step` takes another."""
+    net = mx.gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(mx.gluon.nn.Dense(3, in_units=4), mx.gluon.nn.BatchNorm(in_channels=3))
+    net.initialize(mx.init.Xavier())
+    store = kvstore.create("local")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
+
+    def step():
+        with mx.autograd.record():
+            loss = net(mx.nd.array(np.random.RandomState(0).rand(2, 4))).square().sum()
+        loss.backward()
+        trainer.step(2)
+    step()
+    return store, net, step
+
+
+def save(root, trained, steps=1, keep=3):
+    store, net, step = trained
+    for _ in range(steps):
+        step()
+    checkpoint.save(root, store, net, {"config": {}}, keep)
+    return root / str(store.iteration)
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+def test_arrays_and_json_come_back_as_they_were(tmp_path):
+    arrays, meta = {"global/w": np.arange(6, dtype=np.float32).reshape(2, 3), "0/w": np.zeros(0, np.float32)}, {"t": [1, None]}
+    written = checkpoint.write_arrays(tmp_path / "a.npz", arrays, meta)
+    assert written == checkpoint.digest(tmp_path / "a.npz") and written["nbytes"] == (tmp_path / "a.npz").stat().st_size
+    read, read_meta = checkpoint.read_arrays(tmp_path / "a.npz")
+    assert read_meta == meta and read.keys() == arrays.keys()
+    assert all(np.array_equal(read[name], arrays[name]) and read[name].dtype == arrays[name].dtype for name in arrays)
+
+
+def test_weights_are_loaded_by_plain_gluon(tmp_path, trained):
+    folder = save(tmp_path, trained)
+    again = mx.gluon.nn.HybridSequential()
+    again.add(mx.gluon.nn.Dense(3), mx.gluon.nn.BatchNorm())
+    again.load_parameters(str(folder / "weights.params"))
+    inputs = mx.nd.ones((2, 4))
+    assert np.array_equal(again(inputs).asnumpy(), trained[1](inputs).asnumpy())
+
+
+def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path, trained):
+    folder = save(tmp_path, trained)
+    manifest = checkpoint.read_manifest(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*manifest["files"], "manifest.json"])
+    assert {name: checkpoint.digest(folder / name) for name in manifest["files"]} == manifest["files"]
+    assert manifest["iteration"] == 2 and manifest["num_workers"] == 1
+    assert manifest["parameters"]["net_dense0_weight"] == {"shape": [3, 4], "dtype": "float32"}
+
+
+@pytest.mark.parametrize("last_file", ["worker-0.npz", "weights.params", "servers.npz", "manifest.json"])
+def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path, trained, monkeypatch, last_file):
+    save(tmp_path, trained)
+    replace = os.replace
+
+    def fail(source, target):
+        if os.path.basename(target) == last_file:
+            raise OSError(28, "No space left on device", str(target))
+        replace(source, target)
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, trained)
+    assert (tmp_path / "3").is_dir() and checkpoint.complete(tmp_path) == [2]
+    monkeypatch.undo()
+    checkpoint.save(tmp_path, trained[0], trained[1], {}, 3)
+    assert checkpoint.complete(tmp_path) == [2, 3] and not list((tmp_path / "3").glob("*.tmp"))
+
+
+def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path, trained, monkeypatch):
+    folder = save(tmp_path, trained)
+    monkeypatch.setattr(checkpoint, "write_weights", lambda path, net: pytest.fail("stop here"))
+    with pytest.raises(pytest.fail.Exception):
+        save(tmp_path, trained, steps=0)
+    assert not (folder / "manifest.json").exists()
+
+
+def test_the_newest_are_kept_by_number_and_what_was_left_unfinished_goes(tmp_path, trained):
+    for iteration in ("1", "notes"):
+        (tmp_path / iteration).mkdir()
+    for _ in range(10):
+        save(tmp_path, trained, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "11", "notes"]
+
+
+def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path):
+    for name in ("4", "6", "8"):
+        (tmp_path / name).mkdir()
+    checkpoint._retire(tmp_path, [6], 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "8"]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["worker-0.npz", "weights.params", "servers.npz"])
+def test_a_damaged_file_is_named_with_what_was_expected(tmp_path, trained, name):
+    folder = save(tmp_path, trained)
+    manifest = checkpoint.read_manifest(folder)
+    expected = manifest["files"][name]
+    damage(folder / name)
+    with pytest.raises(ConfigError) as caught:
+        checkpoint.restore(folder, manifest, trained[0], trained[1])
+    got = checkpoint.digest(folder / name)
+    assert f"`{folder / name}`: expected SHA-256 {expected['sha256']}, got SHA-256 {got['sha256']}" in str(caught.value)
+    os.truncate(folder / name, 7)
+    with pytest.raises(ConfigError, match=f"expected {expected['nbytes']} bytes, got 7 bytes") as caught:
+        checkpoint.restore(folder, manifest, trained[0], trained[1])
+    os.remove(folder / name)
+    with pytest.raises(ConfigError, match=f"no `{folder / name}`, a part of checkpoint 2"):
+        checkpoint.restore(folder, manifest, trained[0], trained[1])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
+                                        ('{"schema": 99}', "expected schema 1, got 99")])
+def test_a_manifest_that_is_none_is_one_line(tmp_path, text, said):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        checkpoint.read_manifest(tmp_path)
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    np.savez(tmp_path / "evil.npz", w=np.array([{}], dtype=object), meta=np.frombuffer(b"{}", np.uint8))
+    with pytest.raises(ConfigError, match="allow_pickle=False"):
+        checkpoint.read_arrays(tmp_path / "evil.npz")
+
+
+def test_another_model_is_refused_with_the_difference(tmp_path, trained):
+    manifest = checkpoint.read_manifest(save(tmp_path, trained))
+    checkpoint.check_model(manifest, trained[1])
+    other = mx.gluon.nn.Dense(5, in_units=4, prefix="net_dense0_")
+    other.initialize()
+    with pytest.raises(ConfigError) as caught:
+        checkpoint.check_model(manifest, other)
+    assert "net_dense0_weight: 3x4 float32 saved, 5x4 float32 now" in str(caught.value)
+    assert "net_batchnorm0_gamma: 3 float32 saved, none now; and" not in str(caught.value)
+    assert "net_batchnorm0_gamma: 3 float32 saved, none now" in str(caught.value)
+
+
+def test_other_settings_are_refused_by_name():
+    manifest = json.loads('{"iteration": 7, "num_workers": 4, "batches_per_epoch": 10}')
+    checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
+    with pytest.raises(ConfigError, match="checkpoint 7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
+        checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])

@@ -1,0 +1,97 @@
+"""Counting, the clock and the file of metrics."""
+import json
+import math
+
+import numpy as np
+import pytest
+
+from kvstore._mxnet import mx
+from odsgd import metrics
+from odsgd.metrics import Clock, Meter, MetricsFile, Sums, Tally
+
+
+def tally(loss, hits):
+    return mx.nd.array([loss, hits])
+
+
+def test_a_meter_reads_late_in_order_and_all_in_the_end():
+    read = []
+    meter = Meter(lambda iteration, sums: read.append((iteration, sums.loss)), in_flight=2)
+    for iteration in range(5):
+        meter.add(iteration, [tally(10.0 * iteration, 1)], examples=4)
+        assert [number for number, _ in read] == list(range(iteration - 1))
+    meter.drain()
+    assert read == [(iteration, 10.0 * iteration) for iteration in range(5)]
+
+
+def test_the_parts_of_several_devices_are_added():
+    read = []
+    meter = Meter(lambda _, sums: read.append(sums))
+    meter.add(0, [tally(1.5, 2), tally(2.0, 1)], examples=8)
+    meter.drain()
+    assert read == [Sums(loss=3.5, hits=3.0, examples=8)]
+
+
+def test_means_are_per_example_and_nothing_has_no_mean():
+    sums = Sums()
+    assert math.isnan(sums.mean_loss) and math.isnan(sums.accuracy)
+    sums.add(Sums(3.0, 1, 4))
+    sums.add(Sums(1.0, 2, 4))
+    assert (sums.mean_loss, sums.accuracy) == (0.5, 0.375)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_tally_is_the_summed_loss_and_the_right_answers(hybridize):
+    count = Tally()
+    count.hybridize(hybridize)
+    output = mx.nd.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    result = count(mx.nd.array([1.0, 2.0, 4.0]), output, mx.nd.array([1, 1, 1]))
+    assert result.asnumpy().tolist() == [7.0, 2.0]
+
+
+def test_the_clock_stands_still_while_stopped(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    clock = Clock()
+    now[0] = 103.0
+    clock.stop()
+    clock.stop()
+    now[0] = 200.0
+    assert clock.read() == 3.0
+    clock.go_on()
+    now[0] = 202.0
+    assert clock.read() == 5.0
+
+
+def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(tmp_path):
+    file = MetricsFile(tmp_path, append=False)
+    file.write("epoch", {"train_loss": math.nan, "parts": [math.inf, 1.5], "lr": 0.1})
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    file.close()
+    assert line == {"event": "epoch", "train_loss": None, "parts": [None, 1.5], "lr": 0.1}
+
+
+@pytest.mark.parametrize("found, kept", [('{"a": 1}\n{"b', '{"a": 1}\n'), ('{"a": 1}\n', '{"a": 1}\n'), ('{"b', ""), ("", "")])
+def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path, found, kept):
+    (tmp_path / "metrics.jsonl").write_text(found)
+    file = MetricsFile(tmp_path, append=True)
+    file.write("end", {})
+    file.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == kept + '{"event": "end"}\n'
+
+
+def test_a_new_run_starts_a_new_file(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("old\n")
+    MetricsFile(tmp_path, append=False).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_rate_needs_time_to_have_passed():
+    assert metrics.rate(100, 2.0) == 50 and metrics.rate(100, 0.0) is None
+
+
+def test_sums_of_many_iterations_keep_double_precision():
+    sums = Sums()
+    for _ in range(1000):
+        sums.add(Sums(float(np.float32(0.1)), 0, 1))
+    assert sums.mean_loss == pytest.approx(float(np.float32(0.1)), rel=1e-13)

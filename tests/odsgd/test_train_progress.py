@@ -1,0 +1,47 @@
+"""What a user sees."""
+import io
+import sys
+
+import pytest
+
+from odsgd.progress import Progress
+
+RECORD = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912, "samples_per_s": 1234.5,
+          "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_plain_lines_where_there_is_no_terminal(capsys):
+    progress = Progress(80, 0, silent=False)
+    progress.interval(RECORD)
+    progress.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95}, epochs=4)
+    progress.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "iteration 40/80: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1, lr_local 0.05",
+        "epoch 2/4: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1; test: loss 0.3000, accuracy 95.00%"]
+
+
+def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress(80, 39, silent=False)
+    progress.advance()
+    progress.interval(RECORD)
+    progress.say("a line")
+    progress.close()
+    assert "40/80" in sys.stderr.getvalue() and "loss 0.2500, 91.20%" in sys.stderr.getvalue()
+    assert capsys.readouterr().out == "a line\n"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_the_other_workers_are_silent(monkeypatch, capsys, stream):
+    monkeypatch.setattr(sys, "stderr", stream())
+    progress = Progress(80, 0, silent=True)
+    progress.advance()
+    progress.interval(RECORD)
+    progress.epoch(RECORD, epochs=4)
+    progress.close()
+    assert capsys.readouterr().out == sys.stderr.getvalue() == ""
