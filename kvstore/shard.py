@@ -15,7 +15,7 @@ from ._mxnet import mx
 from .algorithms import STORES
 from .errors import ProtocolError
 from .messages import HEADER, VERSION_MODULUS
-from .updaters import NDArray, build, progress, set_progress, state_arrays
+from .updaters import NDArray, build, elementwise, progress, set_progress, state_arrays
 
 
 class _Entry:
@@ -74,7 +74,8 @@ class Shard:
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
         for key, entry in mine.items():
-            rule = STORES[store].rule(key, entry["shape"], self.num_workers, applied)
+            shape = None if elementwise(applied) else entry["shape"]
+            rule = STORES[store].rule(key, shape, self.num_workers, applied)
             rule.start(mx.nd.zeros(entry["size"]))
             self._entries[key] = _Entry(entry["size"], rule)
 

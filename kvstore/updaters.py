@@ -105,6 +105,7 @@ class LocalUpdate:
 
     def __init__(self, bucket: Bucket, optimizer: mx.optimizer.Optimizer) -> None:
         self.bucket, self.optimizer = bucket, optimizer
+        self._shape = None if elementwise(optimizer) else bucket.shape
         self.w_bak: Optional[NDArray] = None
         self.state: Any = None
 
@@ -112,7 +113,7 @@ class LocalUpdate:
         if self.w_bak is None:
             self.start(w_global)
         w_global.copyto(self.w_bak)
-        apply(self.optimizer, self.bucket.id, self.w_bak, grad, self.state, self.bucket.shape)
+        apply(self.optimizer, self.bucket.id, self.w_bak, grad, self.state, self._shape)
         return self.w_bak
 
     def memory(self) -> List[NDArray]:
@@ -128,7 +129,7 @@ class LocalUpdate:
     def start(self, w_global: NDArray) -> None:
         """Begin at `w_global`, with an optimizer that has seen nothing yet."""
         self.w_bak = w_global.copy()
-        self.state = self.optimizer.create_state_multi_precision(self.bucket.id, shaped(self.w_bak, self.bucket.shape))
+        self.state = self.optimizer.create_state_multi_precision(self.bucket.id, shaped(self.w_bak, self._shape))
 
 
 def create_local(name: Any, options: Dict[str, Any]) -> Optional[mx.optimizer.Optimizer]:
