@@ -71,14 +71,20 @@ def _run(command: str, argv: List[str]) -> int:
         return int(stop.code or 0)
 
 
-def check_command(command: Sequence[str]) -> None:
+def check_command(command: Sequence[str], elsewhere: bool = False) -> None:
     """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
 
-    For the launcher: a misspelt option is told before a process starts, not by every worker of the job.
+    For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
+    the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are
+    checked, each for itself.
     """
     flags = _flags_of_train(list(command))
-    if flags is not None:
-        from odsgd.config import TrainConfig
+    if flags is None:
+        return
+    from odsgd.config import TrainConfig
+    from odsgd.flags import parse_flags
+    _, config_file = parse_flags(TrainConfig, "odsgd train", flags)
+    if not (elsewhere and config_file and not Path(config_file).exists()):
         TrainConfig.from_flags(flags)
 
 

@@ -13,6 +13,7 @@ import sys
 from typing import Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, unknown
+from odsgd.cli import check_command
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
@@ -110,6 +111,10 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
             raise ConfigError(f"no such file: {words[0]}")
         if not words[0].endswith(".py") and not shutil.which(words[0]):
             raise ConfigError(f"no such program: {words[0]}")
+    try:
+        check_command(words, elsewhere=launcher != "local")
+    except ConfigError as error:
+        raise ConfigError(f"the workers' command: {error}") from None
     return tuple(words)
 
 

@@ -71,6 +71,26 @@ def test_mistakes_are_told_in_one_line(argv, complaint):
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
+def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(launcher, hosts, capsys, monkeypatch):
+    monkeypatch.setattr(cli.supervise, "run", lambda job: pytest.fail("a process would have been started"))
+    where = ["-H", hosts] if launcher == "ssh" else []
+    train = [sys.executable, "-m", "odsgd", "train", "--lr-locl", "0.1"]
+    assert cli.main(["-n", "2", "--launcher", launcher, *where, *train]) == 64
+    error = capsys.readouterr().err
+    assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`?")
+    assert error.count("\n") == 1
+
+
+def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts):
+    train = ["odsgd", "train", "--config", "no/such.yaml"]
+    assert cli.parse(["-n", "1", "-H", hosts, *train]).command == tuple(train)
+    with pytest.raises(ConfigError, match="the workers' command: cannot read `no/such.yaml`"):
+        cli.parse(["-n", "1", sys.executable, "-m", *train])
+    with pytest.raises(ConfigError, match="unknown option `--lr-locl`"):
+        cli.parse(["-n", "1", "-H", hosts, *train, "--lr-locl", "1"])
+
+
 def test_a_local_job_has_no_hostfile_and_mpirun_no_user(hosts, tmp_path):
     with pytest.raises(ConfigError, match="leave out -H"):
         cli.parse(["-n", "1", "--launcher", "local", "-H", hosts, "x"])
