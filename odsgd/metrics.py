@@ -15,7 +15,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Tuple
 
 from kvstore._mxnet import mx
 
@@ -48,6 +48,15 @@ class Sums:
     def accuracy(self) -> float:
         """Share of right answers, 0 to 1; NaN if there was no example."""
         return self.hits / self.examples if self.examples else math.nan
+
+
+@dataclasses.dataclass
+class Window:
+    """What is counted from an iteration on, with the clock's reading at its begin."""
+
+    iteration: int
+    clock_s: float
+    sums: Sums = dataclasses.field(default_factory=Sums)
 
 
 class Tally(mx.gluon.HybridBlock):
@@ -103,7 +112,8 @@ class Clock:
 
     def go_on(self) -> None:
         """Training continues."""
-        self._since, self._stopped = time.perf_counter(), False
+        if self._stopped:
+            self._since, self._stopped = time.perf_counter(), False
 
 
 class MetricsFile:
@@ -140,8 +150,3 @@ def _json_safe(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json_safe(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def rate(examples: float, seconds: float) -> Optional[float]:
-    """Examples per second; None where no time has passed."""
-    return examples / seconds if seconds > 0 else None

@@ -53,5 +53,5 @@ def measured(record: Dict[str, Any]) -> str:
     """Loss, accuracy, speed and learning rates of a record, for a line."""
     local = record.get("lr_local")
     return (f"loss {record['train_loss']:.4f}, accuracy {record['train_accuracy']:.2%}, "
-            f"{record['samples_per_s'] or 0:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
+            f"{record['samples_per_s']:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
             + ("" if local is None else f", lr_local {local:g}"))

@@ -12,14 +12,10 @@ samples_per_s of all workers together, without evaluation and checkpoints.
 """
 from __future__ import annotations
 
-import datetime
 import itertools
 import math
 import os
-import platform
-import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -29,10 +25,10 @@ import kvstore
 from kvstore import control
 from kvstore._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
-from odsgd import __version__, checkpoint, data, devices, models, randomness
+from odsgd import checkpoint, data, devices, models, randomness
 from odsgd.config import TrainConfig
-from odsgd.metrics import Clock, Meter, MetricsFile, Sums, Tally, rate
-from odsgd.progress import Progress
+from odsgd.journal import Journal, versions
+from odsgd.metrics import Clock, Meter, Sums, Tally, Window
 from odsgd.schedule import lr_at, lr_local_at
 
 SETTINGS_OF_DIVERGENCE = ("optimizer", "momentum", "wd", "batch_size", "optimizer_local", "momentum_local", "lamda",
@@ -94,8 +90,7 @@ class Training:
         self.draws = randomness.draws(self.net)
         self.meter, self.clock = Meter(self._take), Clock()
         self.clock.stop()
-        self.interval, self.interval_began, self.interval_began_s = Sums(), 0, 0.0
-        self.epoch, self.epoch_began_s = Sums(), 0.0
+        self.interval = self.epoch = Window(0, 0.0)
         self.tested: Optional[Sums] = None
 
     # --- the run ------------------------------------------------------------------------------------------------------
@@ -103,31 +98,30 @@ class Training:
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume() if self.config.resume else self._begin_afresh()
-        self.began, self.interval_began = time.perf_counter(), self.store.iteration
-        self.progress = Progress(self.total, self.store.iteration, silent=self.store.rank != 0)
-        self.metrics = self._open_metrics(resumed)
+        self.interval = self._window()
+        self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total, resumed)
         try:
-            self._announce(resumed)
+            self.journal.start(self.store.num_workers, self.batches_per_epoch, count_parameters(self.net),
+                               devices.contexts(self.config))
             while self.store.iteration < self.total:
                 self._train_epoch()
-            self._finish()
+            self.journal.end(self.store.iteration, self._test_fields())
         finally:
-            self.progress.close()
-            if self.metrics is not None:
-                self.metrics.close()
+            self.journal.close()
         self.store.close()
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
-        began = time.perf_counter()
+        began = self.journal.seconds()
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
-        self._begin_counting()
+        self.clock.go_on()
+        self.epoch = self._window()
         for xs, ys in itertools.islice(self.data.train(epoch, position), end - self.store.iteration):
             self._iterate(xs, ys)
             if self.store.iteration < end and self._checkpoint_due():
                 self._checkpoint()
-        self._close_epoch(epoch, self.store.iteration - epoch * self.batches_per_epoch - position, began)
+        self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
 
@@ -146,16 +140,9 @@ class Training:
         tallies = [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
         self.trainer.step(self.config.worker_batch_size)
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
-        self.progress.advance()
+        self.journal.iteration()
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
-
-    def _finish(self) -> None:
-        """The last record and line."""
-        self._write("end", {"iteration": self.store.iteration, "seconds": time.perf_counter() - self.began,
-                            **self._test_fields()})
-        self.progress.say(f"done after {self.store.iteration} iterations, {time.perf_counter() - self.began:.1f} s; "
-                          f"outputs lie in {self.out}")
 
     def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
@@ -164,17 +151,16 @@ class Training:
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _begin_counting(self) -> None:
-        self.epoch = Sums()
-        self.clock.go_on()
-        self.epoch_began_s = self.clock.read()
+    def _window(self) -> Window:
+        """Count from here on."""
+        return Window(self.store.iteration, self.clock.read())
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
         if not math.isfinite(sums.loss) and self.config.on_nan == "stop":
             raise DivergedError(self._diverged(iteration, sums.mean_loss))
-        self.epoch.add(sums)
-        self.interval.add(sums)
+        self.epoch.sums.add(sums)
+        self.interval.sums.add(sums)
 
     def _diverged(self, iteration: int, loss: float) -> str:
         lr, lr_local = self._rates(iteration)
@@ -185,36 +171,31 @@ class Training:
                 "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
 
     def _log_interval(self) -> None:
-        if not self.interval.examples:  # of so short an interval nothing has been read yet
-            return
-        now_s, now = self.clock.read(), self.store.iteration
-        record = self._record(self.interval, now - self.interval_began, now_s - self.interval_began_s)
-        self.interval, self.interval_began, self.interval_began_s = Sums(), now, now_s
-        self._write("interval", record)
-        self.progress.interval(record)
+        if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
+            self.journal.interval(self._record(self.interval))
+            self.interval = self._window()
 
-    def _record(self, sums: Sums, iterations: int, seconds: float) -> Dict[str, Any]:
-        """Numbers of the last `iterations`, as interval and epoch records have them."""
+    def _record(self, window: Window) -> Dict[str, Any]:
+        """Numbers of a window that ends here, as interval and epoch records have them."""
+        iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.optimizer_local not in (None, "none") else None
-        examples = iterations * self.config.worker_batch_size * self.store.num_workers
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
-                "train_loss": sums.mean_loss, "train_accuracy": sums.accuracy,
-                "samples_per_s": rate(examples, seconds), "iteration_ms": 1000 * seconds / max(iterations, 1),
+                "train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy,
+                "samples_per_s": iterations * self.config.worker_batch_size * self.store.num_workers / seconds,
+                "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local}
 
-    def _close_epoch(self, epoch: int, iterations: int, began: float) -> None:
+    def _close_epoch(self, epoch: int, began: float) -> None:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other."""
         self.meter.drain()
         self.clock.stop()
-        record = self._record(self._over_workers(self.epoch), iterations, self.clock.read() - self.epoch_began_s)
+        self.epoch.sums = self._over_workers(self.epoch.sums)
+        record = self._record(self.epoch)
         if self._evaluation_due(epoch):
             self.tested = self._evaluate()
             record.update(self._test_fields())
-        now = time.perf_counter()
-        record.update(seconds=now - began, seconds_since_start=now - self.began)
-        self._write("epoch", record)
-        self.progress.epoch(record, self.config.epochs)
+        self.journal.epoch({**record, "seconds": self.journal.seconds() - began})
 
     def _over_workers(self, sums: Sums) -> Sums:
         return Sums(*map(float, self.store.allreduce(np.array([sums.loss, sums.hits, sums.examples], np.float32))))
@@ -290,42 +271,8 @@ class Training:
         checkpoint.check_model(manifest, self.net)
         return manifest
 
-    # --- what is written down -----------------------------------------------------------------------------------------
 
-    def _open_metrics(self, resumed: Optional[Path]) -> Optional[MetricsFile]:
-        if self.store.rank != 0:
-            return None
-        self.out.mkdir(parents=True, exist_ok=True)
-        self.config.save(self.out / "config.yaml")
-        return MetricsFile(self.out, append=resumed is not None)
-
-    def _write(self, event: str, fields: Dict[str, Any]) -> None:
-        if self.metrics is not None:
-            self.metrics.write(event, fields)
-
-    def _announce(self, resumed: Optional[Path]) -> None:
-        """Say once what runs, with the arithmetic that decides about it."""
-        config, workers = self.config, self.store.num_workers
-        parameters = sum(int(np.prod(parameter.shape)) for parameter in self.net.collect_params().values()
-                         if parameter.grad_req != "null")
-        contexts = [str(context) for context in devices.contexts(config)]
-        lr, lr_local = self._rates(self.store.iteration)
-        self._write("start", {
-            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(), "devices": contexts,
-            "num_workers": workers, "batches_per_epoch": self.batches_per_epoch, "parameters": parameters,
-            "iteration": self.store.iteration})
-        self.progress.say(config.to_yaml().rstrip())
-        several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
-        self.progress.say(f"{workers} worker{'s' * (workers != 1)} x {several}batch {config.batch_size} = global batch "
-                          f"{workers * config.worker_batch_size}; {self.batches_per_epoch} iterations per epoch, {self.total} in "
-                          f"all; lr {lr:g}" + ("" if lr_local is None else f", lr_local {lr_local:g}")
-                          + f"; {parameters} parameters; on {', '.join(contexts)} of each worker")
-        if resumed is not None:
-            self.progress.say(f"resumed from {resumed}" + (
-                "; nothing is left to do" if self.store.iteration >= self.total else ""))
-
-
-def versions() -> Dict[str, str]:
-    """Of what decides about the bits."""
-    return {"odsgd": __version__, "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version()}
+def count_parameters(net: Any) -> int:
+    """Numbers that are trained."""
+    return sum(int(np.prod(parameter.shape)) for parameter in net.collect_params().values()
+               if parameter.grad_req != "null")

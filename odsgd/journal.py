@@ -1,0 +1,100 @@
+"""What a run tells and keeps: lines (or a bar) for its user, config.yaml and metrics.jsonl in its folder. Worker 0's."""
+from __future__ import annotations
+
+import datetime
+import platform
+import socket
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+from kvstore._mxnet import mx
+from odsgd import __version__
+from odsgd.config import TrainConfig
+from odsgd.metrics import MetricsFile
+from odsgd.progress import Progress
+
+
+class Journal:
+    """One worker's journal; that of a worker other than 0 does nothing.
+
+    `iteration` is the one the run begins with, of `total`; `resumed` the checkpoint it goes on from.
+    """
+
+    def __init__(self, config: TrainConfig, worker_rank: int, iteration: int, total: int,
+                 resumed: Optional[Path]) -> None:
+        self._config, self._iteration, self._total, self._resumed = config, iteration, total, resumed
+        self._began = time.perf_counter()
+        self._progress = Progress(total, iteration, silent=worker_rank != 0)
+        self._file: Optional[MetricsFile] = None
+        if worker_rank == 0:
+            folder = Path(str(config.out))
+            folder.mkdir(parents=True, exist_ok=True)
+            config.save(folder / "config.yaml")
+            self._file = MetricsFile(folder, append=resumed is not None)
+
+    def seconds(self) -> float:
+        """Since the run began."""
+        return time.perf_counter() - self._began
+
+    def start(self, num_workers: int, batches_per_epoch: int, num_parameters: int, contexts: Any) -> None:
+        """Say once what runs, with the arithmetic that decides about it."""
+        config = self._config
+        self._write("start", {
+            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(),
+            "devices": [str(context) for context in contexts], "num_workers": num_workers,
+            "batches_per_epoch": batches_per_epoch, "parameters": num_parameters, "iteration": self._iteration})
+        self._progress.say(config.to_yaml().rstrip())
+        several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
+        self._progress.say(
+            f"{num_workers} worker{'s' * (num_workers != 1)} x {several}batch {config.batch_size} = global batch "
+            f"{num_workers * config.worker_batch_size}; {batches_per_epoch} iterations per epoch, {self._total} in all; "
+            f"lr {config.lr:g}{lr_local_words(config)}; {num_parameters} parameters; "
+            f"on {', '.join(map(str, contexts))} of each worker")
+        if self._resumed is not None:
+            done = "; nothing is left to do" if self._iteration >= self._total else ""
+            self._progress.say(f"resumed from {self._resumed}{done}")
+
+    def iteration(self) -> None:
+        """One more has been queued."""
+        self._progress.advance()
+
+    def interval(self, record: Dict[str, Any]) -> None:
+        """Numbers of the last iterations."""
+        self._write("interval", record)
+        self._progress.interval(record)
+
+    def epoch(self, record: Dict[str, Any]) -> None:
+        """Numbers of an epoch."""
+        self._write("epoch", {**record, "seconds_since_start": self.seconds()})
+        self._progress.epoch(record, self._config.epochs)
+
+    def end(self, iteration: int, tested: Dict[str, Any]) -> None:
+        """The run is over."""
+        self._write("end", {"iteration": iteration, "seconds": self.seconds(), **tested})
+        self._progress.say(f"done after {iteration} iterations, {self.seconds():.1f} s; outputs lie in {self._config.out}")
+
+    def close(self) -> None:
+        """Leave terminal and file in order, also after a failure."""
+        self._progress.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, event: str, fields: Dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(event, fields)
+
+
+def lr_local_words(config: TrainConfig) -> str:
+    """The local learning rate, where there are local steps."""
+    if config.optimizer_local in (None, "none"):
+        return ""
+    return ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
+
+
+def versions() -> Dict[str, str]:
+    """Of what decides about the bits."""
+    return {"odsgd": __version__, "mxnet": mx.__version__, "numpy": np.__version__, "python": platform.python_version()}
