@@ -7,6 +7,7 @@ Two things stand in the way of a plain ``import mxnet``:
 * MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
 """
 import os
+from typing import TYPE_CHECKING, Any
 
 from . import _numpy  # noqa: F401
 
@@ -25,4 +26,9 @@ finally:
     if _role is not None:
         os.environ["DMLC_ROLE"] = _role
 
-__all__ = ["mx"]
+if TYPE_CHECKING:
+    NDArray = Any  # MXNet carries no types
+else:
+    NDArray = mx.nd.NDArray
+
+__all__ = ["NDArray", "mx"]

@@ -6,9 +6,9 @@ ready, and whoever pushed it does not wait.
 """
 import ctypes
 import itertools
-from typing import Callable, Dict, Sequence
+from typing import Callable, Dict, List, Sequence
 
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -22,10 +22,9 @@ class _Context(ctypes.Structure):
 _CPU = _Context(1, 0)
 _waiting: Dict[int, Callable[[], None]] = {}  # pushed and not yet run; keeps them alive
 _numbers = itertools.count(1)
-_failures = []  # what pushed functions raised
+_failures: List[BaseException] = []  # what pushed functions raised
 
 
-@_SIGNATURE
 def _run(_run_context: int, number: int) -> None:
     try:
         _waiting.pop(number)()
@@ -33,7 +32,10 @@ def _run(_run_context: int, number: int) -> None:
         _failures.append(error)
 
 
-def when_ready(arrays: Sequence["mx.nd.NDArray"], function: Callable[[], None]) -> None:
+_RUN = _SIGNATURE(_run)  # at module level: C holds no reference to it
+
+
+def when_ready(arrays: Sequence[NDArray], function: Callable[[], None]) -> None:
     """Call `function` once every operation already pushed that writes one of `arrays` has run.
 
     Returns at once. The function runs on a thread of the engine, which runs little else meanwhile: it must
@@ -43,7 +45,7 @@ def when_ready(arrays: Sequence["mx.nd.NDArray"], function: Callable[[], None]) 
     _waiting[number] = function
     handles = (ctypes.c_void_p * len(arrays))(*[array.handle.value for array in arrays])
     mx.base.check_call(mx.base._LIB.MXEnginePushSyncND(
-        _run, ctypes.c_void_p(number), None, ctypes.byref(_CPU), handles, len(arrays), None, 0, None, 0,
+        _RUN, ctypes.c_void_p(number), None, ctypes.byref(_CPU), handles, len(arrays), None, 0, None, 0,
         b"kvstore.when_ready"))
 
 
@@ -53,7 +55,7 @@ def check() -> None:
         raise _failures.pop(0)
 
 
-def floats(array: "mx.nd.NDArray", start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
+def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
     """Elements [start, stop) of a flat single-precision CPU array, in place and past the engine.
 
     For a few numbers that no operation under way reads or writes; an operation of its own for each would cost more
@@ -61,4 +63,5 @@ def floats(array: "mx.nd.NDArray", start: int, stop: int) -> "ctypes.Array[ctype
     """
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    assert address.value is not None
     return (ctypes.c_float * (stop - start)).from_address(address.value + 4 * start)

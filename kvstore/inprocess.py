@@ -17,12 +17,12 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from . import control
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .errors import KVStoreError, RoundTimeoutError
 from .messages import HEADER, split_lr
 from .shard import Shard, un_npz
-from .transport import NDArray, Pending, Transport, by_bucket, opening
+from .transport import Pending, Transport, by_bucket, opening
 
 
 class _Round:
@@ -107,9 +107,10 @@ class Cluster:
 
     def take_turn(self, worker_rank: int) -> None:
         """Wait until the script lets this worker's exchange arrive."""
-        if self._order is not None:
-            self.wait_until(lambda: bool(self._order) and self._order[0] == worker_rank, f"worker {worker_rank}'s turn")
-            self._order.popleft()
+        order = self._order
+        if order is not None:
+            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
+            order.popleft()
             self._baton.notify_all()
         self.log.append(worker_rank)
 

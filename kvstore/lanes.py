@@ -6,10 +6,8 @@ CPU. It also understands arrays that oneDNN keeps in a layout of its own, which 
 """
 from typing import Dict, List, Sequence
 
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket, Segment
-
-NDArray = mx.nd.NDArray
 
 
 def wire_context(devices: Sequence[mx.Context]) -> mx.Context:

@@ -14,14 +14,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 import numpy as np
 
 from . import control, engine
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .control import watch
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
 from .messages import HEADER, split_lr
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
-from .transport import NDArray, Pending, Transport, by_bucket, opening
+from .transport import Pending, Transport, by_bucket, opening
 
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 

@@ -17,10 +17,9 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 import numpy as np
 
 from . import control
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .errors import EXIT_FAILURE
 from .shard import Shard
-from .updaters import NDArray
 
 MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
 SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed

@@ -11,11 +11,11 @@ from typing import Any, Callable, Dict
 import numpy as np
 
 from . import engine
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .algorithms import STORES
 from .errors import ProtocolError
 from .messages import HEADER, VERSION_MODULUS
-from .updaters import NDArray, build, elementwise, progress, set_progress, state_arrays
+from .updaters import build, elementwise, progress, set_progress, state_arrays
 
 
 class _Entry:

@@ -16,14 +16,14 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 import numpy as np
 
 from . import agreement, buckets as layout, engine, updaters
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .algorithms.program import Program, Worker
 from .buckets import Bucket, Parameter, Segment
 from .control import watch
 from .errors import ConfigError, ProtocolError, StoreClosedError
 from .lanes import Lanes, part
 from .shard import array_text, text_array
-from .transport import NDArray, Transport
+from .transport import Transport
 
 State = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
 
@@ -190,14 +190,14 @@ class Store(mx.kvstore.KVStoreBase):
             arrays = {name: file[name] for name in file.files}
         meta = array_text(arrays.pop("meta"))
         self._saved_servers = arrays, meta
-        self.iteration = meta["count"] - self._optimizer.begin_num_update
+        self.iteration = meta["count"] - self._global_optimizer().begin_num_update
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
         self._check_usable()
-        return self._transport.allreduce(array.asnumpy() if isinstance(array, NDArray) else np.asarray(array))
+        return self._transport.allreduce(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
         """Wait until every worker is here. Collective."""
@@ -307,16 +307,15 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _begin(self) -> None:
         """Lay out the buckets and give the servers their weights."""
-        if self._optimizer is None:
-            raise ConfigError("no optimizer: call set_optimizer before the first pushpull (gluon.Trainer does)")
-        whole = not all(updaters.elementwise(optimizer) for optimizer in self._program.optimizers)
+        optimizer = self._global_optimizer()
+        whole = not all(updaters.elementwise(one) for one in self._program.optimizers)
         planned = self._transport.plan(layout.by_layer(self._trainable()), self.options.bucket_nbytes, whole)
         self._lanes = [_Lane(bucket, [self._known[segment.parameter.key] for segment in bucket.segments])
                        for bucket in planned]
         for lane in self._lanes:
             for key in lane.keys():
                 self._lanes_of.setdefault(key, []).append(lane)
-        arriving = self._transport.open(self.type, updaters.describe(self._optimizer), planned, self._initial_weights())
+        arriving = self._transport.open(self.type, updaters.describe(optimizer), planned, self._initial_weights())
         for lane in self._lanes:
             lane.worker = self._program.worker(lane.bucket, self._transport, arriving[lane.bucket.id])
             lane.w_local = lane.worker.arriving.result()
@@ -324,6 +323,11 @@ class Store(mx.kvstore.KVStoreBase):
             self._resume(*self._saved)
         self._resume_servers()
         self._saved = self._saved_servers = None
+
+    def _global_optimizer(self) -> mx.optimizer.Optimizer:
+        if self._optimizer is None:
+            raise ConfigError("no optimizer: call set_optimizer before the first pushpull (gluon.Trainer does)")
+        return self._optimizer
 
     def _trainable(self) -> List[Parameter]:
         def has_gradient(key: Any) -> bool:
@@ -345,11 +349,13 @@ class Store(mx.kvstore.KVStoreBase):
     def _resume(self, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:
         self._program.resume(meta["progress"])
         memories = sorted({int(name.split("/")[1]) for name in arrays if name.startswith("memory/")})
+
+        def saved(lane: _Lane, prefix: str) -> NDArray:
+            return mx.nd.array(layout.join(lane.bucket, arrays, prefix), ctx=lane.devices.context)
+
         for lane in self._lanes:
-            def saved(prefix: str) -> NDArray:
-                return mx.nd.array(layout.join(lane.bucket, arrays, prefix), ctx=lane.devices.context)
-            lane.w_local = saved("local/")
-            lane.worker.resume(self.iteration, [saved(f"memory/{i}/") for i in memories])
+            lane.w_local = saved(lane, "local/")
+            lane.worker.resume(self.iteration, [saved(lane, f"memory/{i}/") for i in memories])
 
     def _resume_servers(self) -> None:
         """Worker 0 puts the saved state on the servers, the others wait for it."""
@@ -368,7 +374,7 @@ class Store(mx.kvstore.KVStoreBase):
         engine.check()
         self._left = len(self._lanes)
         self._handed.clear()
-        optimizer = self._optimizer
+        optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         lr = updaters.learning_rate(optimizer, optimizer.num_update)
         self._transport.lr = lr
@@ -404,7 +410,7 @@ class Store(mx.kvstore.KVStoreBase):
 
 
 def _as_list(value: Any) -> List[NDArray]:
-    return [value] if isinstance(value, NDArray) else value
+    return [value] if isinstance(value, mx.nd.NDArray) else value
 
 
 def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:

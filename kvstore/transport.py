@@ -17,10 +17,8 @@ from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
 
-from ._mxnet import mx
+from ._mxnet import NDArray
 from .buckets import Bucket
-
-NDArray = mx.nd.NDArray
 
 
 class Pending:

@@ -19,11 +19,9 @@ import json
 from typing import Any, Dict, List, Optional, Sequence
 
 from . import control
-from ._mxnet import mx
+from ._mxnet import NDArray, mx
 from .buckets import Bucket
 from .errors import ConfigError, unknown
-
-NDArray = mx.nd.NDArray
 
 
 # -- delay compensation --------------------------------------------------------------------------------------------
@@ -89,6 +87,7 @@ class DCASGD_A(_DelayCompensated):
         return mx.nd.zeros_like(weight)
 
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+        assert state.mean_square is not None
         square = grad * grad
         state.mean_square[:] = self.m * state.mean_square + (1 - self.m) * square       # Eq. 6
         return grad + self.lamda / mx.nd.sqrt(state.mean_square + self.epsilon) * square * moved
@@ -175,7 +174,7 @@ def apply(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: 
 
 def state_arrays(state: Any) -> List[NDArray]:
     """All arrays of an optimizer's state, in an order that depends on the optimizer alone."""
-    if isinstance(state, NDArray):
+    if isinstance(state, mx.nd.NDArray):
         return [state]
     if isinstance(state, (tuple, list)):
         return [array for part in state for array in state_arrays(part)]

@@ -23,10 +23,10 @@ W_t, which the pull of the previous iteration brought.
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
-from .._mxnet import mx
+from .._mxnet import NDArray, mx
 from ..buckets import Bucket
 from ..errors import ConfigError
-from ..transport import NDArray, Pending, Transport
+from ..transport import Pending, Transport
 from ..updaters import LocalUpdate, create_local, progress, set_progress
 from .program import Options, Program, Worker
 from .sync import SyncUpdate

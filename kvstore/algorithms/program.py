@@ -6,11 +6,11 @@ when an iteration begins. Its `rule` runs on the servers, one object per bucket,
 from dataclasses import dataclass
 from typing import Any, Dict, List, Type
 
-from .._mxnet import mx
+from .._mxnet import NDArray, mx
 from ..buckets import DEFAULT_NBYTES, Bucket
 from ..control import DEFAULT_TIMEOUT_S
 from ..errors import ConfigError
-from ..transport import NDArray, Pending, Transport
+from ..transport import Pending, Transport
 
 
 @dataclass(frozen=True)

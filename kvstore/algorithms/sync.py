@@ -14,9 +14,10 @@ round it does not belong to is an error and not a silent mix of two iterations.
 """
 from typing import Any, Optional, Sequence
 
+from .._mxnet import NDArray
 from ..buckets import Bucket
 from ..errors import ProtocolError
-from ..transport import NDArray, Pending, Transport
+from ..transport import Pending, Transport
 from ..updaters import apply, shaped
 from .program import Program, Worker
 
