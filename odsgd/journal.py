@@ -17,6 +17,10 @@ from odsgd.metrics import MetricsFile
 from odsgd.progress import Progress
 
 
+UNUSED = (": null", ": []", ": {}")
+"""How an option ends in YAML that this run has no use for; config.yaml has these, too."""
+
+
 class Journal:
     """One worker's journal; that of a worker other than 0 does nothing.
 
@@ -47,7 +51,7 @@ class Journal:
             "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(),
             "devices": [str(context) for context in contexts], "num_workers": num_workers,
             "batches_per_epoch": batches_per_epoch, "parameters": num_parameters, "iteration": self._iteration})
-        self._progress.say(config.to_yaml().rstrip())
+        self._progress.say("\n".join(line for line in config.to_yaml().splitlines() if not line.endswith(UNUSED)))
         several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
         self._progress.say(
             f"{num_workers} worker{'s' * (num_workers != 1)} x {several}batch {config.batch_size} = global batch "

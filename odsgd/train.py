@@ -66,7 +66,7 @@ def _give_up(config: TrainConfig, error: Exception) -> int:
     """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
     status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     if config.kvstore != "local":
-        control.die(f"odsgd train: {error}", status)
+        control.die(str(error), status)  # which says who we are
     print(f"odsgd train: {error}", file=sys.stderr)
     return status
 
@@ -167,8 +167,8 @@ class Training:
         settings = {"lr": lr, "lr_local": lr_local}
         settings.update({name: getattr(self.config, name) for name in SETTINGS_OF_DIVERGENCE})
         given = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-        return (f"worker {self.store.rank}, iteration {iteration}: the loss is {loss} ({given}). Lower lr or lr_local, or "
-                "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
+        return (f"iteration {iteration}: the loss of this worker is {loss} ({given}). Lower lr or lr_local, or lengthen "
+                "warmup or lr_warmup; --on-nan continue goes on regardless")
 
     def _log_interval(self) -> None:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
