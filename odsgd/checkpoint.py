@@ -1,8 +1,8 @@
 """Checkpoints: all it takes to go on as if nothing had happened, as arrays and JSON.
 
     OUT/checkpoints/ITERATION/
-        worker-0.npz …   one per worker: what `store.worker_state()` gives (global and local weights, local momentum, MeanSquare)
-        servers.npz      what `store.server_state()` gives (momentum and the like of the global optimizer)
+        worker-0.npz ... one per worker: `store.worker_state()` (global and local weights, local momentum, MeanSquare)
+        servers.npz      `store.server_state()` (momentum and the like of the global optimizer)
         weights.params   global weights, statistics of BatchNorm averaged over workers; for plain `net.load_parameters`
         manifest.json    iteration, configuration, parameters, size and SHA-256 of every file above
 
@@ -152,7 +152,7 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
                           f"remove `{folder}` to resume from the checkpoint before it") from None
     if schema != SCHEMA:
-        raise ConfigError(f"`{path}`: expected schema {SCHEMA}, got {schema}; resume with the version of odsgd that wrote it")
+        raise ConfigError(f"`{path}`: expected schema {SCHEMA}, got {schema}; resume with the odsgd that wrote it")
     return dict(manifest)
 
 
@@ -170,8 +170,8 @@ def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
     path, expected = folder / name, manifest["files"][name]
     remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
     if not path.is_file():
-        raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the host where "
-                          f"that worker ran. Start the workers on the same hosts, or copy the file. {remedy}")
+        raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
+                          f"host where that worker ran. Start the workers on the same hosts, or copy the file. {remedy}")
     got = digest(path)
     for what, unit in (("nbytes", " bytes"), ("sha256", "")):
         if got[what] != expected[what]:
@@ -198,12 +198,12 @@ def check_model(manifest: Dict[str, Any], net: Any) -> None:
 
 
 def check_facts(manifest: Dict[str, Any], now: Mapping[str, Any], mismatches: List[str]) -> None:
-    """ConfigError unless options (`mismatches` from TrainConfig), number of workers and data are those of the saved run."""
+    """ConfigError unless options (`mismatches` from TrainConfig) and what is true `now` are those of the saved run."""
     lines = mismatches + [f"{name}: {manifest.get(name)} in the saved run, {value} now"
                           for name, value in now.items() if manifest.get(name) != value]
     if lines:
-        raise ConfigError(f"checkpoint {manifest['iteration']} is of a run with other settings: {_few(lines)}. Resume with "
-                          "the same, or begin a new run with another --out")
+        raise ConfigError(f"checkpoint {manifest['iteration']} is of a run with other settings: {_few(lines)}. Resume "
+                          "with the same, or begin a new run with another --out")
 
 
 def _shape(entry: Optional[Dict[str, Any]]) -> str:

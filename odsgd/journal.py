@@ -1,4 +1,4 @@
-"""What a run tells and keeps: lines (or a bar) for its user, config.yaml and metrics.jsonl in its folder. Worker 0's."""
+"""What worker 0 tells of a run: lines (or a bar) for its user, config.yaml and metrics.jsonl in its folder."""
 from __future__ import annotations
 
 import datetime
@@ -55,8 +55,8 @@ class Journal:
         several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
         self._progress.say(
             f"{num_workers} worker{'s' * (num_workers != 1)} x {several}batch {config.batch_size} = global batch "
-            f"{num_workers * config.worker_batch_size}; {batches_per_epoch} iterations per epoch, {self._total} in all; "
-            f"lr {config.lr:g}{lr_local_words(config)}; {num_parameters} parameters; "
+            f"{num_workers * config.worker_batch_size}; {batches_per_epoch} iterations per epoch, {self._total} in all"
+            f"; lr {config.lr:g}{lr_local_words(config)}; {num_parameters} parameters; "
             f"on {', '.join(map(str, contexts))} of each worker")
         if self._resumed is not None:
             done = "; nothing is left to do" if self._iteration >= self._total else ""
@@ -79,7 +79,8 @@ class Journal:
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
         """The run is over."""
         self._write("end", {"iteration": iteration, "seconds": self.seconds(), **tested})
-        self._progress.say(f"done after {iteration} iterations, {self.seconds():.1f} s; outputs lie in {self._config.out}")
+        self._progress.say(f"done after {iteration} iterations, {self.seconds():.1f} s; "
+                           f"outputs lie in {self._config.out}")
 
     def close(self) -> None:
         """Leave terminal and file in order, also after a failure."""

@@ -56,8 +56,8 @@ def _transport(config: TrainConfig) -> Any:
         from kvstore.ps import ParameterServer
         return ParameterServer(config.timeout_s or control.DEFAULT_TIMEOUT_S)
     if int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
-        raise ConfigError(f"kvstore `local` is for one process and this job has {os.environ['DMLC_NUM_WORKER']} workers; "
-                          "take --kvstore ssgd or odsgd, or leave the launcher out")
+        raise ConfigError("kvstore `local` is for one process and this job has "
+                          f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
     from kvstore.inprocess import Cluster
     return Cluster(1).worker(0)
 
@@ -167,8 +167,8 @@ class Training:
         settings = {"lr": lr, "lr_local": lr_local}
         settings.update({name: getattr(self.config, name) for name in SETTINGS_OF_DIVERGENCE})
         given = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-        return (f"iteration {iteration}: the loss of this worker is {loss} ({given}). Lower lr or lr_local, or lengthen "
-                "warmup or lr_warmup; --on-nan continue goes on regardless")
+        return (f"iteration {iteration}: the loss of this worker is {loss} ({given}). Lower lr or lr_local, or "
+                "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
 
     def _log_interval(self) -> None:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
@@ -222,7 +222,9 @@ class Training:
         return sums
 
     def _test_fields(self) -> Dict[str, Any]:
-        return {} if self.tested is None else {"test_loss": self.tested.mean_loss, "test_accuracy": self.tested.accuracy}
+        if self.tested is None:
+            return {}
+        return {"test_loss": self.tested.mean_loss, "test_accuracy": self.tested.accuracy}
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -239,8 +241,8 @@ class Training:
         self.meter.drain()
         self.clock.stop()
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
-        facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch, "store": self.store.type,
-                 "config": self.config.to_dict(), "versions": versions()}
+        facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
+                 "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
         checkpoint.save(self._checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
         self.clock.go_on()
 

@@ -19,16 +19,19 @@ pytestmark = pytest.mark.timeout(400)  # several jobs each, and machines that do
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 SSGD = ["--model", "mobilenet0.25", "--dataset", "synthetic", "--image-shape", "1,16,16", "--num-examples", "40",
-        "--num-classes", "3", "--batch-size", "4", "--epochs", "2", "--kvstore", "ssgd", "--lr", "0.05", "--momentum", "0.9"]
+        "--num-classes", "3", "--batch-size", "4", "--epochs", "2", "--kvstore", "ssgd", "--lr", "0.05",
+        "--momentum", "0.9"]
 """Five iterations per epoch for two workers, of a network with BatchNorm."""
-ODSGD = ["--dataset", "digits", "--epochs", "4", "--kvstore", "odsgd", "--lr", "0.05", "--momentum", "0.9", "--wd", "1e-4",
-         "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--momentum-local", "0.5", "--warmup", "10"]
+ODSGD = ["--dataset", "digits", "--epochs", "4", "--kvstore", "odsgd", "--lr", "0.05", "--momentum", "0.9",
+         "--wd", "1e-4", "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--momentum-local", "0.5",
+         "--warmup", "10"]
 """22 iterations per epoch."""
 
 
 def start(*flags):
     """A job of two workers and one server, as a process group of its own."""
-    command = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "scripts/train.py", *map(str, flags)]
+    command = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "scripts/train.py",
+               *map(str, flags)]
     return subprocess.Popen(command, cwd=ROOT, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True)
 

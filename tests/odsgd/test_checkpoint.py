@@ -47,7 +47,8 @@ def damage(path):
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 def test_arrays_and_json_come_back_as_they_were(tmp_path):
-    arrays, meta = {"global/w": np.arange(6, dtype=np.float32).reshape(2, 3), "0/w": np.zeros(0, np.float32)}, {"t": [1, None]}
+    arrays = {"global/w": np.arange(6, dtype=np.float32).reshape(2, 3), "0/w": np.zeros(0, np.float32)}
+    meta = {"t": [1, None]}
     written = checkpoint.write_arrays(tmp_path / "a.npz", arrays, meta)
     assert written == checkpoint.digest(tmp_path / "a.npz") and written["nbytes"] == (tmp_path / "a.npz").stat().st_size
     read, read_meta = checkpoint.read_arrays(tmp_path / "a.npz")
@@ -165,5 +166,5 @@ def test_another_model_is_refused_with_the_difference(tmp_path, trained):
 def test_other_settings_are_refused_by_name():
     manifest = json.loads('{"iteration": 7, "num_workers": 4, "batches_per_epoch": 10}')
     checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
-    with pytest.raises(ConfigError, match="checkpoint 7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
+    with pytest.raises(ConfigError, match="7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
         checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])

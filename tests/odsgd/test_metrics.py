@@ -73,7 +73,8 @@ def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(t
     assert line == {"event": "epoch", "train_loss": None, "parts": [None, 1.5], "lr": 0.1}
 
 
-@pytest.mark.parametrize("found, kept", [('{"a": 1}\n{"b', '{"a": 1}\n'), ('{"a": 1}\n', '{"a": 1}\n'), ('{"b', ""), ("", "")])
+@pytest.mark.parametrize("found, kept", [('{"a": 1}\n{"b', '{"a": 1}\n'), ('{"a": 1}\n', '{"a": 1}\n'), ('{"b', ""),
+                                         ("", "")])
 def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path, found, kept):
     (tmp_path / "metrics.jsonl").write_text(found)
     file = MetricsFile(tmp_path, append=True)

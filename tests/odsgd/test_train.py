@@ -38,7 +38,8 @@ def final_weights(out):
 
 
 def same_bits(one, other):
-    return one.keys() == other.keys() and all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
+    one, other = ({name: array.asnumpy() for name, array in weights.items()} for weights in (one, other))
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 @pytest.fixture
@@ -80,8 +81,8 @@ def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_
 
 
 def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path):
-    config = tiny(tmp_path, kvstore="odsgd", lr=0.4, lr_local=0.2, lr_step_epochs="1", lr_step_epochs_local="2", warmup=2,
-                  lr_warmup=4, epochs=3, log_interval=10 ** 6)
+    config = tiny(tmp_path, kvstore="odsgd", lr=0.4, lr_local=0.2, lr_step_epochs="1", lr_step_epochs_local="2",
+                  warmup=2, lr_warmup=4, epochs=3, log_interval=10 ** 6)
     train_together([config, config])
     rates = [(record["lr"], record["lr_local"]) for record in records(tmp_path, "epoch")]
     assert rates == [pytest.approx(pair) for pair in [(0.4, 0.2), (0.04, 0.2), (0.04, 0.02)]]
@@ -176,7 +177,8 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, st
 @pytest.mark.parametrize("stop", [2, 4, 5, 8])
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
                                        COMPENSATED], ids=["ssgd", "delayed", "odsgd"])
-def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path, dropout_and_batchnorm, algorithm, stop):
+def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path, dropout_and_batchnorm, algorithm,
+                                                                       stop):
     whole, parts = (tiny(tmp_path / name, **algorithm) for name in ("whole", "parts"))
     train_together([whole] * 2)
     train_together([dataclasses.replace(parts, iterations=stop)] * 2)
