@@ -171,7 +171,8 @@ def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
     remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
     if not path.is_file():
         raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
-                          f"host where that worker ran. Start the workers on the same hosts, or copy the file. {remedy}")
+                          "host where that worker ran. Start the workers on the same hosts, or copy the file. "
+                          f"{remedy}")
     got = digest(path)
     for what, unit in (("nbytes", " bytes"), ("sha256", "")):
         if got[what] != expected[what]:

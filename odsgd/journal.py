@@ -16,7 +16,6 @@ from odsgd.config import TrainConfig
 from odsgd.metrics import MetricsFile
 from odsgd.progress import Progress
 
-
 UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
 
