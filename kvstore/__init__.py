@@ -14,8 +14,8 @@ from .errors import ConfigError, KVStoreError, ProtocolError, RoundTimeoutError,
 if TYPE_CHECKING:
     from .store import Store
 
-__all__ = ["create", "register", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError", "StoreClosedError",
-           "WorkerLostError"]
+__all__ = ["create", "register", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError",
+           "StoreClosedError", "WorkerLostError"]
 
 
 def create(name: str, transport: Any = None, **options: Any) -> "Store":

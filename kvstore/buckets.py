@@ -105,7 +105,8 @@ class Keys:
         return key
 
 
-def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: int = DEFAULT_NBYTES, whole: bool = False) -> List[Bucket]:
+def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: int = DEFAULT_NBYTES,
+         whole: bool = False) -> List[Bucket]:
     """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size.
 
     Parameters

@@ -34,7 +34,7 @@ def _transport(name: str, timeout_s: float) -> Transport:
 
 
 def register() -> None:
-    """``mx.kv.create("odsgd")`` makes an OD-SGD store with default options, and so for each name MXNet has not taken."""
+    """Let ``mx.kv.create("odsgd")`` make an OD-SGD store with default options; so for each name MXNet has not taken."""
     for name in STORES:
         mx.kvstore.KVStoreBase.kv_registry.setdefault(name, _Maker(name))
 

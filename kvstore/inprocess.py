@@ -74,7 +74,10 @@ class Cluster:
         return InProcess(self, worker_rank)
 
     def run(self, function: Callable[["InProcess"], Any]) -> List[Any]:
-        """Call `function` on every worker's transport, each in a thread; their results. Raises what the first failure raised."""
+        """Call `function` on every worker's transport, each in a thread; their results.
+
+        Raises what the first failure raised.
+        """
         results: List[Any] = [None] * self.num_workers
 
         def body(worker_rank: int) -> None:
@@ -102,8 +105,8 @@ class Cluster:
                 if self._failure is not None:
                     raise KVStoreError(f"another worker failed first: {self._failure}")
                 if not self._baton.wait(max(0, deadline - time.monotonic())):
-                    raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or the scripted "
-                                            "order asks for a worker that cannot come")
+                    raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or "
+                                            "the scripted order asks for a worker that cannot come")
 
     def take_turn(self, worker_rank: int) -> None:
         """Wait until the script lets this worker's exchange arrive."""

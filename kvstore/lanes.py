@@ -1,8 +1,9 @@
 """Between the devices' arrays and a bucket's flat one: gather gradients, scatter weights.
 
-One call of an MXNet operator per bucket and device, whatever the number of parameters. That operator is `amp_multicast`,
-which copies a list of arrays into a list of arrays; `concat` and `split` do the same some twenty times slower on a
-CPU. It also understands arrays that oneDNN keeps in a layout of its own, which a plain memory copy would scramble.
+One call of an MXNet operator per bucket and device, whatever the number of parameters. That operator is
+`amp_multicast`, which copies a list of arrays into a list of arrays; `concat` and `split` do the same some twenty times
+slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its own, which a plain memory copy would
+scramble.
 """
 from typing import Dict, List, Sequence
 

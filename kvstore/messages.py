@@ -7,8 +7,8 @@
 Every worker sends the version it has; a sum that is not M times the server's own means that some worker's
 push was counted into a round it does not belong to.
 
-`lr` is sent by worker 0 alone, the others send 0, so that the sum is exact; it is split in two floats because Python's has
-53 bits. This is how the trainer's learning rate takes effect on the servers in that very update.
+`lr` is sent by worker 0 alone, the others send 0, so that the sum is exact; it is split in two floats because Python's
+has 53 bits. This is how the trainer's learning rate takes effect on the servers in that very update.
 """
 from typing import Tuple
 

@@ -45,8 +45,8 @@ class Connection:
         os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
         control.report("connecting")
         where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
-        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, "
-                            f"{self.num_workers} workers and {self.num_servers} servers expected; "
+        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at "
+                            f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
                             "check that each was started and can reach the scheduler"):
             native = mx.kvstore.create("dist_sync")
         control.report("joined")
@@ -70,7 +70,8 @@ class Connection:
         present = self.allreduce(mine)
         if not np.all(present == 1):
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
-                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or none")
+                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
+                                "none")
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -192,8 +193,8 @@ def disconnect() -> None:
 def _counts() -> Tuple[int, int]:
     """Numbers of workers and servers, from the environment."""
     if os.environ.get("DMLC_ROLE", "worker") != "worker":
-        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` before "
-                          "anything that imports mxnet makes it what it should be")
+        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` "
+                          "before anything that imports mxnet makes it what it should be")
     missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
                if not os.environ.get(name)]
     if missing:
@@ -275,8 +276,9 @@ class ParameterServer(Transport):
         wire = self._wires[bucket.id]
         last, send = wire.last, wire.turn()
         grad.copyto(send.payload)
-        # Reading the last answer's version also puts this exchange behind it. Were two pushes of one worker for a bucket at
-        # the server at once, MXNet, which counts pushes and not workers, would take the second for another worker's.
+        # Reading the last answer's version also puts this exchange behind it. Were two pushes of one worker for a
+        # bucket at the server at once, MXNet, which counts pushes and not workers, would take the second for another
+        # worker's.
         last.version.copyto(send.version)
         self._lr_array.copyto(send.lr)
         self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)  # one message there, one back
@@ -305,8 +307,8 @@ class ParameterServer(Transport):
         """Put a deadline on the iteration's answers, without waiting for them."""
         round_id, timeout_s = iteration - 1, self._connection.timeout_s
         watch.begin((id(self), round_id), timeout_s,
-                    f"round {round_id}: the servers did not answer within {timeout_s:g} s; another worker or a server is late, "
-                    "stopped or unreachable. Check that all are alive, or raise `timeout_s`")
+                    f"round {round_id}: the servers did not answer within {timeout_s:g} s; another worker or a server "
+                    "is late, stopped or unreachable. Check that all are alive, or raise `timeout_s`")
         engine.when_ready([wire.last.whole for wire in self._wires.values()], lambda: watch.end((id(self), round_id)))
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
 """The server and scheduler roles: ``python -m kvstore.server`` with DMLC_ROLE set, or any script that imports odsgd.
 
-MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore every
-exception of an update. So the roles are entered here, with a controller that acts on signed commands only (`control`)
-and an updater whose exceptions end the process.
+MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
+every exception of an update. So the roles are entered here, with a controller that acts on signed commands only
+(`control`) and an updater whose exceptions end the process.
 
-The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are there,
-and answers.
+The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
+there, and answers.
 """
 import ctypes
 import os

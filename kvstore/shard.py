@@ -1,7 +1,7 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
-`server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ in
-number. Commands come from workers, through `control.Verifier` where there is a network.
+`server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
+in number. Commands come from workers, through `control.Verifier` where there is a network.
 """
 import base64
 import io

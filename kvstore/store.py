@@ -1,8 +1,8 @@
 """The store as Gluon sees it: gradients in, an algorithm's weights out.
 
-``gluon.Trainer`` calls `set_optimizer` once, `broadcast` once per parameter, and on every step `pushpull` per parameter. The
-store collects gradients into buckets; a bucket whose gradients have all been handed in goes through its algorithm at
-once, while others still wait for theirs:
+``gluon.Trainer`` calls `set_optimizer` once, `broadcast` once per parameter, and on every step `pushpull` per
+parameter. The store collects gradients into buckets; a bucket whose gradients have all been handed in goes through its
+algorithm at once, while others still wait for theirs:
 
     pushpull(key, grads, out)  →  gather → Worker.iterate → scatter     per bucket, all queued to MXNet's engine
 
@@ -15,10 +15,11 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from . import agreement, buckets as layout, engine, updaters
+from . import agreement, engine, updaters
+from . import buckets as layout
 from ._mxnet import NDArray, mx
 from .algorithms.program import Program, Worker
-from .buckets import Bucket, Parameter, Segment
+from .buckets import Bucket, Parameter
 from .control import watch
 from .errors import ConfigError, ProtocolError, StoreClosedError
 from .lanes import Lanes, part
@@ -83,7 +84,8 @@ class _Lane:
 class Store(mx.kvstore.KVStoreBase):
     """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``.
 
-    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the same order.
+    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
+    same order.
     """
 
     def __init__(self, name: str, program: type, transport: Transport, options: Any) -> None:
@@ -205,8 +207,9 @@ class Store(mx.kvstore.KVStoreBase):
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
-        message = (f"the answers of iteration {self.iteration} did not arrive within {self.options.timeout_s:g} s: another "
-                   "worker or a server is late, stopped or unreachable. Check that all are alive, or raise `timeout_s`")
+        message = (f"the answers of iteration {self.iteration} did not arrive within {self.options.timeout_s:g} s: "
+                   "another worker or a server is late, stopped or unreachable. Check that all are alive, or raise "
+                   "`timeout_s`")
         with watch.deadline(self.options.timeout_s, message):
             for lane in self._lanes:
                 lane.worker.arriving.result().wait_to_read()
@@ -238,7 +241,10 @@ class Store(mx.kvstore.KVStoreBase):
                 self._set(key, mine)
 
     def worker_state(self) -> State:
-        """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/NAME``, ``memory/i/NAME``; and JSON. Waits."""
+        """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/NAME``, ``memory/i/NAME``; and JSON.
+
+        Waits.
+        """
         self._check_begun("worker_state")
         self.wait()
         arrays = {f"aux/{known.parameter.name}": known.weights[0].asnumpy()
@@ -268,7 +274,8 @@ class Store(mx.kvstore.KVStoreBase):
     def load_state(self, worker: State, server: Optional[State] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
 
-        The caller sets its parameters itself (``local/NAME``, ``aux/NAME``), since it computes on them before that step.
+        The caller sets its parameters itself (``local/NAME``, ``aux/NAME``), since it computes on them before that
+        step.
         """
         if self._lanes:
             raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
@@ -290,7 +297,9 @@ class Store(mx.kvstore.KVStoreBase):
     def _describe(self, key: Any, value: NDArray) -> Parameter:
         parameter = self._gluon_parameter(key)
         name = str(key) if parameter is None else parameter.name
-        lr_mult, wd_mult = (1.0, 1.0) if self._optimizer is None else updaters.multipliers(self._optimizer, key, parameter)
+        lr_mult, wd_mult = 1.0, 1.0
+        if self._optimizer is not None:
+            lr_mult, wd_mult = updaters.multipliers(self._optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
 
     def _gluon_parameter(self, key: Any) -> Any:
@@ -387,8 +396,9 @@ class Store(mx.kvstore.KVStoreBase):
         if known is None or lanes is None:
             raise ConfigError(f"pushpull of {key}, which was not broadcast or has no gradient (grad_req `null`)")
         if key in self._handed:
-            raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, while "
-                                f"{self._left} buckets still lack others; every parameter takes part in every step")
+            raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, "
+                                f"while {self._left} buckets still lack others; every parameter takes part in every "
+                                "step")
         self._handed.add(key)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
             known.grads, known.weights = list(grads), list(weights)

@@ -11,8 +11,8 @@ expansion, with g⊙g for the Hessian, moves it along:
 
     w_read      what this optimizer last left in w: the next gradient is taken there
 
-Weight decay is added beside g and is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's
-own DCASGD. On one machine w never moves between two updates, w - w_read is 0, and both are plain SGD.
+Weight decay is added beside g and is not part of g⊙g, momentum is applied to the compensated gradient, both as in
+MXNet's own DCASGD. On one machine w never moves between two updates, w - w_read is 0, and both are plain SGD.
 """
 import importlib
 import json
@@ -22,7 +22,6 @@ from . import control
 from ._mxnet import NDArray, mx
 from .buckets import Bucket
 from .errors import ConfigError, unknown
-
 
 # -- delay compensation --------------------------------------------------------------------------------------------
 
@@ -98,8 +97,8 @@ class DCASGD_A(_DelayCompensated):
 class LocalUpdate:
     """L(W_t, g_t; w_t): a worker's own step from the global weights it has, for one bucket.
 
-    The result lies in `w_bak`, the paper's comm_bak_; it is valid until the next call. For the compensated optimizers w_t
-    is what the previous call left; at the first call, where the warm-up ends, it is W_t itself.
+    The result lies in `w_bak`, the paper's comm_bak_; it is valid until the next call. For the compensated optimizers
+    w_t is what the previous call left; at the first call, where the warm-up ends, it is W_t itself.
     """
 
     def __init__(self, bucket: Bucket, optimizer: mx.optimizer.Optimizer) -> None:
@@ -210,8 +209,8 @@ def build(description: Dict[str, Any]) -> mx.optimizer.Optimizer:
     """The inverse of `describe`."""
     module, _, name = description["class"].partition(":")
     if not control.trusted() and not module.startswith(("mxnet.", "kvstore.")):
-        raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by which "
-                          "a server could trust the request; start it with `odsgd launch`")
+        raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by "
+                          "which a server could trust the request; start it with `odsgd launch`")
     kind = getattr(importlib.import_module(module), name)
     optimizer = kind.__new__(kind)
     mx.optimizer.Optimizer.__init__(optimizer)

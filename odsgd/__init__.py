@@ -1,7 +1,7 @@
 """OD-SGD and its relatives for Gluon: training with delayed and stale gradients on Apache MXNet.
 
-Import this before mxnet. In a process that a tracker has started as a parameter server or scheduler (DMLC_ROLE), the import
-serves until the job is over and then ends the process: one script is all roles, as with MXNet itself.
+Import this before mxnet. In a process that a tracker has started as a parameter server or scheduler (DMLC_ROLE), the
+import serves until the job is over and then ends the process: one script is all roles, as with MXNet itself.
 """
 import importlib.util
 import os

@@ -42,8 +42,8 @@ class RecordData:
         smallest = records - (num_workers - 1) * -(-records // num_workers)
         self.batches_per_epoch = max(0, smallest) // config.worker_batch_size
         if not self.batches_per_epoch:
-            raise ConfigError(f"{records} training images are not enough for one batch of {config.worker_batch_size} on "
-                              f"each of {num_workers} workers; lower batch_size")
+            raise ConfigError(f"{records} training images are not enough for one batch of {config.worker_batch_size} "
+                              f"on each of {num_workers} workers; lower batch_size")
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from the `start`-th on."""

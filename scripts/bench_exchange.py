@@ -3,9 +3,10 @@
 
     scripts/bench_exchange.py [-n WORKERS] [-s SERVERS] [--rounds N] [--repeat N] [--json FILE]
 
-Jobs of real processes on this machine, one after the other and interleaved, `--repeat` times: MXNet's dist_sync with a push and
-a pull per parameter, the same with the fused call that gluon.Trainer makes (pushpull), and ssgd's buckets. Gradients are
-ready beforehand, nothing is computed; an exchange is over when a worker has all new weights. SGD with momentum on the servers.
+Jobs of real processes on this machine, one after the other and interleaved, `--repeat` times: MXNet's dist_sync with a
+push and a pull per parameter, the same with the fused call that gluon.Trainer makes (pushpull), and ssgd's buckets.
+Gradients are ready beforehand, nothing is computed; an exchange is over when a worker has all new weights. SGD with
+momentum on the servers.
 """
 import argparse
 import dataclasses
@@ -45,7 +46,8 @@ def work(way: str, rounds: int, file: str) -> None:
     from kvstore._mxnet import mx
     optimizer = mx.optimizer.SGD(learning_rate=0.01, momentum=0.9)
     stock = None if way == "buckets" else open_stock(mx, optimizer)
-    times = {model: exchange_times(mx, stock or open_ours(optimizer), way, model, rounds) for model in ("4.2M", "0.27M")}
+    times = {model: exchange_times(mx, stock or open_ours(optimizer), way, model, rounds)
+             for model in ("4.2M", "0.27M")}
     Path(file + f"-{os.environ['ODSGD_WORKER_RANK']}.json").write_text(json.dumps(times))
 
 
@@ -130,8 +132,8 @@ def main() -> None:
 
 
 def show(measured: dict, options: argparse.Namespace) -> None:
-    print(f"one exchange, {options.workers} workers, {options.servers} server(s), one machine ({os.cpu_count()} cores), loopback; "
-          f"ms: median (lowest – highest) of {options.repeat} jobs")
+    print(f"one exchange, {options.workers} workers, {options.servers} server(s), one machine ({os.cpu_count()} "
+          f"cores), loopback; ms: median (lowest – highest) of {options.repeat} jobs")
     for model, ways in measured.items():
         count = sum(1 for _ in shapes(model))
         print(f"\n{model} parameters in {count} tensors")

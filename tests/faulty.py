@@ -3,7 +3,9 @@ import os
 import sys
 import time
 
-import odsgd  # noqa: F401
+import odsgd  # noqa: F401  comes first, as in every script
+
+# isort: split
 import kvstore
 from kvstore._mxnet import mx
 

@@ -37,7 +37,8 @@ def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float 
 
 
 def launch_command(workers: int, servers: int, command: Sequence[str], extra: Sequence[str] = ()) -> List[str]:
-    return [sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", str(workers), "-s", str(servers), *extra, *command]
+    return [sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", str(workers), "-s", str(servers), *extra,
+            *command]
 
 
 def environment() -> Dict[str, str]:

@@ -6,7 +6,7 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -54,11 +54,11 @@ def initial() -> np.ndarray:
 
 
 def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[str, np.ndarray]:
-    """Run `scenario` as worker `worker_rank`: `path` (iterations + 1, SIZE) of w_t^m, and `final`, the global weights."""
+    """Run `scenario` as worker `worker_rank`: `path` (iterations + 1, SIZE) of w_t^m; `final`, the global weights."""
     import kvstore
     from kvstore._mxnet import mx
-    from mxnet import autograd, gluon
 
+    autograd, gluon = mx.autograd, mx.gluon
     store = None if scenario.store is None else kvstore.create(scenario.store, transport, **scenario.options)
     contexts = [mx.cpu(i) for i in range(scenario.devices)]
     parameters = gluon.ParameterDict("net_")
@@ -146,8 +146,10 @@ SCENARIOS: Dict[str, Scenario] = {
     "odsgd_a": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_a", "lamda": 0.5}, optimizer_params=MOMENTUM),
     "odsgd_c_momentum": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "momentum_local": 0.5},
                                  optimizer_params=MOMENTUM),
-    "odsgd_c_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "lamda": 0.0}, optimizer_params=MOMENTUM),
-    "odsgd_a_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_a", "lamda": 0.0}, optimizer_params=MOMENTUM),
+    "odsgd_c_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "lamda": 0.0},
+                             optimizer_params=MOMENTUM),
+    "odsgd_a_zero": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_a", "lamda": 0.0},
+                             optimizer_params=MOMENTUM),
 }
 
 

@@ -1,5 +1,5 @@
 """Workers of jobs that the tests compare ours with or start without our launcher."""
-from typing import Any, Dict
+from typing import Dict
 
 import numpy as np
 
@@ -7,9 +7,9 @@ import numpy as np
 def train_stock(worker_rank: int, scale: float) -> Dict[str, np.ndarray]:
     """The scenario `ssgd` with MXNet's own `dist_sync`, servers and all; gradients multiplied by `scale`."""
     from kvstore._mxnet import mx
-    from mxnet import autograd, gluon
     from tests.scenarios import BATCH, MOMENTUM, SCENARIOS, SHAPES, flat, initial, loss
 
+    autograd, gluon = mx.autograd, mx.gluon
     parameters, start = gluon.ParameterDict("net_"), 0
     for name, shape in SHAPES.items():
         stop = start + int(np.prod(shape))

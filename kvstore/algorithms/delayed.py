@@ -13,12 +13,12 @@ does wait, as in SSGD. Without a local step (`optimizer_local` none) this is the
     g_m          grad            its gradient, taken at w_t^m, mean over its own mini-batch
     wp           warmup          iterations of SSGD before the delay is switched on
 
-Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands in
-for it.
-Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so exactly
-`warmup` = wp iterations wait.
-Reading: the index of w_bak in l.22 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t is
-W_t, which the pull of the previous iteration brought.
+Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
+in for it.
+Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so
+exactly `warmup` = wp iterations wait.
+Reading: the index of w_bak in l.22 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
+is W_t, which the pull of the previous iteration brought.
 """
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional

@@ -1,7 +1,7 @@
 """What every algorithm's file offers the store: options, a worker per bucket, a server rule.
 
-A `Program` is one store's algorithm. It makes one worker object per bucket, which holds the lines of the paper, and is told
-when an iteration begins. Its `rule` runs on the servers, one object per bucket, too.
+A `Program` is one store's algorithm. It makes one worker object per bucket, which holds the lines of the paper, and is
+told when an iteration begins. Its `rule` runs on the servers, one object per bucket, too.
 """
 from dataclasses import dataclass
 from typing import Any, Dict, List, Type

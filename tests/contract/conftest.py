@@ -5,7 +5,7 @@ from typing import Callable, List
 import pytest
 
 from tests.jobs import Result, run_job
-from tests.scenarios import SCENARIOS, train
+from tests.scenarios import SCENARIOS, Scenario, train
 
 #: Transports of the contract suite: name -> (workers, servers); 0 servers is the transport inside one process.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
@@ -25,10 +25,13 @@ def results(transport: str) -> List[Result]:
 def in_process(workers: int) -> List[Result]:
     from kvstore.inprocess import Cluster
 
+    def run(scenario: Scenario) -> List[Result]:
+        cluster = Cluster(workers, timeout_s=20)
+        return cluster.run(lambda transport: train(scenario, transport.worker_rank, transport))
+
     merged: List[Result] = [{} for _ in range(workers)]
     for name, scenario in SCENARIOS.items():
-        cluster = Cluster(workers, timeout_s=20)
-        for rank, result in enumerate(cluster.run(lambda transport: train(scenario, transport.worker_rank, transport))):
+        for rank, result in enumerate(run(scenario)):
             merged[rank].update({f"{name}/{part}": array for part, array in result.items()})
     return merged
 

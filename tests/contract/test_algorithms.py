@@ -1,4 +1,4 @@
-"""Every algorithm, on every transport, against the papers' algorithms in NumPy; and the identities between algorithms."""
+"""Every algorithm, on every transport, against the papers' in NumPy; and the identities between algorithms."""
 from typing import Any, Dict, List
 
 import numpy as np
@@ -36,7 +36,8 @@ def by_the_paper(scenario: Scenario, workers: int) -> paper.Path:
     warmup = options.pop("warmup", 0)
     first = options.pop("lr_local", None)
     local = {"lr": lr if first is None else rates(first, scenario.lr_local_at),
-             "momentum": options.pop("momentum_local", 0.0), "wd": options.pop("wd_local", params.get("wd", 0.0)), **options}
+             "momentum": options.pop("momentum_local", 0.0), "wd": options.pop("wd_local", params.get("wd", 0.0)),
+             **options}
     updates = [None if name == "none" else paper.OPTIMIZERS[name](**local) for _ in range(workers)]
     return paper.one_step_delay(*common, warmup, updates)
 

@@ -1,4 +1,4 @@
-"""Whatever dies or fails in a training job of real processes: it ends within seconds, with the right name, and leaves nothing."""
+"""Whatever dies or fails in a training job of real processes: it ends in seconds, with the right name, leaving none."""
 import os
 import signal
 import sys

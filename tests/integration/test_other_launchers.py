@@ -23,7 +23,8 @@ class Tracker:
     def __init__(self, workers: int, servers: int, server_command: list, worker_command: list, **env: str) -> None:
         common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1",
                   "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), **env}
-        roles = [("scheduler", server_command)] + [("server", server_command)] * servers + [("worker", worker_command)] * workers
+        roles = [("scheduler", server_command), *[("server", server_command)] * servers,
+                 *[("worker", worker_command)] * workers]
         count = {"worker": 0}
         self.processes = []
         for role, command in roles:

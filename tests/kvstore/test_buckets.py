@@ -42,7 +42,7 @@ def test_mxnet_sends_every_bucket_to_the_server_it_is_planned_for(servers):
 
 
 def test_servers_get_equal_shares_of_bytes():
-    parameters = [Parameter(i, f"p{i}", (size,)) for i, size in enumerate([1000, 10] * 20)]  # weights and biases alternate
+    parameters = [Parameter(i, f"p{i}", (size,)) for i, size in enumerate([1000, 10] * 20)]  # weights, biases in turn
     load = [0, 0]
     for bucket in plan(parameters, Keys(2), 1000):
         load[bucket.server_rank] += bucket.size

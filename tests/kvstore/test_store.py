@@ -6,7 +6,8 @@ import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore._mxnet import mx
 from kvstore.inprocess import Cluster
-from mxnet import autograd, gluon
+
+autograd, gluon = mx.autograd, mx.gluon
 
 
 def make(name="ssgd", workers=1, transport=None, **options):

@@ -76,7 +76,8 @@ def test_the_local_update_is_the_papers_on_random_numbers(name):
     np.testing.assert_allclose(local_path(optimizer, w[:, 0], g[:, 0]), expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adagrad", "rmsprop", "ftrl", "lamb", "dcasgd_a", "signum", "nadam"])
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adagrad", "rmsprop", "ftrl", "lamb", "dcasgd_a", "signum",
+                                  "nadam"])
 def test_an_optimizer_survives_as_text(name):
     optimizer = mx.optimizer.create(name, learning_rate=0.123, wd=0.4)
     copy = updaters.build(json.loads(json.dumps(updaters.describe(optimizer))))
@@ -117,8 +118,8 @@ class Subclass(mx.optimizer.SGD):
     """May look at whole parameters, for all we know."""
 
 
-@pytest.mark.parametrize("optimizer, together", [(mx.optimizer.SGD(), True), (mx.optimizer.Adam(), True), (None, True),
-                                                 (mx.optimizer.create("lamb"), False), (mx.optimizer.create("lars"), False),
-                                                 (mx.optimizer.create("nadam"), False), (Subclass(), False)])
+@pytest.mark.parametrize("optimizer, together", [
+    (mx.optimizer.SGD(), True), (mx.optimizer.Adam(), True), (None, True), (mx.optimizer.create("lamb"), False),
+    (mx.optimizer.create("lars"), False), (mx.optimizer.create("nadam"), False), (Subclass(), False)])
 def test_only_optimizers_known_to_be_elementwise_share_buckets(optimizer, together):
     assert updaters.elementwise(optimizer) is together

@@ -78,7 +78,7 @@ def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(launcher, h
     train = [sys.executable, "-m", "odsgd", "train", "--lr-locl", "0.1"]
     assert cli.main(["-n", "2", "--launcher", launcher, *where, *train]) == 64
     error = capsys.readouterr().err
-    assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`?")
+    assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`")
     assert error.count("\n") == 1
 
 
