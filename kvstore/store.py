@@ -222,12 +222,12 @@ class Store(mx.kvstore.KVStoreBase):
     def global_weights(self) -> Iterator[None]:
         """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
 
-        Parameters without a gradient (the statistics of BatchNorm) hold their mean over workers inside. Afterwards this
-        worker's own are back.
+        Parameters without a gradient (the statistics of BatchNorm) hold their mean over devices and workers
+        inside. Afterwards this worker's own are back.
         """
         self._check_usable()
         self.wait()
-        own = {key: known.weights[0].asnumpy() for key, known in self._known.items() if key not in self._lanes_of}
+        own = self._statistics()
         for key, mine in own.items():
             self._set(key, self._transport.allreduce(mine) / self.num_workers)
         for lane in self._lanes:
@@ -247,8 +247,7 @@ class Store(mx.kvstore.KVStoreBase):
         """
         self._check_begun("worker_state")
         self.wait()
-        arrays = {f"aux/{known.parameter.name}": known.weights[0].asnumpy()
-                  for key, known in self._known.items() if key not in self._lanes_of}
+        arrays = {f"aux/{self._known[key].parameter.name}": mean for key, mean in self._statistics().items()}
         for lane in self._lanes:
             flats = {"global": lane.worker.arriving.result(), "local": lane.w_local}
             flats.update({f"memory/{i}": array for i, array in enumerate(lane.worker.memory())})
@@ -404,6 +403,15 @@ class Store(mx.kvstore.KVStoreBase):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
                 lane.forget_views()
+
+    def _statistics(self) -> Dict[Any, np.ndarray]:
+        """Parameters without gradient, by key: the mean over this worker's devices, which hold it from here on."""
+        means: Dict[Any, np.ndarray] = {}
+        for key, known in self._known.items():
+            if key not in self._lanes_of:
+                means[key] = np.mean([array.asnumpy() for array in known.weights], axis=0, dtype=known.weights[0].dtype)
+                self._set(key, means[key])
+        return means
 
     def _set(self, key: Any, value: np.ndarray) -> None:
         for array in self._known[key].weights:
