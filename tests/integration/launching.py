@@ -121,6 +121,22 @@ def command_line(pid):
         return ""
 
 
+def words(*command):
+    """A command as one string for variables that are split like a shell's words, such as LAUNCH_TEST_SERVER."""
+    return " ".join(shlex.quote(str(word)) for word in command)
+
+
+def python_program(path, text):
+    """An executable that runs `text` with this Python, whose path a `#!` line could not name if it had a space."""
+    source = "%s.py" % path
+    with open(source, "w") as script:
+        script.write(text)
+    with open(str(path), "w") as stub:
+        stub.write('#!/bin/sh\nexec %s "$@"\n' % words(sys.executable, source))
+    os.chmod(str(path), 0o755)
+    return str(path)
+
+
 def stand_in_ssh(folder, note=""):
     """A program called like ssh that runs the command here, with nothing of our environment but the mark."""
     path = os.path.join(str(folder), "ssh")

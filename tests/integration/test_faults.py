@@ -5,10 +5,10 @@ import sys
 import time
 
 import pytest
-from launching import ROOT, Launch
+from launching import ROOT, Launch, words
 
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
-SERVER = {"LAUNCH_TEST_SERVER": f"{sys.executable} -m kvstore.server", "OMP_NUM_THREADS": "1"}
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 WITHIN_S = 15.0
 
 

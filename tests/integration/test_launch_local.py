@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from launching import HANG, MEMBER, ROOT, Launch, command_line, marked
+from launching import HANG, MEMBER, ROOT, Launch, command_line, marked, words
 
 
 def script(tmp_path, text, name="work.py"):
@@ -43,7 +43,7 @@ def test_environment_of_every_role(tmp_path):
     path.write_text("import os\nprint({name: value for name, value in os.environ.items()\n"
                     "       if name.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n")
     with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
-                env={"LAUNCH_TEST_SERVER": "%s %s" % (sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
+                env={"LAUNCH_TEST_SERVER": words(sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
                      "ODSGD_SECRET": "old", "PORT": "80"}) as launch:
         assert launch.wait() == 0
     seen = {line.split(" | ")[0]: eval(line.split(" | ")[1]) for line in launch.output}

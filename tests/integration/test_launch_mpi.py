@@ -5,10 +5,9 @@ import signal
 import sys
 
 import pytest
-from launching import MEMBER, Launch, command_line, marked
+from launching import MEMBER, Launch, command_line, marked, python_program
 
-OPEN_MPI = """#!{python}
-# Like Open MPI: ranks in OMPI_*, and only the variables named by -x reach them.
+OPEN_MPI = """# Like Open MPI: ranks in OMPI_*, and only the variables named by -x reach them.
 import os, subprocess, sys
 words = sys.argv[1:]
 if words == ["--version"]:
@@ -30,10 +29,7 @@ REAL = shutil.which("mpiexec") or shutil.which("mpiexec", path=os.path.dirname(s
 
 
 def stand_in(folder, note=""):
-    path = folder / "mpirun"
-    path.write_text(OPEN_MPI.format(python=sys.executable, note=note))
-    path.chmod(0o755)
-    return str(path)
+    return python_program(folder / "mpirun", OPEN_MPI.format(note=note))
 
 
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.skipif(not REAL, reason="no mpiexec here"))])

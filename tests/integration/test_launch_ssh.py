@@ -1,10 +1,9 @@
 """Jobs over several hosts through a stand-in `ssh`, which runs what it is told here, in a scrubbed environment."""
-import shlex
 import signal
 import sys
 
 import pytest
-from launching import HERE, MARK, MEMBER, ROOT, Launch, command_line, marked, stand_in_ssh
+from launching import HERE, MEMBER, ROOT, Launch, command_line, marked, python_program, stand_in_ssh, words
 
 
 @pytest.fixture
@@ -122,8 +121,7 @@ def test_greetings_of_a_login_shell_do_no_harm(ssh, tmp_path):
     assert set(launch.output) == {"127.0.0.1 | Welcome", "worker 0 | hello"}
 
 
-RSYNC = """#!{python}
-import shutil, sys
+RSYNC = """import shutil, sys
 assert sys.argv[1:3] == ["-az", "-e"], sys.argv
 source, (host, _, target) = sys.argv[-2], sys.argv[-1].partition(":")
 {note}
@@ -138,7 +136,7 @@ def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
     (here / "work.py").write_text("import os, helper\nprint(os.getcwd(), os.path.dirname(helper.__file__))")
     (here / "lib").mkdir()
     (here / "lib" / "helper.py").write_text("")
-    env = {**env, "ODSGD_RSYNC": program(tmp_path, RSYNC), "PYTHONPATH": ROOT + ":" + str(here / "lib")}
+    env = {**env, "ODSGD_RSYNC": stand_in_rsync(tmp_path), "PYTHONPATH": ROOT + ":" + str(here / "lib")}
     with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here, env=env) as launch:
         assert launch.wait() == 0
     assert sorted(launch.output) == ["worker %d | %s %s" % (rank, there, there / "lib") for rank in (0, 1)]
@@ -146,7 +144,7 @@ def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
 
 def test_a_copy_that_fails_starts_nothing(ssh, tmp_path):
     env, options = ssh
-    failing = program(tmp_path, RSYNC, "if host == 'me@127.0.0.2': sys.exit('no space left')")
+    failing = stand_in_rsync(tmp_path, "if host == 'me@127.0.0.2': sys.exit('no space left')")
     with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", tmp_path / "there", MEMBER,
                 env={**env, "ODSGD_RSYNC": failing}, cwd=HERE) as launch:
         assert launch.wait() == 70
@@ -154,11 +152,8 @@ def test_a_copy_that_fails_starts_nothing(ssh, tmp_path):
                            "no space left" % (tmp_path / "there"))
 
 
-def program(folder, text, note=""):
-    path = folder / "program"
-    path.write_text(text.format(python=sys.executable, note=note, MARK=MARK))
-    path.chmod(0o755)
-    return shlex.quote(str(path))
+def stand_in_rsync(folder, note=""):
+    return words(python_program(folder / "program", RSYNC.format(note=note)))
 
 
 def test_no_ssh_on_this_machine_is_one_line(ssh):

@@ -72,13 +72,14 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsy
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
 
 
-@pytest.mark.parametrize("command", ["odsgd train", "/usr/bin/odsgd train", "python -m odsgd train", "scripts/train.py",
-                                     f"{sys.executable} scripts/train.py"])
+@pytest.mark.parametrize("command", [
+    ["odsgd", "train"], ["/usr/bin/odsgd", "train"], ["python", "-m", "odsgd", "train"], ["scripts/train.py"],
+    [sys.executable, "scripts/train.py"]], ids=" ".join)
 def test_a_launcher_can_check_the_workers_command(command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    check_command([*command.split(), "--lr", "1"])
+    check_command([*command, "--lr", "1"])
     with pytest.raises(ConfigError, match="unknown option `--lrr`"):
-        check_command([*command.split(), "--lrr", "1"])
+        check_command([*command, "--lrr", "1"])
 
 
 @pytest.mark.parametrize("command", ["train.py --lrr 1", "python my/train.py --lrr 1", "odsgd", "python", "ls train"])
