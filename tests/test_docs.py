@@ -1,0 +1,206 @@
+"""The documentation says what the code does: its links lead somewhere, its tables and examples are the code's."""
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Iterator, List, Set, Tuple
+
+import pytest
+
+import kvstore
+from odsgd.config import options_table
+from tests.jobs import ROOT, environment
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+README = TEXT[ROOT / "README.md"]
+DOCS = {page.stem: text for page, text in TEXT.items()}
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def prose(text: str) -> str:
+    """Without code, where brackets mean something else."""
+    return re.sub(r"^    .*$", "", FENCED.sub("", text), flags=re.MULTILINE)
+
+
+def anchors(text: str) -> Set[str]:
+    """What GitHub makes of headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def python_blocks() -> Iterator[Tuple[str, str]]:
+    for page, text in TEXT.items():
+        for number, (language, code) in enumerate(FENCED.findall(text)):
+            if language == "python":
+                yield f"{page.name} block {number}", code
+
+
+def table_rows(text: str) -> List[List[str]]:
+    """The cells of every row of every table."""
+    return [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in text.splitlines()
+            if line.startswith("| ")]
+
+
+# --- links and files --------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXT[page])):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name}: no {target}"
+        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: no heading for {target}"
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    missing = [page.name for page in PAGES if page.parent.name == "docs" and f"(docs/{page.name})" not in README]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_named_in_the_text_exist(page: Path) -> None:
+    named = re.findall(r"\b((?:scripts|configs|tests|kvstore|odsgd)/[\w/]+\.(?:py|yaml)|scripts/\w+)", TEXT[page])
+    missing = [name for name in set(named) if not any((ROOT / (name + end)).exists() for end in ("", ".py"))
+               and not name.endswith("NAME.py")]
+    assert not missing
+
+
+def test_every_preset_is_in_the_table_of_experiments() -> None:
+    missing = [path.name for path in (ROOT / "configs").glob("*.yaml") if path.name not in DOCS["reproducing"]]
+    assert not missing
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+def test_the_table_of_options_is_the_codes() -> None:
+    """To write it anew: python -c 'from odsgd.config import options_table; print(options_table())'."""
+    found = re.search(r"<!-- options: .*? -->\n(.*?)<!-- end -->", DOCS["configuration"], re.DOTALL)
+    assert found and found.group(1) == options_table()
+
+
+def test_the_store_options_and_their_defaults_are_the_codes() -> None:
+    from kvstore.algorithms import STORES
+    section = DOCS["configuration"].partition("## Store options")[2].partition("\n## ")[0]
+    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(section) if cells[0].startswith("`")}
+    defaults: Dict[str, Dict[str, str]] = {}
+    for store, program in STORES.items():
+        for field in dataclasses.fields(program.Options):
+            defaults.setdefault(field.name, {})[store] = f"`{field.default!r}`"
+    assert set(rows) == set(defaults)
+    for option, by_store in defaults.items():
+        missing = [default for default in set(by_store.values()) if default not in rows[option]]
+        assert not missing, f"{option}: the table says {rows[option]}, the code {by_store}"
+
+
+def test_the_launchers_options_are_documented() -> None:
+    from odsgd.launch import cli
+    flags = {action.option_strings[0] for action in cli._parser()._actions if action.option_strings}
+    missing = [flag for flag in sorted(flags - {"-h"}) if f"`{flag}`" not in DOCS["configuration"]
+               and not any(f"`{other}`" in DOCS["configuration"] for other in long_spellings(flag))]
+    assert not missing
+
+
+def long_spellings(flag: str) -> List[str]:
+    from odsgd.launch import cli
+    return [other for action in cli._parser()._actions if flag in action.option_strings for other in action.option_strings]
+
+
+VARIABLE = re.compile(r"\b(?:(?:DMLC|ODSGD|MXNET|OMP|OMPI|PMI|PMIX|SLURM|MPI|PS)_[A-Z][A-Z_]*[A-Z]|PYTHON[A-Z]+|NO_COLOR)\b")
+NOT_READ = {"PYTHONHOME"}  # taken away, and said so
+
+
+def variables_of(path: Path) -> Set[str]:
+    """Environment variables that a Python file names, in strings that are no docstrings and as keywords."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose_nodes = {id(node.value) for node in ast.walk(tree)
+                   if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    found: Set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose_nodes:
+            found |= set(VARIABLE.findall(node.value))
+        if isinstance(node, ast.keyword) and node.arg:
+            found |= set(VARIABLE.findall(node.arg))
+        if is_environ_access(node):
+            found |= {name.value for name in ast.walk(node) if isinstance(name, ast.Constant)
+                      and isinstance(name.value, str) and re.fullmatch(r"[A-Z][A-Z_]*[A-Z]", name.value)}
+    return found
+
+
+def is_environ_access(node: ast.AST) -> bool:
+    """``os.environ[…]``, ``os.environ.get(…)``, ``os.getenv(…)``."""
+    target = node.value if isinstance(node, ast.Subscript) else node.func if isinstance(node, ast.Call) else None
+    return isinstance(target, ast.Attribute) and any(word in ast.dump(target) for word in ("'environ'", "'getenv'"))
+
+
+def test_every_environment_variable_of_the_code_is_in_the_table() -> None:
+    files = [path for folder in ("kvstore", "odsgd", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    named = set().union(*map(variables_of, files)) - NOT_READ
+    for script in (path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix):
+        text = script.read_text(encoding="utf-8")
+        named |= set(re.findall(r"\$\{([A-Z][A-Z_]+)", text)) - {"HOME", "PATH"}
+    documented = {name for cells in table_rows(DOCS["environment"]) for name in re.findall(r"`([A-Z_]+)`", cells[0])}
+    assert {"DMLC_ROLE", "ODSGD_SECRET", "OMP_NUM_THREADS", "NO_COLOR", "PYTHON"} <= named  # the search finds something
+    assert sorted(named - documented) == []
+
+
+# --- the library ------------------------------------------------------------------------------------------------------
+
+def test_every_public_name_of_the_library_is_documented() -> None:
+    missing = [name for name in kvstore.__all__ if not re.search(rf"\b{name}\b", DOCS["library"])]
+    assert not missing
+
+
+def test_every_public_call_of_a_store_is_documented() -> None:
+    from kvstore.store import Store
+    calls = [name for name in vars(Store) if not name.startswith("_")] + ["iteration", "lr_local", "options"]
+    missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["library"])]
+    assert not missing
+
+
+def test_functions_and_tests_named_beside_the_paper_exist() -> None:
+    code = {path: path.read_text(encoding="utf-8") for folder in ("kvstore", "tests") for path in
+            (ROOT / folder).rglob("*.py")}
+    for name in re.findall(r"\b(test_\w+)", DOCS["algorithms"]):
+        assert any(f"def {name}(" in text for text in code.values()) or (ROOT / "tests" / f"{name}.py").exists() \
+            or (ROOT / "tests" / "contract" / f"{name}.py").exists(), name
+    for owner, member in re.findall(r"`(?:kvstore\.\w+\.)?([A-Z]\w+)\.(\w+)`", DOCS["algorithms"] + DOCS["design"]):
+        if owner not in ("RoundTimeoutError",):
+            assert any(re.search(rf"^class {owner}\b", text, re.MULTILINE) and re.search(rf"\b{member}\b", text)
+                       for text in code.values()) or owner in ("Store", "Meter"), f"{owner}.{member}"
+    from tests.scenarios import SCENARIOS
+    for name in re.findall(r"`((?:ssgd|odsgd)_\w+)`", DOCS["algorithms"]):
+        assert name in SCENARIOS, name
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("code", [pytest.param(code, id=where) for where, code in python_blocks()])
+def test_python_in_the_documentation_compiles(code: str) -> None:
+    compile(code, "documentation", "exec")
+
+
+def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
+    from odsgd.config import TrainConfig
+    words = re.search(r"scripts/train\.py (--model .*?)\n\n", README, re.DOTALL)
+    assert words
+    config = TrainConfig.from_flags(words.group(1).replace("\\\n", " ").split())
+    assert (config.kvstore, config.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
+
+
+def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
+    """As two workers and a server, started as the README says."""
+    script = tmp_path / "script.py"
+    script.write_text(next(code for where, code in python_blocks() if where.startswith("README")), encoding="utf-8")
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1", str(script)],
+                          env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [float(loss) for loss in re.findall(r"worker \d: loss of the last batch ([\d.]+)", done.stdout)]
+    assert len(losses) == 2 and max(losses) < 0.5, done.stdout  # it begins at 2.3
