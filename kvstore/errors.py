@@ -39,8 +39,10 @@ class ProtocolError(KVStoreError):
     """A message breaks the rules."""
 
 
-def unknown(what: str, got: str, allowed: Iterable[str]) -> ConfigError:
+def unknown(what: str, got: str, allowed: Iterable[str], where: str = "", listed: str = "") -> ConfigError:
     """The error for a name that is not among `allowed`, with the nearest one suggested.
+
+    `where` the name stands, e.g. `` in `run.yaml` ``; `listed`: where to read all names, if they are too many to list.
 
     >>> print(unknown("store", "odsdg", ["ssgd", "odsgd"]))
     unknown store `odsdg`; did you mean `odsgd`? Known: odsgd, ssgd
@@ -48,4 +50,4 @@ def unknown(what: str, got: str, allowed: Iterable[str]) -> ConfigError:
     allowed = sorted(allowed)
     near = difflib.get_close_matches(str(got), allowed, n=1)
     hint = f"; did you mean `{near[0]}`?" if near else "."
-    return ConfigError(f"unknown {what} `{got}`{hint} Known: {', '.join(allowed)}")
+    return ConfigError(f"unknown {what} `{got}`{where}{hint} {listed or 'Known: ' + ', '.join(allowed)}")

@@ -13,7 +13,6 @@ job script written for ``dist_sync`` works as it is. A new family of algorithms 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -363,9 +362,7 @@ def read_yaml(config_class: Any, path: str) -> Dict[str, Any]:
     known = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in known:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            raise ConfigError(f"unknown option `{key}` in `{path}`"
-                              + (f"; did you mean `{near[0]}`?" if near else "; `odsgd train --help` lists them"))
+            raise unknown("option", key, fields, where=f" in `{path}`", listed="`odsgd train --help` lists all")
     return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in known.items()}
 
 

@@ -3,10 +3,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, NoReturn, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, unknown
 from odsgd.options import FLAG, Span, convert
 
 
@@ -82,7 +81,5 @@ def _unknown_flag(argument: str, parser: _Parser, program: str) -> ConfigError:
     if not argument.startswith("-"):
         return ConfigError(f"unexpected argument `{argument}`: options are written --option value; "
                            f"`{program} --help` lists them")
-    flag = argument.partition("=")[0]
-    near: List[str] = difflib.get_close_matches(flag, parser._option_string_actions, n=1)
-    return ConfigError(f"unknown option `{flag}`" + (f"; did you mean `{near[0]}`?" if near else "")
-                       + f" (`{program} --help` lists all)")
+    return unknown("option", argument.partition("=")[0], parser._option_string_actions,
+                   listed=f"`{program} --help` lists all")

@@ -121,6 +121,14 @@ def command_line(pid):
         return ""
 
 
+def leaves_nothing_when_killed(*options, env=None):
+    """A job whose workers have children and whose launcher is killed with -9 ends on every host."""
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
+        launch.wait_for("worker 0 | has children", "worker 1 | has children")
+        launch.process.kill()
+        launch.nothing_is_left(within_s=5)
+
+
 def words(*command):
     """A command as one string for variables that are split like a shell's words, such as LAUNCH_TEST_SERVER."""
     return " ".join(shlex.quote(str(word)) for word in command)

@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from launching import HANG, MEMBER, ROOT, Launch, command_line, marked, words
+from launching import HANG, MEMBER, ROOT, Launch, command_line, leaves_nothing_when_killed, marked, words
 
 
 def script(tmp_path, text, name="work.py"):
@@ -130,10 +130,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace():
 
 
 def test_kill_9_of_the_launcher_leaves_nothing_behind():
-    with Launch("-n", 2, "-s", 1, MEMBER, "children") as launch:
-        launch.wait_for("worker 0 | has children", "worker 1 | has children")
-        launch.process.kill()
-        launch.nothing_is_left(within_s=5)
+    leaves_nothing_when_killed()
 
 
 def test_kill_9_of_the_agent_ends_the_job():

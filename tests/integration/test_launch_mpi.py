@@ -5,7 +5,7 @@ import signal
 import sys
 
 import pytest
-from launching import MEMBER, Launch, command_line, marked, python_program
+from launching import MEMBER, Launch, command_line, leaves_nothing_when_killed, marked, python_program
 
 OPEN_MPI = """# Like Open MPI: ranks in OMPI_*, and only the variables named by -x reach them.
 import os, subprocess, sys
@@ -60,10 +60,7 @@ def test_kill_9_of_a_worker_ends_the_job_and_names_it(mpi):
 
 def test_kill_9_of_the_launcher_leaves_nothing_behind(mpi):
     options, env = mpi
-    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
-        launch.wait_for("worker 0 | has children", "worker 1 | has children")
-        launch.process.kill()
-        launch.nothing_is_left(within_s=5)
+    leaves_nothing_when_killed(*options, env=env)
 
 
 def test_mpirun_that_cannot_start_is_told_with_its_own_words(tmp_path):

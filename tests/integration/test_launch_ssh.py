@@ -3,7 +3,18 @@ import signal
 import sys
 
 import pytest
-from launching import HERE, MEMBER, ROOT, Launch, command_line, marked, python_program, stand_in_ssh, words
+from launching import (
+    HERE,
+    MEMBER,
+    ROOT,
+    Launch,
+    command_line,
+    leaves_nothing_when_killed,
+    marked,
+    python_program,
+    stand_in_ssh,
+    words,
+)
 
 
 @pytest.fixture
@@ -68,10 +79,7 @@ def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh):
 
 def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh):
     env, options = ssh
-    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
-        launch.wait_for("worker 0 | has children", "worker 1 | has children")
-        launch.process.kill()
-        launch.nothing_is_left(within_s=5)
+    leaves_nothing_when_killed(*options, env=env)
 
 
 def test_the_secret_is_on_no_command_line(ssh):
