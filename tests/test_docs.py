@@ -194,6 +194,7 @@ def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
     assert (config.kvstore, config.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     """As two workers and a server, started as the README says."""
     script = tmp_path / "script.py"
