@@ -76,6 +76,11 @@ class Bucket:
         whole = len(self.segments) == 1 and self.size == self.first.size
         return self.first.shape if whole else None
 
+    @property
+    def label(self) -> str:
+        """What the bucket begins with: a name for it that does not depend on numbers on the wire."""
+        return f"{self.first.name}@{self.segments[0].start}"
+
     def __str__(self) -> str:
         names = [segment.parameter.name for segment in self.segments]
         shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"

@@ -8,6 +8,8 @@ import ctypes
 import itertools
 from typing import Callable, Dict, List, Sequence
 
+import numpy as np
+
 from ._mxnet import NDArray, mx
 
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
@@ -53,6 +55,16 @@ def check() -> None:
     """Raise what a function pushed earlier has raised."""
     if _failures:
         raise _failures.pop(0)
+
+
+def memory(array: NDArray) -> np.ndarray:
+    """A flat single-precision CPU array as a NumPy array, in place and past the engine; waits until it is written.
+
+    For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there. Nobody else
+    may use `array` until the caller has done with it.
+    """
+    array.wait_to_read()
+    return np.frombuffer(floats(array, 0, array.size), np.float32)
 
 
 def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":

@@ -22,15 +22,16 @@ def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
         if option not in known:
             raise unknown(f"option of store {name}", option, known)
     checked = program.Options(**options)
-    return Store(algorithm, program, transport or _transport(name, checked.timeout_s), checked)
+    return Store(algorithm, program, transport or connect(name, checked.timeout_s), checked)
 
 
-def _transport(name: str, timeout_s: float) -> Transport:
+def connect(name: str, timeout_s: float) -> Transport:
+    """The transport a store of this name runs on by default."""
     if name == LOCAL:
         from .inprocess import Cluster
         return Cluster(1, timeout_s=timeout_s).worker(0)
     from .ps import ParameterServer
-    return ParameterServer(timeout_s)
+    return ParameterServer(timeout_s, STORES[name].synchronous)
 
 
 def register() -> None:

@@ -10,6 +10,7 @@ several threads, and a run is repeatable. The scripted order is that of exchange
     cluster.run(lambda transport: train(transport))              # called once per worker, with its transport
 """
 import collections
+import json
 import threading
 import time
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence
@@ -20,30 +21,27 @@ from . import control
 from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .errors import KVStoreError, RoundTimeoutError
-from .messages import HEADER, split_lr
+from .messages import FETCH
 from .shard import Shard, un_npz
-from .transport import Pending, Transport, by_bucket, opening
-
-
-class _Round:
-    """The pushes of one bucket that have not been answered yet."""
-
-    def __init__(self) -> None:
-        self.pushed: List[NDArray] = []
-        self.waiting: List["_Late"] = []
+from .transport import Opening, Pending, Transport, by_bucket
+from .wires import Buffer, Tag, Taken, Wire
 
 
 class _Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, cluster: "Cluster", what: str, array: NDArray) -> None:
-        super().__init__(array)
+    def __init__(self, cluster: "Cluster", what: str, buffer: Buffer) -> None:
+        super().__init__(buffer.payload)
+        self.buffer = buffer
         self._cluster, self._what = cluster, what
         self.arrived = False
 
     def result(self) -> NDArray:
         self._cluster.wait_until(lambda: self.arrived, self._what)
         return super().result()
+
+    def wait(self) -> None:
+        self.result().wait_to_read()
 
 
 class Cluster:
@@ -66,7 +64,7 @@ class Cluster:
         self._baton = threading.Condition(threading.RLock())
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
-        self._rounds: Dict[int, _Round] = collections.defaultdict(_Round)
+        self._rounds: Dict[int, List[_Late]] = collections.defaultdict(list)  # pushes not answered yet
         self._sums: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
         self._asked = [0] * num_workers  # sums that each worker has asked for
 
@@ -117,32 +115,33 @@ class Cluster:
             self._baton.notify_all()
         self.log.append(worker_rank)
 
-    def open(self, key: int, weights: NDArray) -> None:
+    def open(self, key: int, whole: NDArray) -> None:
         """The first worker's weights are the global ones; all have the same."""
         if key not in self._stored:
-            self._stored[key] = mx.nd.concat(weights, mx.nd.zeros(HEADER), dim=0)
+            self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is under way when an update begins
 
-    def push(self, worker_rank: int, bucket: Bucket, message: NDArray, answer: NDArray) -> _Late:
-        """One worker's message; the last of a round runs the update and answers all."""
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
+        """One worker's message; its answer is written in its place, when all have pushed or at once."""
         with self._baton:
-            self.take_turn(worker_rank)
+            if worker_rank != FETCH:
+                self.take_turn(worker_rank)
             round_ = self._rounds[bucket.id]
-            round_.pushed.append(message)
-            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer)
-            round_.waiting.append(late)
-            if len(round_.pushed) == self.num_workers:
+            round_.append(_Late(self, f"worker {worker_rank}, {bucket}: the answer", answer))
+            late = round_[-1]
+            if len(round_) == (self.num_workers if synchronous else 1):
                 self._answer(bucket, self._rounds.pop(bucket.id))
             return late
 
-    def _answer(self, bucket: Bucket, round_: _Round) -> None:
-        merged = round_.pushed[0].copy()
-        for message in round_.pushed[1:]:
-            merged += message
+    def _answer(self, bucket: Bucket, round_: List["_Late"]) -> None:
+        merged = round_[0].buffer.whole.copy()
+        for late in round_[1:]:
+            merged += late.buffer.whole
         stored = self._stored[bucket.id]
+        stored.wait_to_read()
         self.shard.update(bucket.id, merged, stored)
-        for late in round_.waiting:
-            stored[:bucket.size].copyto(late._array)
+        for late in round_:
+            stored.copyto(late.buffer.whole)
             late.arrived = True
         self._baton.notify_all()
 
@@ -163,41 +162,62 @@ class InProcess(Transport):
     def __init__(self, cluster: Cluster, worker_rank: int) -> None:
         self._cluster, self.worker_rank = cluster, worker_rank
         self.num_workers, self.num_servers = cluster.num_workers, 1
-        self.lr = 0.0
-        self._buffers: Dict[int, List[NDArray]] = {}
-        self._rounds: Dict[int, int] = collections.defaultdict(int)
+        self._wires: Dict[int, Wire] = {}
         self._last: Dict[int, Pending] = {}
+        self._synchronous = True
+        self._tag = Tag(worker_rank, counts=worker_rank == 0)
+        self._fetch_tag = Tag(FETCH, counts=False)
+
+    @property
+    def lr(self) -> float:
+        return self._tag.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._tag.lr = lr
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
-    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
-             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        first: Dict[int, Pending] = {}
-        for bucket in buckets:
-            w = weights(bucket)
-            self._cluster.open(bucket.id, w)
-            self._buffers[bucket.id] = [mx.nd.zeros(bucket.size), w]
-            first[bucket.id] = Pending(w)
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        self._synchronous = opening.synchronous
+        self._tag = Tag(self.worker_rank, counts=not opening.synchronous or self.worker_rank == 0)
+        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
+        for key, wire in self._wires.items():
+            self._cluster.open(key, wire.last.whole)
         if self.worker_rank == 0:
-            self._cluster.shard.command("open", {"store": store, "optimizer": optimizer, "buckets": opening(buckets)})
+            self._cluster.shard.command("open", opening.command())
         self.allreduce(np.zeros(1))
-        return first
+        return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
-        buffers = self._buffers[bucket.id]
-        buffers.reverse()
-        lr = split_lr(self.lr) if self.worker_rank == 0 else (0.0, 0.0)
-        header = mx.nd.array([self._rounds[bucket.id], *lr])
-        self._rounds[bucket.id] += 1
-        message = mx.nd.concat(grad, header, dim=0)
-        self._last[bucket.id] = self._cluster.push(self.worker_rank, bucket, message, buffers[1])
-        return self._last[bucket.id]
+        wire = self._wires[bucket.id]
+        send = wire.compose(grad, self._tag, wire.last.version if self._synchronous else wire.version)
+        late = self._cluster.push(self.worker_rank, bucket, send, self._synchronous)
+        self._last[bucket.id] = late
+        return late if self._synchronous else Taken(send, wire)
+
+    def fetch(self, bucket: Bucket) -> Pending:
+        wire = self._wires[bucket.id]
+        empty = Buffer(bucket.size, wire.last.whole.context)
+        self._fetch_tag.array.copyto(empty.tag)
+        self._cluster.push(FETCH, bucket, empty, synchronous=False)
+        return Taken(empty, wire)
+
+    def versions(self) -> Dict[int, int]:
+        return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        for key, version in versions.items():
+            self._wires[key].version[:] = version
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return self._cluster.sum(self.worker_rank, np.array(array, np.float32))
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        return {int(key): one for key, one in json.loads(self._cluster.shard.statistics()).items()}
 
     def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
         return by_bucket(un_npz(self._cluster.shard.export()))

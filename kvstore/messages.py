@@ -1,21 +1,32 @@
 """What travels beside the floats of a bucket.
 
-    push    [ grad … | version | lr_hi | lr_lo ]        from every worker, summed by the server
-    answer  [ W …    | version | 0     | 0     ]        to every worker
+    push    [ payload … | version | lr_hi | lr_lo | rank ]
+    answer  [ W …       | version | …                    ]
 
-`version` counts the updates of this bucket, modulo VERSION_MODULUS so that a sum over workers stays exact in a float.
-Every worker sends the version it has; a sum that is not M times the server's own means that some worker's
-push was counted into a round it does not belong to.
+In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself.
 
-`lr` is sent by worker 0 alone, the others send 0, so that the sum is exact; it is split in two floats because Python's
-has 53 bits. This is how the trainer's learning rate takes effect on the servers in that very update.
+`version`  how many updates the weights have seen. A push says which version the worker has; counted modulo a number that
+           keeps a sum over workers exact in a float, or, asynchronously, as large as a float can count.
+`lr`       the trainer's learning rate, which so takes effect in that very update; in two floats, because Python's has
+           53 bits. In a sum only worker 0's counts: the others send 0.
+`rank`     the worker's; FETCH from one that sends nothing and only wants the answer.
 """
-from typing import Tuple
+from typing import NamedTuple, Tuple
 
 import numpy as np
 
-HEADER = 3  # floats behind the payload
-VERSION_MODULUS = 4096
+HEADER = 4  # floats behind the payload
+SYNC_MODULUS = 4096
+ASYNC_MODULUS = 2 ** 24
+FETCH = -1
+
+
+class Header(NamedTuple):
+    """What a server reads of a push; in a synchronous job `version` and `worker_rank` are sums."""
+
+    version: int
+    lr: float
+    worker_rank: int
 
 
 def split_lr(lr: float) -> Tuple[float, float]:

@@ -6,6 +6,7 @@ must not meet. A `ParameterServer` is one store's use of it.
 import atexit
 import base64
 import contextlib
+import json
 import os
 import sys
 import traceback
@@ -18,10 +19,11 @@ from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .control import watch
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
-from .messages import HEADER, split_lr
+from .messages import FETCH
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
-from .transport import Pending, Transport, by_bucket, opening
+from .transport import Opening, Pending, Transport, by_bucket
+from .wires import Buffer, Tag, Taken, Wire
 
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
@@ -29,14 +31,15 @@ COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 class Connection:
     """This worker's place in the job."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         self.native = self._connect()
         self.worker_rank = _stable_rank(self.native.rank)
         self._signer = control.Signer(self.worker_rank, control.job_key())
         self.keys = Keys(self.num_servers)
-        self._sums = {size: self.keys.take(0) for size in SUM_SIZES}
+        # Two keys for each size, used in turn: an asynchronous sum may still be read while the next one begins.
+        self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
         self._greet()
 
@@ -48,19 +51,20 @@ class Connection:
         with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at "
                             f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
                             "check that each was started and can reach the scheduler"):
-            native = mx.kvstore.create("dist_sync")
+            native = mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
         control.report("joined")
         return native
 
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""
         if self.worker_rank == 0:
-            self.command("hello", {"num_workers": self.num_workers, "sums": list(self._sums.values()),
+            self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
+                                   "sums": [key for keys in self._sums.values() for key in keys],
                                    "mailboxes": self._mailboxes})
         with self._waiting("the first round with the servers"):
-            keys = [*self._sums.values(), *self._mailboxes]
-            sizes = [*self._sums, *[MAILBOX_FLOATS] * self.num_servers]
-            self.native.init(keys, [mx.nd.zeros(size) for size in sizes])
+            sizes = {key: size for size, keys in self._sums.items() for key in keys}
+            sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
+            self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
             for key in self._mailboxes:  # a server knows its mailbox from the first round on it
                 empty = mx.nd.zeros(MAILBOX_FLOATS)
                 self.native.pushpull(key, empty, out=empty)
@@ -97,12 +101,16 @@ class Connection:
 
     def _sum(self, part: np.ndarray) -> np.ndarray:
         size = min(size for size in self._sums if size >= part.size)
-        buffer = np.zeros(size, np.float32)
-        buffer[:part.size] = part
-        wire = mx.nd.array(buffer)
+        self._sums[size].reverse()
+        key = self._sums[size][0]
+        wire = mx.nd.array(np.pad(part, (0, size - part.size)))
         with self._waiting("a sum over the workers"):
-            self.native.pushpull(self._sums[size], wire, out=wire)
-            return wire.asnumpy()[:part.size]
+            self.native.pushpull(key, wire, out=wire)
+            wire.wait_to_read()
+            if not self.synchronous:  # the answer came at once; the sum is there when everyone has pushed
+                self.native._barrier()
+                self.native.pull(key, out=wire)
+            return np.asarray(wire.asnumpy()[:part.size])
 
     def read_mail(self, name: str) -> List[bytes]:
         """What each server answers to command `name`, piece by piece."""
@@ -143,14 +151,17 @@ class Connection:
 _connection: Optional[Connection] = None
 
 
-def connection(timeout_s: float) -> Connection:
+def connection(timeout_s: float, synchronous: bool) -> Connection:
     """The connection of this process, made on first use; it is left in good order when the process ends."""
     global _connection
     if _connection is None:
-        _connection = Connection(timeout_s)
+        _connection = Connection(timeout_s, synchronous)
         atexit.register(_leave)
         sys.excepthook = _die_of_exception
         sys.exit = _remember_status(sys.exit)
+    if _connection.synchronous != synchronous:
+        raise ConfigError("this job's servers answer " + ("all workers together" if _connection.synchronous else "each push")
+                          + ", the new store needs the other kind; synchronous and asynchronous stores need jobs of their own")
     return _connection
 
 
@@ -212,80 +223,67 @@ def _stable_rank(native_rank: int) -> int:
     return int(os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID") or native_rank)
 
 
-class _Wire:
-    """The two buffers of a bucket, comm_buf_, used in turn."""
-
-    def __init__(self, bucket: Bucket, weights: NDArray) -> None:
-        self._buffers = [_Buffer(bucket.size, weights.context), _Buffer(bucket.size, weights.context)]
-        weights.copyto(self.last.payload)
-
-    @property
-    def last(self) -> "_Buffer":
-        return self._buffers[1]
-
-    def turn(self) -> "_Buffer":
-        """The buffer to send next; what was `last` stays readable until the turn after."""
-        self._buffers.reverse()
-        return self._buffers[1]
-
-
-class _Buffer:
-    """One message and its parts (`messages`). Views share the whole's engine variable."""
-
-    def __init__(self, size: int, context: mx.Context) -> None:
-        self.whole = mx.nd.zeros(size + HEADER, context)
-        self.payload, self.version, self.lr = self.whole[:size], self.whole[size:size + 1], self.whole[size + 1:]
-
-
 class ParameterServer(Transport):
     """One store on the connection of this process."""
 
-    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._connection = connection(timeout_s)
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
+        self._connection = connection(timeout_s, synchronous)
         self.worker_rank = self._connection.worker_rank
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
-        self._wires: Dict[int, _Wire] = {}
-        self._lr: Optional[float] = None
-        self._lr_array = mx.nd.zeros(HEADER - 1)
+        self._wires: Dict[int, Wire] = {}
+        self._tag = Tag(self.worker_rank, counts=not synchronous or self.worker_rank == 0)
+        self._fetch_tag = Tag(FETCH, counts=False)
 
     @property
     def lr(self) -> float:
-        """The global learning rate of the next exchanges; only worker 0's counts."""
-        return self._lr or 0.0
+        return self._tag.lr
 
     @lr.setter
     def lr(self, lr: float) -> None:
-        if self.worker_rank == 0 and lr != self._lr:
-            self._lr_array[:] = np.array(split_lr(lr), np.float32)
-        self._lr = lr
+        self._tag.lr = lr
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         return plan(parameters, self._connection.keys, nbytes, whole)
 
-    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
-             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if self.worker_rank == 0:
-            self._connection.command("open", {"store": store, "optimizer": optimizer, "buckets": opening(buckets)})
-        self._wires = {bucket.id: _Wire(bucket, weights(bucket)) for bucket in buckets}
+            self._connection.command("open", opening.command())
+        ids = [bucket.id for bucket in opening.buckets]
+        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         with self._connection._waiting("the start of the global weights"):
-            self._connection.native.init([bucket.id for bucket in buckets],
-                                         [self._wires[bucket.id].last.whole for bucket in buckets])
-        return {bucket.id: Pending(self._wires[bucket.id].last.payload) for bucket in buckets}
+            self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+        return {key: Pending(self._wires[key].last.payload) for key in ids}
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        last, send = wire.last, wire.turn()
-        grad.copyto(send.payload)
-        # Reading the last answer's version also puts this exchange behind it. Were two pushes of one worker for a
-        # bucket at the server at once, MXNet, which counts pushes and not workers, would take the second for another
-        # worker's.
-        last.version.copyto(send.version)
-        self._lr_array.copyto(send.lr)
+        version = wire.last.version if self._connection.synchronous else wire.version
+        send = wire.compose(grad, self._tag, version)
         self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)  # one message there, one back
-        return Pending(send.payload)
+        return Pending(send.payload) if self._connection.synchronous else Taken(send, wire)
+
+    def fetch(self, bucket: Bucket) -> Pending:
+        wire = self._wires[bucket.id]
+        empty = Buffer(bucket.size, wire.last.whole.context)
+        self._fetch_tag.array.copyto(empty.tag)
+        self._connection.native.pushpull(bucket.id, empty.whole, out=empty.whole)
+        return Taken(empty, wire)
+
+    def versions(self) -> Dict[int, int]:
+        return {} if self._connection.synchronous else {
+            key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        for key, version in versions.items():
+            self._wires[key].version[:] = version
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return self._connection.allreduce(array)
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        counted: Dict[int, Dict[str, Any]] = {}
+        for answer in self._connection.read_mail("statistics"):
+            counted.update({int(key): one for key, one in json.loads(answer).items()})
+        return counted
 
     def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
         arrays: Dict[str, np.ndarray] = {}

@@ -12,7 +12,7 @@ import os
 import struct
 import sys
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class Server:
         self._store = store
         self._verifier = control.Verifier(control.job_key())
         self._shard: Optional[Shard] = None
-        self._sums: Set[int] = set()
+        self._sums: Dict[int, int] = {}  # key -> pushes of the sum under way
+        self._sum_of = 1  # pushes of one sum
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
         self._outgoing: Dict[int, bytes] = {}
@@ -61,17 +62,18 @@ class Server:
         sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
         if name == "hello":
             self._hello(**payload)
-        elif name == "export":
-            self._export(sender, **payload)
+        elif name in ("export", "statistics"):
+            self._answer(sender, name, **payload)
         else:
             assert self._shard is not None
             self._shard.command(name, payload)
 
-    def _hello(self, num_workers: int, sums: List[int], mailboxes: List[int]) -> None:
+    def _hello(self, num_workers: int, synchronous: bool, sums: List[int], mailboxes: List[int]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers)
-        self._sums = set(sums)
+        self._sums = {key: 0 for key in sums}
+        self._sum_of = 1 if synchronous else num_workers
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
         control.watch.end("hello")
@@ -79,18 +81,26 @@ class Server:
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:
-            pushed.copyto(stored)
+            self._add(key, pushed, stored)
         elif key == self._mailbox_key:
             self._mailbox = stored
         else:
             assert self._shard is not None
             self._shard.update(key, pushed, stored)
 
-    def _export(self, sender: int, chunk: int) -> None:
-        """Put piece number `chunk` of the shard's state, as it was at piece 0, into the mailbox."""
+    def _add(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        """A sum over workers: MXNet has added them up in a synchronous job; else they come one by one."""
+        if self._sums[key] == 0:
+            pushed.copyto(stored)
+        else:
+            stored += pushed
+        self._sums[key] = (self._sums[key] + 1) % self._sum_of
+
+    def _answer(self, sender: int, name: str, chunk: int) -> None:
+        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
-            self._outgoing[sender] = self._shard.export()
+            self._outgoing[sender] = getattr(self._shard, name)()
         self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
         self._mailbox.wait_to_read()
 

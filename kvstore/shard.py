@@ -13,16 +13,18 @@ import numpy as np
 from . import engine
 from ._mxnet import NDArray, mx
 from .algorithms import STORES
+from .algorithms.program import Rule
 from .errors import ProtocolError
-from .messages import HEADER, VERSION_MODULUS
-from .updaters import build, elementwise, progress, set_progress, state_arrays
+from .messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
+from .transport import by_bucket
+from .updaters import build, elementwise
 
 
 class _Entry:
-    """One bucket of this server: its rule, and how many of its floats are weights."""
+    """One bucket of this server: its rule, how many of its floats are weights, and how its versions are counted."""
 
-    def __init__(self, size: int, rule: Any) -> None:
-        self.size, self.rule = size, rule
+    def __init__(self, size: int, rule: Rule, modulus: int) -> None:
+        self.size, self.rule, self.modulus = size, rule, modulus
 
 
 class Shard:
@@ -50,43 +52,49 @@ class Shard:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
-        """All workers have pushed bucket `key`; `pushed` is their sum. Brings `stored` to the next version."""
+        """Bucket `key` has been pushed, by all workers (`pushed` is their sum) or by one. Makes `stored` the answer."""
         if key not in self._entries:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
         pushed.wait_to_read()
-        version_sum, lr_high, lr_low = engine.floats(pushed, entry.size, entry.size + HEADER)
-        entry.rule.optimizer.lr = lr_high + lr_low
-        entry.rule.push_all(pushed[:entry.size], stored[:entry.size], int(version_sum), VERSION_MODULUS)
+        version, lr_high, lr_low, rank = engine.floats(pushed, entry.size, entry.size + HEADER)
+        if rank != FETCH:
+            header = Header(int(version), lr_high + lr_low, int(rank))
+            entry.rule.receive(header, pushed[:entry.size], stored[:entry.size])
         # The update writes the weights before it; whoever sends `stored` waits for the update.
-        engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % VERSION_MODULUS
+        engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def _open(self, store: str, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]]) -> None:
+    def _open(self, store: str, optimizer: Dict[str, Any], rule_options: Dict[str, Any],
+              buckets: Dict[str, Dict[str, Any]]) -> None:
         """A store begins: one optimizer for all its buckets that live here."""
         mine = {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"store {store} opens bucket {taken[0]}, which another store has")
         applied = build(optimizer)
-        applied.rescale_grad = 1.0 / self.num_workers
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
+        program = STORES[store]
         for key, entry in mine.items():
             shape = None if elementwise(applied) else entry["shape"]
-            rule = STORES[store].rule(key, shape, self.num_workers, applied)
+            rule = program.rule(key, shape, self.num_workers, applied, **rule_options)
             rule.start(mx.nd.zeros(entry["size"]))
-            self._entries[key] = _Entry(entry["size"], rule)
+            self._entries[key] = _Entry(entry["size"], rule, SYNC_MODULUS if program.synchronous else ASYNC_MODULUS)
 
     def export(self) -> bytes:
         """The optimizer state of every bucket here, as an .npz file: `<bucket>/<i>` arrays, `<bucket>/meta` JSON."""
         arrays: Dict[str, np.ndarray] = {}
         for key, entry in self._entries.items():
-            for i, array in enumerate(state_arrays(entry.rule.state)):
-                arrays[f"{key}/{i}"] = array.asnumpy().reshape(-1)
-            arrays[f"{key}/meta"] = text_array(progress(entry.rule.optimizer, key))
+            for i, array in enumerate(entry.rule.memory()):
+                arrays[f"{key}/{i}"] = (array.asnumpy() if isinstance(array, NDArray) else array).reshape(-1)
+            arrays[f"{key}/meta"] = text_array(entry.rule.progress())
         return npz(arrays)
+
+    def statistics(self) -> bytes:
+        """What every bucket's rule has counted, as JSON."""
+        return json.dumps({key: entry.rule.statistics() for key, entry in self._entries.items()}).encode()
 
     def _import(self, piece: str, last: bool, server_rank: int) -> None:
         """The next piece of a saved state; the last one puts it in place."""
@@ -99,13 +107,11 @@ class Shard:
 
     def restore(self, arrays: Dict[str, np.ndarray]) -> None:
         """Put back what `export` gave, in its arrays and names."""
-        for name, array in arrays.items():
-            key, part = name.split("/")
-            rule = self._entries[int(key)].rule
-            if part == "meta":
-                set_progress(rule.optimizer, int(key), array_text(array))
-            else:
-                mine = state_arrays(rule.state)[int(part)]
+        for key, parts in by_bucket(arrays).items():
+            rule = self._entries[key].rule
+            rule.resume(array_text(parts.pop("meta")))
+            for part, array in parts.items():
+                mine = rule.memory()[int(part)]
                 mine[:] = array.reshape(mine.shape)
 
 

@@ -24,7 +24,8 @@ from .control import watch
 from .errors import ConfigError, ProtocolError, StoreClosedError
 from .lanes import Lanes, part
 from .shard import array_text, text_array
-from .transport import Transport
+from .staleness import Staleness
+from .transport import Opening, Transport
 
 State = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
 
@@ -166,8 +167,7 @@ class Store(mx.kvstore.KVStoreBase):
         pass may overwrite the gradients; it waits likewise.
         """
         self._check_usable()
-        if not self._lanes:
-            self._begin()
+        self.begin()
         if self._left == 0:
             self._begin_iteration()
         self._hand_in(key, _as_list(value), _as_list(value if out is None else out))
@@ -192,7 +192,7 @@ class Store(mx.kvstore.KVStoreBase):
             arrays = {name: file[name] for name in file.files}
         meta = array_text(arrays.pop("meta"))
         self._saved_servers = arrays, meta
-        self.iteration = meta["count"] - self._global_optimizer().begin_num_update
+        self.iteration = _any(meta)["count"] - self._global_optimizer().begin_num_update
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
@@ -202,8 +202,17 @@ class Store(mx.kvstore.KVStoreBase):
         return self._transport.allreduce(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
-        """Wait until every worker is here. Collective."""
+        """Wait until every worker is here with nothing under way. Collective."""
+        self.wait()
         self.allreduce(np.zeros(1))
+
+    def begin(self) -> None:
+        """Lay out the buckets and give the servers their weights, after all `broadcast`s. Collective; waits.
+
+        The first `pushpull` does it, too.
+        """
+        if not self._lanes:
+            self._begin()
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -212,7 +221,7 @@ class Store(mx.kvstore.KVStoreBase):
                    "`timeout_s`")
         with watch.deadline(self.options.timeout_s, message):
             for lane in self._lanes:
-                lane.worker.arriving.result().wait_to_read()
+                lane.worker.wait()
             for known in self._known.values():
                 for array in known.weights:
                     array.wait_to_read()
@@ -226,12 +235,13 @@ class Store(mx.kvstore.KVStoreBase):
         inside. Afterwards this worker's own are back.
         """
         self._check_usable()
-        self.wait()
+        self._idle()
         own = self._statistics()
         for key, mine in own.items():
-            self._set(key, self._transport.allreduce(mine) / self.num_workers)
+            mean = self._transport.allreduce(np.mean(mine, axis=0)) / self.num_workers
+            self._set(key, [mean] * len(mine))
         for lane in self._lanes:
-            lane.show(lane.worker.arriving.result())
+            lane.show(lane.worker.global_weights())
         try:
             yield
         finally:
@@ -241,19 +251,28 @@ class Store(mx.kvstore.KVStoreBase):
                 self._set(key, mine)
 
     def worker_state(self) -> State:
-        """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/NAME``, ``memory/i/NAME``; and JSON.
+        """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/DEVICE/NAME``, ``memory/i/NAME``; JSON.
 
-        Waits.
+        Waits; collective in an asynchronous job.
         """
         self._check_begun("worker_state")
-        self.wait()
-        arrays = {f"aux/{self._known[key].parameter.name}": mean for key, mean in self._statistics().items()}
+        self._idle()
+        arrays = {f"aux/{device}/{self._known[key].parameter.name}": array
+                  for key, mine in self._statistics().items() for device, array in enumerate(mine)}
         for lane in self._lanes:
-            flats = {"global": lane.worker.arriving.result(), "local": lane.w_local}
+            flats = {"global": lane.worker.global_weights(), "local": lane.w_local}
             flats.update({f"memory/{i}": array for i, array in enumerate(lane.worker.memory())})
             for prefix, flat in flats.items():
                 layout.split(lane.bucket, flat.asnumpy(), arrays, prefix + "/")
-        return arrays, {"store": self.type, "iteration": self.iteration, "progress": self._program.progress()}
+        versions = self._transport.versions()
+        return arrays, {"store": self.type, "iteration": self.iteration, "progress": self._program.progress(),
+                        "versions": {lane.bucket.label: versions[lane.bucket.id] for lane in self._lanes if versions}}
+
+    def statistics(self) -> "Staleness":
+        """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
+        self._check_begun("statistics")
+        counted = self._transport.statistics()
+        return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
 
     def server_state(self) -> State:
         """The servers' optimizer state: arrays ``i/NAME``, and JSON. Waits; any one worker may call it."""
@@ -265,7 +284,7 @@ class Store(mx.kvstore.KVStoreBase):
         for lane in self._lanes:
             for name, flat in exported[lane.bucket.id].items():
                 if name == "meta":
-                    meta = array_text(flat)
+                    meta[lane.bucket.label] = array_text(flat)
                 else:
                     layout.split(lane.bucket, flat, arrays, name + "/")
         return arrays, meta
@@ -273,7 +292,7 @@ class Store(mx.kvstore.KVStoreBase):
     def load_state(self, worker: State, server: Optional[State] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
 
-        The caller sets its parameters itself (``local/NAME``, ``aux/NAME``), since it computes on them before that
+        The caller sets its parameters itself (``local/NAME``, ``aux/DEVICE/NAME``), since it computes on them before that
         step.
         """
         if self._lanes:
@@ -323,7 +342,9 @@ class Store(mx.kvstore.KVStoreBase):
         for lane in self._lanes:
             for key in lane.keys():
                 self._lanes_of.setdefault(key, []).append(lane)
-        arriving = self._transport.open(self.type, updaters.describe(optimizer), planned, self._initial_weights())
+        arriving = self._transport.open(
+            Opening(self.type, updaters.describe(optimizer), self._program.rule_options(self.num_workers), planned,
+                    self._program.synchronous), self._initial_weights())
         for lane in self._lanes:
             lane.worker = self._program.worker(lane.bucket, self._transport, arriving[lane.bucket.id])
             lane.w_local = lane.worker.arriving.result()
@@ -363,7 +384,9 @@ class Store(mx.kvstore.KVStoreBase):
 
         for lane in self._lanes:
             lane.w_local = saved(lane, "local/")
-            lane.worker.resume(self.iteration, [saved(lane, f"memory/{i}/") for i in memories])
+            lane.worker.resume(self.iteration, lane.w_local, [saved(lane, f"memory/{i}/") for i in memories])
+        if meta["versions"]:
+            self._transport.set_versions({lane.bucket.id: self._of(lane, meta["versions"]) for lane in self._lanes})
 
     def _resume_servers(self) -> None:
         """Worker 0 puts the saved state on the servers, the others wait for it."""
@@ -371,10 +394,19 @@ class Store(mx.kvstore.KVStoreBase):
             arrays, meta = self._saved_servers
             parts = sorted({name.split("/")[0] for name in arrays}, key=int)
             self._transport.import_state({lane.bucket.id: {
-                "meta": text_array(meta), **{i: layout.join(lane.bucket, arrays, i + "/") for i in parts}}
+                "meta": text_array(self._of(lane, meta)), **{i: layout.join(lane.bucket, arrays, i + "/") for i in parts}}
                 for lane in self._lanes}, [lane.bucket for lane in self._lanes])
         if self._resuming or self._saved_servers is not None:
             self.barrier()
+
+    def _of(self, lane: _Lane, saved: Dict[str, Any]) -> Any:
+        """What was saved of a bucket. In a synchronous job all buckets are alike, so they may be cut anew."""
+        if lane.bucket.label in saved:
+            return saved[lane.bucket.label]
+        if self._program.synchronous:
+            return _any(saved)
+        raise ConfigError(f"the saved state has no bucket that begins with {lane.bucket.label}; an asynchronous run is "
+                          "resumed with the `bucket_nbytes` it was saved with")
 
     # -- every step --------------------------------------------------------------------------------------------
 
@@ -404,17 +436,19 @@ class Store(mx.kvstore.KVStoreBase):
             for lane in lanes:
                 lane.forget_views()
 
-    def _statistics(self) -> Dict[Any, np.ndarray]:
-        """Parameters without gradient, by key: the mean over this worker's devices, which hold it from here on."""
-        means: Dict[Any, np.ndarray] = {}
-        for key, known in self._known.items():
-            if key not in self._lanes_of:
-                means[key] = np.mean([array.asnumpy() for array in known.weights], axis=0, dtype=known.weights[0].dtype)
-                self._set(key, means[key])
-        return means
+    def _idle(self) -> None:
+        """Have nothing under way; in an asynchronous job no worker has, so that all see the same global weights."""
+        self.wait()
+        if not self._program_type.synchronous:
+            self.barrier()
 
-    def _set(self, key: Any, value: np.ndarray) -> None:
-        for array in self._known[key].weights:
+    def _statistics(self) -> Dict[Any, List[np.ndarray]]:
+        """What parameters without gradient hold, by key and device."""
+        return {key: [array.asnumpy() for array in known.weights]
+                for key, known in self._known.items() if key not in self._lanes_of}
+
+    def _set(self, key: Any, values: Sequence[np.ndarray]) -> None:
+        for array, value in zip(self._known[key].weights, values):
             array[:] = value
 
     def _check_usable(self) -> None:
@@ -437,3 +471,7 @@ def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
 
 def _dtype(array: NDArray) -> str:
     return np.dtype(array.dtype).name
+
+
+def _any(by_bucket: Dict[str, Any]) -> Any:
+    return next(iter(by_bucket.values()))

@@ -13,6 +13,7 @@ Buffers. `exchange` copies `grad`, the caller may go on reading it. A result sta
 exchange of the same bucket: one buffer is on its way while the other still holds what came before.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time.
 """
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
@@ -28,7 +29,16 @@ class Pending:
         self._array = array
 
     def result(self) -> NDArray:
+        """The array that holds the answer, or will."""
         return self._array
+
+    def untaken(self) -> NDArray:
+        """The same, for who only looks: in an asynchronous job a worker's version is that of the answer it took last."""
+        return self._array
+
+    def wait(self) -> None:
+        """Wait until the answer is there, without taking it."""
+        self._array.wait_to_read()
 
 
 class Transport:
@@ -37,14 +47,13 @@ class Transport:
     worker_rank: int
     num_workers: int
     num_servers: int
-    lr: float  # the global learning rate that the next exchanges carry
+    lr: float  # the trainer's learning rate, which the next exchanges carry
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         """The buckets, numbered for this transport."""
         raise NotImplementedError
 
-    def open(self, store: str, optimizer: Dict[str, Any], buckets: Sequence[Bucket],
-             weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+    def open(self, opening: "Opening", weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         """Give the servers their rule and W_0. Collective, once; returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
@@ -52,17 +61,32 @@ class Transport:
         """Send `grad`; the global weights after the round it belongs to will come back."""
         raise NotImplementedError
 
+    def fetch(self, bucket: Bucket) -> Pending:
+        """The global weights as they stand; sends nothing. Asynchronous jobs only."""
+        raise NotImplementedError
+
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. For things outside the training loop."""
         raise NotImplementedError
 
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        """What the servers have counted, per bucket id. Any one worker may ask at any time."""
+        raise NotImplementedError
+
     def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
-        """The servers' optimizer state per bucket id. One worker may ask alone, with nothing of its own under way."""
+        """The servers' state per bucket id. One worker may ask alone, with nothing of its own under way."""
         raise NotImplementedError
 
     def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
         """Put back what `export_state` gave. One worker, before the first exchange."""
         raise NotImplementedError
+
+    def versions(self) -> Dict[int, int]:
+        """Bucket id -> version of the weights this worker has taken; empty in a synchronous job."""
+        return {}
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        """Go on with versions that `versions` gave, before the first exchange."""
 
     def iteration_sent(self, iteration: int) -> None:
         """All exchanges of an iteration have been asked for; `iteration` is how many are."""
@@ -72,10 +96,21 @@ class Transport:
         raise NotImplementedError
 
 
-def opening(buckets: Sequence[Bucket]) -> Dict[int, Dict[str, Any]]:
-    """What a server must know of buckets, as the command `open` carries it."""
-    return {bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in buckets}
+@dataclass(frozen=True)
+class Opening:
+    """How a store begins: what its servers are told."""
+
+    store: str
+    optimizer: Dict[str, Any]
+    rule_options: Dict[str, Any]
+    buckets: Sequence[Bucket]
+    synchronous: bool
+
+    def command(self) -> Dict[str, Any]:
+        """The payload of the command `open`."""
+        return {"store": self.store, "optimizer": self.optimizer, "rule_options": self.rule_options, "buckets": {
+            bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
+                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in self.buckets}}
 
 
 def by_bucket(arrays: Dict[str, np.ndarray]) -> Dict[int, Dict[str, np.ndarray]]:

@@ -25,6 +25,18 @@ from .errors import ConfigError, unknown
 
 # -- delay compensation --------------------------------------------------------------------------------------------
 
+def compensated_c(grad: Any, moved: Any, lamda: float) -> Any:
+    """Eq. 4: the gradient at w_read + `moved`, from the one at w_read. Arrays of MXNet or NumPy."""
+    return grad + lamda * grad * grad * moved
+
+
+def compensated_a(grad: Any, moved: Any, mean_square: Any, lamda: float, m: float, epsilon: float, sqrt: Any) -> Any:
+    """Eq. 5, after Eq. 6 has brought `mean_square` up to date in place."""
+    square = grad * grad
+    mean_square[:] = m * mean_square + (1 - m) * square
+    return grad + lamda / sqrt(mean_square + epsilon) * square * moved
+
+
 class _State:
     """What one array's compensation remembers; an entry that is not needed is None."""
 
@@ -70,7 +82,7 @@ class DCASGD_C(_DelayCompensated):
     """DC-ASGD with a constant lamda, Eq. 4."""
 
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
-        return grad + self.lamda * grad * grad * moved
+        return compensated_c(grad, moved, self.lamda)
 
 
 @mx.optimizer.register
@@ -87,9 +99,7 @@ class DCASGD_A(_DelayCompensated):
 
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
         assert state.mean_square is not None
-        square = grad * grad
-        state.mean_square[:] = self.m * state.mean_square + (1 - self.m) * square       # Eq. 6
-        return grad + self.lamda / mx.nd.sqrt(state.mean_square + self.epsilon) * square * moved
+        return compensated_a(grad, moved, state.mean_square, self.lamda, self.m, self.epsilon, mx.nd.sqrt)
 
 
 # -- the local update of OD-SGD ------------------------------------------------------------------------------------

@@ -231,8 +231,8 @@ def restore(folder: Path, manifest: Dict[str, Any], store: Any, net: Any) -> Non
         verify(folder, WEIGHTS, manifest)
         servers = read_arrays(verify(folder, SERVERS, manifest))
     for name, parameter in net.collect_params().items():
-        prefix = "aux" if parameter.grad_req == "null" else "local"
-        parameter.set_data(mx.nd.array(mine[0][f"{prefix}/{name}"], dtype=parameter.dtype))
+        for device, array in enumerate(parameter.list_data()):
+            array[:] = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
     store.load_state(worker=mine, server=servers)
 
 

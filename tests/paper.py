@@ -117,3 +117,126 @@ def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterat
 
 
 OPTIMIZERS: Dict[str, Any] = {"sgd": Sgd, "dcasgd_c": DcAsgdC, "dcasgd_a": DcAsgdA}
+
+
+# -- asynchronous ----------------------------------------------------------------------------------------------------------
+#
+# `order` says whose turn it is; worker m's turn is one iteration of its own. A rule's `turn(m, t, w, g)` returns what worker
+# m computes on next.
+
+
+def in_order(gradient: Gradient, w_0: np.ndarray, num_workers: int, order: List[int], method: Any) -> Path:
+    """Per worker the weights after each of its turns; and the global weights after all."""
+    w, t = [w_0] * num_workers, [0] * num_workers
+    path = [[w_0] for _ in range(num_workers)]
+    for m in order:
+        w[m] = method.turn(m, t[m], w[m], gradient(m, t[m], w[m]))
+        t[m] += 1
+        path[m].append(w[m])
+    return path, [method.W]
+
+
+@dataclass
+class Asgd:
+    """W <- U(W, g^m); the worker goes on with W."""
+
+    W: np.ndarray
+    update: Any
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        self.W = self.update(self.W, g, t, self.W)
+        return self.W
+
+
+@dataclass
+class DcAsgd(Asgd):
+    """W <- W - lr (g + lambda(·) g⊙g⊙(W - bak_m)), bak_m <- W: Eq. 4, or 5 and 6 with `adaptive` = (m, epsilon)."""
+
+    num_workers: int = 1
+    lamda: float = 0.04
+    adaptive: Any = None
+
+    def __post_init__(self) -> None:
+        self.bak = [self.W] * self.num_workers
+        self.mean_square = np.zeros_like(self.W)
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        strength = F(self.lamda)
+        if self.adaptive:
+            decay, epsilon = self.adaptive
+            self.mean_square = F(decay) * self.mean_square + F(1 - decay) * g * g
+            strength = F(self.lamda) / np.sqrt(self.mean_square + F(epsilon))
+        self.W = self.update(self.W, (g + strength * g * g * (self.W - self.bak[m])).astype(F), t, self.W)
+        self.bak[m] = self.W
+        return self.W
+
+
+@dataclass
+class NSoftsync(Asgd):
+    """After c = floor(lambda / n) gradients:  W <- U(W, 1/c sum (alpha_l / alpha_0) g_l),  alpha_l = alpha_0 / tau_l."""
+
+    num_workers: int = 1
+    n: int = 1
+    modulate: bool = True
+
+    def __post_init__(self) -> None:
+        self.timestamp, self.read, self.collected = 0, [0] * self.num_workers, []
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        tau = self.timestamp - self.read[m]
+        self.collected.append(g / F(tau) if self.modulate and tau > 0 else g)
+        if len(self.collected) == self.num_workers // self.n:
+            mean = (sum(self.collected) / F(len(self.collected))).astype(F)
+            self.W = self.update(self.W, mean, t, self.W)
+            self.timestamp += 1
+            self.collected = []
+        self.read[m] = self.timestamp
+        return self.W
+
+
+@dataclass
+class DownpourSgd(Asgd):
+    """Local steps and accrued gradients; Dean et al. 2012, Algorithm 7.1."""
+
+    num_workers: int = 1
+    n_push: int = 1
+    n_fetch: int = 1
+    lr_local: float = 0.1
+    wd: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.accrued = [np.zeros_like(self.W)] * self.num_workers
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        self.accrued[m] = self.accrued[m] + g
+        w = (w - F(self.lr_local) * (g + F(self.wd) * w)).astype(F)
+        if (t + 1) % self.n_push == 0:
+            self.W = self.update(self.W, self.accrued[m], t, self.W)
+            self.accrued[m] = np.zeros_like(self.W)
+        return self.W if (t + 1) % self.n_fetch == 0 else w
+
+
+@dataclass
+class ElasticAveraging:
+    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2. w is where the gradient is taken, x + delta v."""
+
+    W: np.ndarray
+    num_workers: int
+    T: int
+    alpha: float
+    lr: float
+    wd: float = 0.0
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.x = [self.W] * self.num_workers
+        self.v = [np.zeros_like(self.W)] * self.num_workers
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        self.v[m] = (F(self.delta) * self.v[m] - F(self.lr) * (g + F(self.wd) * w)).astype(F)
+        self.x[m] = self.x[m] + self.v[m]
+        if (t + 1) % self.T == 0:
+            elastic = F(self.alpha) * (self.x[m] - self.W)
+            self.x[m] = self.x[m] - elastic
+            self.W = self.W + elastic
+        return self.x[m] + F(self.delta) * self.v[m]

@@ -7,7 +7,7 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class Scenario:
     """Parameter -> (lr_mult, wd_mult)."""
     schedule: Optional[Tuple[int, float]] = None
     """(step, factor) of an MXNet FactorScheduler."""
+    order: Tuple[int, ...] = ()
+    """Asynchronous stores: whose turn it is, one iteration each; ranks the job does not have are skipped."""
 
     def to_json(self) -> Dict[str, Any]:
         return asdict(self)
@@ -77,8 +79,12 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
         params["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(step, factor, base_lr=params["learning_rate"])
     trainer = gluon.Trainer(parameters, scenario.optimizer, params, kvstore=store)
 
+    if scenario.order:  # the first step of any worker needs all of them
+        trainer._init_kvstore()
+        trainer._init_params()
+        store.begin()
     path = [flat(parameters)]
-    for t in range(scenario.iterations):
+    for t in turns(scenario, worker_rank, store):
         if str(t) in scenario.lr_at:
             trainer.set_learning_rate(scenario.lr_at[str(t)])
         if str(t) in scenario.lr_local_at:
@@ -97,6 +103,20 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
         np.testing.assert_array_equal(flat(parameters), path[-1])  # its own are back
         store.close()
     return result
+
+
+def turns(scenario: Scenario, worker_rank: int, store: Any) -> Iterator[int]:
+    """This worker's iterations; in a scripted order, no other worker has anything under way meanwhile."""
+    if not scenario.order:
+        yield from range(scenario.iterations)
+        return
+    t = 0
+    for rank in scenario.order:
+        if rank == worker_rank:
+            yield t
+            t += 1
+        if rank < store.num_workers:
+            store.barrier()
 
 
 def loss(parameters: Any, context: Any, m: int, t: int) -> Any:
@@ -154,10 +174,39 @@ SCENARIOS: Dict[str, Scenario] = {
 
 
 
+#: Worker 2 is slow, worker 0 fast; no two neighbouring rounds have the same order.
+ORDER = (0, 1, 0, 2, 1, 0, 0, 1, 1, 0, 2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 0, 2)
+DECAY = {"learning_rate": 0.1, "wd": 0.01}
+
+ASYNC: Dict[str, Scenario] = {
+    "asgd": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER),
+    "asgd_tiny": Scenario("asgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM, order=ORDER),
+    "asgd_two_devices": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER, devices=2),
+    "asgd_lr_at": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER, lr_at={"3": 0.02}),
+    "dcasgd_c": Scenario("dcasgd_c", {"lamda": 0.5}, optimizer_params=MOMENTUM, order=ORDER),
+    "dcasgd_a": Scenario("dcasgd_a", {"lamda": 0.5, "m": 0.9}, optimizer_params=MOMENTUM, order=ORDER),
+    "dcasgd_c_zero": Scenario("dcasgd_c", {"lamda": 0.0}, optimizer_params=MOMENTUM, order=ORDER),
+    "dcasgd_a_zero": Scenario("dcasgd_a", {"lamda": 0.0}, optimizer_params=MOMENTUM, order=ORDER),
+    "softsync": Scenario("softsync", optimizer_params=MOMENTUM, order=ORDER),
+    "softsync_1": Scenario("softsync", {"n": 1}, optimizer_params=MOMENTUM, order=ORDER),
+    "softsync_off": Scenario("softsync", {"modulate": False}, optimizer_params=MOMENTUM, order=ORDER),
+    "downpour": Scenario("downpour", optimizer_params=MOMENTUM, order=ORDER),
+    "downpour_2": Scenario("downpour", {"T": 2, "lr_local": 0.05}, optimizer_params=MOMENTUM, order=ORDER),
+    "downpour_apart": Scenario("downpour", {"push_every": 2, "fetch_every": 3}, optimizer_params=MOMENTUM, order=ORDER),
+    "easgd": Scenario("easgd", {"T": 2}, optimizer_params=DECAY, order=ORDER),
+    "easgd_alone": Scenario("easgd", {"T": 2, "alpha": 0.0}, optimizer_params=DECAY, order=ORDER),
+    "eamsgd": Scenario("eamsgd", {"T": 2, "delta": 0.5}, optimizer_params=DECAY, order=ORDER),
+    "gluon_momentum": Scenario(None, optimizer_params=MOMENTUM, iterations=ORDER.count(0)),
+    "gluon_decay": Scenario(None, optimizer_params=DECAY, iterations=ORDER.count(0)),
+}
+SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC}
+
+
 def run_all(worker_rank: int, names: List[str], make_transport: Any = lambda: None) -> Dict[str, np.ndarray]:
     """Several scenarios one after the other; results as ``NAME/path`` and ``NAME/final``."""
     results: Dict[str, np.ndarray] = {}
     for name in names:
-        for part, array in train(SCENARIOS[name], worker_rank, make_transport()).items():
+        scenario = {**SCENARIOS, **ASYNC}[name]
+        for part, array in train(scenario, worker_rank, make_transport()).items():
             results[f"{name}/{part}"] = array
     return results

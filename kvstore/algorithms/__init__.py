@@ -1,7 +1,10 @@
 """The algorithms, by the names `kvstore.create` knows them by. A new one is a file here and a line below."""
 from typing import Dict, Type
 
+from .asynchronous import ASGD, DCASGDA, DCASGDC, SoftsyncProgram
 from .delayed import ODSGD, Delayed
+from .downpour import Downpour
+from .elastic import EAMSGD, EASGD
 from .program import Program
 from .sync import SSGD
 
@@ -9,4 +12,11 @@ STORES: Dict[str, Type[Program]] = {
     "ssgd": SSGD,
     "odsgd": ODSGD,
     "delayed": Delayed,
+    "asgd": ASGD,
+    "dcasgd_c": DCASGDC,
+    "dcasgd_a": DCASGDA,
+    "softsync": SoftsyncProgram,
+    "downpour": Downpour,
+    "easgd": EASGD,
+    "eamsgd": EAMSGD,
 }

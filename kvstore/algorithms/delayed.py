@@ -55,8 +55,8 @@ class OneStepDelay(Worker):
     def memory(self) -> List[NDArray]:
         return self.local_update.memory() if self.local_update else []
 
-    def resume(self, t: int, memory: List[NDArray]) -> None:
-        super().resume(t, memory)
+    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
+        super().resume(t, w_local, memory)
         if self.local_update and t > self.warmup:
             self.local_update.resume(self.arriving.result(), memory)
 

@@ -1,16 +1,18 @@
-"""What every algorithm's file offers the store: options, a worker per bucket, a server rule.
+"""What every algorithm's file offers the store: options, a worker per bucket, a server rule per bucket.
 
-A `Program` is one store's algorithm. It makes one worker object per bucket, which holds the lines of the paper, and is
-told when an iteration begins. Its `rule` runs on the servers, one object per bucket, too.
+A `Program` is one store's algorithm. It makes one `Worker` per bucket, which holds the lines of the paper, and is told
+when an iteration begins. Its `rule` runs on the servers, one object per bucket, too.
 """
 from dataclasses import dataclass
-from typing import Any, Dict, List, Type
+from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .._mxnet import NDArray, mx
 from ..buckets import DEFAULT_NBYTES, Bucket
 from ..control import DEFAULT_TIMEOUT_S
 from ..errors import ConfigError
+from ..messages import Header
 from ..transport import Pending, Transport
+from ..updaters import progress, set_progress, shaped, state_arrays
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Options:
 class Worker:
     """The worker's side of an algorithm, for one bucket.
 
-    arriving : the exchange asked for last; its result is the global weights
+    arriving : the exchange asked for last
     t        : iterations done
     """
 
@@ -43,26 +45,78 @@ class Worker:
         """One iteration after its gradient is there (or will be); returns the weights of the next one."""
         raise NotImplementedError
 
+    def wait(self) -> None:
+        """Wait until nothing of this worker's is under way."""
+        self.arriving.wait()
+
+    def global_weights(self) -> NDArray:
+        """W, for evaluation and checkpoints; all workers ask, with nothing of their own under way."""
+        return self.arriving.result()
+
     def memory(self) -> List[NDArray]:
         """The arrays, like the bucket, that a checkpoint keeps beside the weights."""
         return []
 
-    def resume(self, t: int, memory: List[NDArray]) -> None:
-        """Go on after iteration `t`; `arriving` holds the global weights already."""
+    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
+        """Go on after iteration `t`, at `w_local`; `arriving` holds the global weights already."""
         self.t = t
+
+
+class Rule:
+    """The server's side of an algorithm, for one bucket: what a push does to the global weights.
+
+    version : updates done
+    state   : the global optimizer's
+    """
+
+    def __init__(self, index: int, shape: Optional[Sequence[int]], num_workers: int, optimizer: Any) -> None:
+        self.index, self.shape, self.num_workers, self.optimizer = index, shape, num_workers, optimizer
+        self.state: Any = None
+        self.version = 0
+
+    def start(self, w: NDArray) -> None:
+        """Make the optimizer's state for weights like `w`."""
+        self.state = self.optimizer.create_state_multi_precision(self.index, shaped(w, self.shape))
+
+    def receive(self, header: Header, payload: NDArray, w: NDArray) -> None:
+        """Bring `w` to what the answer shall be, in place. `payload` may be overwritten."""
+        raise NotImplementedError
+
+    def memory(self) -> List[Any]:
+        """The arrays, like the bucket, that a checkpoint keeps."""
+        return state_arrays(self.state)
+
+    def statistics(self) -> Dict[str, Any]:
+        """What is of interest while it runs, as JSON."""
+        return {"version": self.version}
+
+    def progress(self) -> Dict[str, Any]:
+        """What a checkpoint keeps beside arrays, as JSON."""
+        return progress(self.optimizer, self.index)
+
+    def resume(self, saved: Dict[str, Any]) -> None:
+        """Put back what `progress` gave; the arrays of `memory` are filled afterwards."""
+        set_progress(self.optimizer, self.index, saved)
 
 
 class Program:
     """One store's algorithm."""
 
     Options: Type[Options] = Options
-    rule: Any  # the class of the server's side
+    rule: Type[Rule]
+    synchronous = True
+    """Whether servers answer when all workers have pushed, or each push by itself."""
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         self.options, self.optimizer = options, optimizer
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Worker:
+        """The worker of one bucket; `arriving` holds W_0."""
         raise NotImplementedError
+
+    def rule_options(self, num_workers: int) -> Dict[str, Any]:
+        """Keywords of `rule`, as JSON."""
+        return {}
 
     @property
     def optimizers(self) -> List[mx.optimizer.Optimizer]:
@@ -76,5 +130,5 @@ class Program:
         """What a checkpoint keeps beside arrays, as JSON."""
         return {}
 
-    def resume(self, progress: Dict[str, Any]) -> None:
+    def resume(self, saved: Dict[str, Any]) -> None:
         """Put back what `progress` gave."""

@@ -7,19 +7,19 @@ Each iteration, every worker pushes its gradient and waits for the weights that 
     paper      code       meaning
     w_t        w          global weights after t updates, W_t
     g_m        grad       worker m's gradient, mean over its own mini-batch
-    gradient   grad_sum   sum over the M workers
+    gradient   payload    sum over the M workers
 
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
-from typing import Any, Optional, Sequence
-
+from .._mxnet import NDArray
 from .._mxnet import NDArray
 from ..buckets import Bucket
 from ..errors import ProtocolError
+from ..messages import SYNC_MODULUS, Header
 from ..transport import Pending, Transport
-from ..updaters import apply, shaped
-from .program import Program, Worker
+from ..updaters import apply
+from .program import Program, Rule, Worker
 
 
 class Synchronous(Worker):
@@ -32,34 +32,29 @@ class Synchronous(Worker):
         return self.arriving.result()
 
 
-class SyncUpdate:
-    """The server, for one bucket: Algorithm 1, l.3-8.
+class SyncUpdate(Rule):
+    """The server, for one bucket: Algorithm 1, l.3-8. MXNet adds up the pushes and calls when count == M (l.5).
 
         W_{t+1} = U(W_t, G_t),    G_t = 1/M sum_m g_t^m
 
     Invariants
       1. version starts at 0 and grows by exactly 1 per update.
-      2. all M gradients of a round were sent by workers that have the same version, the server's own.
+      2. the M gradients of a round are of M different workers, all at the server's own version.
     """
 
-    def __init__(self, index: int, shape: Optional[Sequence[int]], num_workers: int, optimizer: Any) -> None:
-        self.index, self.shape, self.num_workers, self.optimizer = index, shape, num_workers, optimizer
-        self.state: Any = None
-        self.version = 0
-
-    def start(self, w: NDArray) -> None:
-        """Make the optimizer's state for weights like `w`."""
-        self.state = self.optimizer.create_state_multi_precision(self.index, shaped(w, self.shape))
-
-    def push_all(self, grad_sum: NDArray, w: NDArray, version_sum: int, modulus: int) -> None:
-        """l.5: count == M. Update `w` in place; the optimizer divides the sum by M."""
-        expected = self.num_workers * (self.version % modulus)
-        if version_sum != expected:
-            raise ProtocolError(
-                f"bucket {self.index}: the versions in this round add up to {version_sum}, expected {expected} "
-                f"({self.num_workers} workers at version {self.version}); a worker pushed twice, or left and came back")
-        apply(self.optimizer, self.index, w, grad_sum, self.state, self.shape)           # l.6
+    def receive(self, header: Header, payload: NDArray, w: NDArray) -> None:
+        self._check(header)
+        self.optimizer.lr, self.optimizer.rescale_grad = header.lr, 1.0 / self.num_workers
+        apply(self.optimizer, self.index, w, payload, self.state, self.shape)            # l.6
         self.version += 1                                                                # l.7
+
+    def _check(self, header: Header) -> None:
+        everyone = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)
+        if (header.worker_rank, header.version) != everyone:
+            raise ProtocolError(
+                f"bucket {self.index}: in this round the ranks add up to {header.worker_rank} and the versions to "
+                f"{header.version}, expected {everyone[0]} and {everyone[1]} ({self.num_workers} workers at version "
+                f"{self.version}); a worker pushed twice, or left and came back")
 
 
 class SSGD(Program):

@@ -1,0 +1,79 @@
+"""The buffers between a worker and the wire: comm_buf_, two for each bucket, used in turn.
+
+One is on its way while the other still holds what came before, so that the algorithm may read the last answer while the next
+exchange runs.
+"""
+from typing import Optional
+
+import numpy as np
+
+from ._mxnet import NDArray, mx
+from .messages import HEADER, split_lr
+from .transport import Pending
+
+
+class Buffer:
+    """One message and its parts (`messages`). Views share the whole's engine variable."""
+
+    def __init__(self, size: int, context: mx.Context) -> None:
+        self.whole = mx.nd.zeros(size + HEADER, context)
+        self.payload, self.version, self.tag = self.whole[:size], self.whole[size:size + 1], self.whole[size + 1:]
+
+
+class Tag:
+    """Learning rate and rank as one worker sends them, in an array that is written only when they change."""
+
+    def __init__(self, worker_rank: int, counts: bool) -> None:
+        self.array = mx.nd.array([0, 0, worker_rank])
+        self._worker_rank, self._counts = worker_rank, counts
+        self._lr: Optional[float] = None
+
+    @property
+    def lr(self) -> float:
+        return self._lr or 0.0
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        if self._counts and lr != self._lr:
+            self.array[:] = np.array([*split_lr(lr), self._worker_rank], np.float32)
+        self._lr = lr
+
+
+class Wire:
+    """One bucket's two buffers. `last` was sent last; it holds the answer, or will."""
+
+    def __init__(self, weights: NDArray) -> None:
+        self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
+        self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken; asynchronous jobs only
+        weights.copyto(self.last.payload)
+
+    @property
+    def last(self) -> Buffer:
+        return self._buffers[1]
+
+    def compose(self, payload: NDArray, tag: Tag, version: NDArray) -> Buffer:
+        """The next message. What was `last` stays readable until the next but one.
+
+        The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were two
+        pushes of one worker for a bucket at a synchronous server at once, MXNet, which counts pushes and not workers,
+        would take the second for another worker's.
+        """
+        self._buffers.reverse()
+        payload.copyto(self.last.payload)
+        version.copyto(self.last.version)
+        tag.array.copyto(self.last.tag)
+        return self.last
+
+
+class Taken(Pending):
+    """An answer whose version becomes the worker's when the algorithm takes it."""
+
+    def __init__(self, buffer: Buffer, wire: Wire) -> None:
+        super().__init__(buffer.payload)
+        self._buffer, self._wire, self._taken = buffer, wire, False
+
+    def result(self) -> NDArray:
+        if not self._taken:
+            self._buffer.version.copyto(self._wire.version)
+            self._taken = True
+        return super().result()

@@ -1,0 +1,98 @@
+"""The asynchronous family in a scripted order, on every transport, against the papers' algorithms in NumPy."""
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from tests import paper
+from tests.contract.test_algorithms import CLOSE, rates
+from tests.jobs import Result
+from tests.scenarios import ASYNC, Scenario, gradient, initial
+
+IN_NUMPY = [name for name in ASYNC if not name.startswith("gluon")]
+
+
+def order_of(scenario: Scenario, workers: int) -> List[int]:
+    return [rank for rank in scenario.order if rank < workers]
+
+
+def method(scenario: Scenario, workers: int) -> Any:
+    """The paper's algorithm for a scenario."""
+    options, params = dict(scenario.options), scenario.optimizer_params
+    options.pop("bucket_nbytes", None)
+    lr = rates(params["learning_rate"], scenario.lr_at)
+    w_0, update = initial(), paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0))
+    if scenario.store == "asgd":
+        return paper.Asgd(w_0, update)
+    if scenario.store == "softsync":
+        return paper.NSoftsync(w_0, update, workers, options.get("n", workers), options.get("modulate", True))
+    if scenario.store == "downpour":
+        T = options.get("T", 1)
+        return paper.DownpourSgd(w_0, update, workers, options.get("push_every", T), options.get("fetch_every", T),
+                                 options.get("lr_local", params["learning_rate"]), params.get("wd", 0))
+    if scenario.store in ("easgd", "eamsgd"):
+        return paper.ElasticAveraging(w_0, workers, options["T"], options.get("alpha", 0.9 / workers),
+                                      params["learning_rate"], params["wd"], options.get("delta", 0.0))
+    adaptive = (options["m"] if "m" in options else 0.95, 1e-7) if scenario.store == "dcasgd_a" else None
+    return paper.DcAsgd(w_0, update, workers, options["lamda"], adaptive)
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_every_turn_of_every_worker_follows_the_paper(async_job: List[Result], name: str) -> None:
+    scenario, workers = ASYNC[name], len(async_job)
+    path, path_global = paper.in_order(gradient, initial(), workers, order_of(scenario, workers), method(scenario, workers))
+    for m, result in enumerate(async_job):
+        for t, w in enumerate(result[f"{name}/path"]):
+            np.testing.assert_allclose(w, path[m][t], err_msg=f"worker {m}, turn {t}", **CLOSE)
+        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+
+
+def test_the_scenarios_tell_neighbouring_methods_apart(async_job: List[Result]) -> None:
+    if len(async_job) < 3:
+        pytest.skip("fewer than three workers have no staleness to speak of in every method")
+    different = ["asgd", "asgd_lr_at", "dcasgd_c", "dcasgd_a", "softsync", "softsync_1", "downpour_2", "downpour_apart",
+                 "easgd", "easgd_alone", "eamsgd"]
+    for i, one in enumerate(different):
+        for other in different[i + 1:]:
+            gap = np.abs(async_job[0][f"{one}/path"] - async_job[0][f"{other}/path"]).max()
+            assert gap > 100 * CLOSE["rtol"], f"{one} and {other} differ by {gap} only"
+
+
+@pytest.mark.parametrize("one, other", [
+    ("dcasgd_c_zero", "asgd"),      # identity 3
+    ("dcasgd_a_zero", "asgd"),
+    ("downpour", "asgd"),           # 6
+    ("softsync_off", "asgd"),       # n = M without modulation
+    ("asgd_tiny", "asgd"),          # 9
+])
+def test_identity(async_job: List[Result], one: str, other: str) -> None:
+    for result in async_job:
+        for part in ("path", "final"):
+            np.testing.assert_array_equal(result[f"{one}/{part}"], result[f"{other}/{part}"])
+
+
+def test_elastic_averaging_without_force_is_independent_runs(async_job: List[Result]) -> None:
+    """Identity 6: every worker's path is its own, and the centre stays."""
+    for m, result in enumerate(async_job):
+        alone = [initial()]
+        sgd = paper.Sgd(0.1, 0.0, 0.01)
+        for t in range(len(result["easgd_alone/path"]) - 1):
+            alone.append(sgd(alone[-1], gradient(m, t, alone[-1]), t, alone[-1]))
+        np.testing.assert_allclose(result["easgd_alone/path"], alone, **CLOSE)
+        np.testing.assert_array_equal(result["easgd_alone/final"], initial())
+
+
+@pytest.mark.parametrize("transport", ["in process 1", "ps-lite 1+1"])
+@pytest.mark.parametrize("store", ["asgd", "dcasgd_c", "dcasgd_a", "softsync"])
+def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, store: str) -> None:
+    """Identities 5 and 8."""
+    result = named_job(transport, "async")[0]
+    np.testing.assert_array_equal(result[f"{store}/path"], result["gluon_momentum/path"])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_the_server_and_one_process_walk_the_same_path(named_job: Any, workers: int) -> None:
+    ps_lite, in_process = named_job(f"ps-lite {workers}+1", "async"), named_job(f"in process {workers}", "async")
+    for name in ASYNC:
+        for m in range(workers):
+            np.testing.assert_array_equal(ps_lite[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
