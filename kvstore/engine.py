@@ -60,11 +60,11 @@ def check() -> None:
 def memory(array: NDArray) -> np.ndarray:
     """A flat single-precision CPU array as a NumPy array, in place and past the engine; waits until it is written.
 
-    For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there. Nobody else
-    may use `array` until the caller has done with it.
+    For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there.
+    Nobody else may use `array` until the caller has done with it.
     """
     array.wait_to_read()
-    return np.frombuffer(floats(array, 0, array.size), np.float32)
+    return np.ctypeslib.as_array(floats(array, 0, array.size))
 
 
 def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":

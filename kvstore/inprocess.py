@@ -18,7 +18,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from . import control
-from ._mxnet import NDArray, mx
+from ._mxnet import NDArray
 from .buckets import Bucket, Keys, plan
 from .errors import KVStoreError, RoundTimeoutError
 from .messages import FETCH

@@ -5,8 +5,8 @@
 
 In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself.
 
-`version`  how many updates the weights have seen. A push says which version the worker has; counted modulo a number that
-           keeps a sum over workers exact in a float, or, asynchronously, as large as a float can count.
+`version`  how many updates the weights have seen. A push says which version the worker has; counted modulo a number
+           that keeps a sum over workers exact in a float, or, asynchronously, as large as a float can count.
 `lr`       the trainer's learning rate, which so takes effect in that very update; in two floats, because Python's has
            53 bits. In a sum only worker 0's counts: the others send 0.
 `rank`     the worker's; FETCH from one that sends nothing and only wants the answer.

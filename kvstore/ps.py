@@ -160,8 +160,9 @@ def connection(timeout_s: float, synchronous: bool) -> Connection:
         sys.excepthook = _die_of_exception
         sys.exit = _remember_status(sys.exit)
     if _connection.synchronous != synchronous:
-        raise ConfigError("this job's servers answer " + ("all workers together" if _connection.synchronous else "each push")
-                          + ", the new store needs the other kind; synchronous and asynchronous stores need jobs of their own")
+        kinds = ("asynchronous", "synchronous")
+        raise ConfigError(f"this job is {kinds[_connection.synchronous]} and the new store {kinds[synchronous]}; "
+                          "each kind needs a job of its own")
     return _connection
 
 

@@ -88,7 +88,7 @@ class Shard:
         arrays: Dict[str, np.ndarray] = {}
         for key, entry in self._entries.items():
             for i, array in enumerate(entry.rule.memory()):
-                arrays[f"{key}/{i}"] = (array.asnumpy() if isinstance(array, NDArray) else array).reshape(-1)
+                arrays[f"{key}/{i}"] = (array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
             arrays[f"{key}/meta"] = text_array(entry.rule.progress())
         return npz(arrays)
 

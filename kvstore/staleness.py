@@ -8,8 +8,8 @@ from typing import Any, Counter, Dict, List
 class Staleness:
     """Counts over all buckets; one push of one bucket counts one.
 
-    Buckets are updated independently of each other, so `updates_per_bucket`, the mean of their versions, is what compares
-    with iterations.
+    Buckets are updated independently of each other, so `updates_per_bucket`, the mean of their versions, is what
+    compares with iterations.
     """
 
     pushes: int

@@ -11,7 +11,7 @@ Nothing here waits for the network in a training step. Methods that do say so.
 import contextlib
 import json
 import types
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -89,7 +89,7 @@ class Store(mx.kvstore.KVStoreBase):
     same order.
     """
 
-    def __init__(self, name: str, program: type, transport: Transport, options: Any) -> None:
+    def __init__(self, name: str, program: Type[Program], transport: Transport, options: Any) -> None:
         self._name, self._program_type, self._transport, self.options = name, program, transport, options
         self.iteration = 0
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
@@ -292,8 +292,8 @@ class Store(mx.kvstore.KVStoreBase):
     def load_state(self, worker: State, server: Optional[State] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
 
-        The caller sets its parameters itself (``local/NAME``, ``aux/DEVICE/NAME``), since it computes on them before that
-        step.
+        The caller sets its parameters itself (``local/NAME``, ``aux/DEVICE/NAME``), since it computes on them before
+        that step.
         """
         if self._lanes:
             raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
@@ -393,9 +393,11 @@ class Store(mx.kvstore.KVStoreBase):
         if self._saved_servers is not None and self.rank == 0:
             arrays, meta = self._saved_servers
             parts = sorted({name.split("/")[0] for name in arrays}, key=int)
-            self._transport.import_state({lane.bucket.id: {
-                "meta": text_array(self._of(lane, meta)), **{i: layout.join(lane.bucket, arrays, i + "/") for i in parts}}
-                for lane in self._lanes}, [lane.bucket for lane in self._lanes])
+            state = {lane.bucket.id: {i: layout.join(lane.bucket, arrays, i + "/") for i in parts}
+                     for lane in self._lanes}
+            for lane in self._lanes:
+                state[lane.bucket.id]["meta"] = text_array(self._of(lane, meta))
+            self._transport.import_state(state, [lane.bucket for lane in self._lanes])
         if self._resuming or self._saved_servers is not None:
             self.barrier()
 

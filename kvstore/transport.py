@@ -33,7 +33,7 @@ class Pending:
         return self._array
 
     def untaken(self) -> NDArray:
-        """The same, for who only looks: in an asynchronous job a worker's version is that of the answer it took last."""
+        """The same, for who only looks: a worker's version is that of the answer it took last."""
         return self._array
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
 """The buffers between a worker and the wire: comm_buf_, two for each bucket, used in turn.
 
-One is on its way while the other still holds what came before, so that the algorithm may read the last answer while the next
-exchange runs.
+One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
+the next exchange runs.
 """
 from typing import Optional
 
@@ -54,9 +54,9 @@ class Wire:
     def compose(self, payload: NDArray, tag: Tag, version: NDArray) -> Buffer:
         """The next message. What was `last` stays readable until the next but one.
 
-        The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were two
-        pushes of one worker for a bucket at a synchronous server at once, MXNet, which counts pushes and not workers,
-        would take the second for another worker's.
+        The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were
+        two pushes of one worker for a bucket at a synchronous server at once, MXNet, which counts pushes and not
+        workers, would take the second for another worker's.
         """
         self._buffers.reverse()
         payload.copyto(self.last.payload)

@@ -119,10 +119,10 @@ def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterat
 OPTIMIZERS: Dict[str, Any] = {"sgd": Sgd, "dcasgd_c": DcAsgdC, "dcasgd_a": DcAsgdA}
 
 
-# -- asynchronous ----------------------------------------------------------------------------------------------------------
+# -- asynchronous ------------------------------------------------------------------------------------------------
 #
-# `order` says whose turn it is; worker m's turn is one iteration of its own. A rule's `turn(m, t, w, g)` returns what worker
-# m computes on next.
+# `order` says whose turn it is; worker m's turn is one iteration of its own. A rule's `turn(m, t, w, g)` returns what
+# worker m computes on next.
 
 
 def in_order(gradient: Gradient, w_0: np.ndarray, num_workers: int, order: List[int], method: Any) -> Path:
@@ -173,7 +173,10 @@ class DcAsgd(Asgd):
 
 @dataclass
 class NSoftsync(Asgd):
-    """After c = floor(lambda / n) gradients:  W <- U(W, 1/c sum (alpha_l / alpha_0) g_l),  alpha_l = alpha_0 / tau_l."""
+    """After c = floor(lambda / n) gradients:
+
+        W <- U(W, 1/c sum (alpha_l / alpha_0) g_l),    alpha_l = alpha_0 / tau_l
+    """
 
     num_workers: int = 1
     n: int = 1
@@ -218,7 +221,10 @@ class DownpourSgd(Asgd):
 
 @dataclass
 class ElasticAveraging:
-    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2. w is where the gradient is taken, x + delta v."""
+    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2.
+
+    w is where the gradient is taken, x + delta v.
+    """
 
     W: np.ndarray
     num_workers: int

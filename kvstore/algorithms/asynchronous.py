@@ -1,7 +1,7 @@
 """Asynchronous SGD on a parameter server: ASGD, DC-ASGD-c and -a, n-softsync with staleness-aware learning rates.
 
 ASGD: Dean et al., NIPS 2012. DC-ASGD: Zheng et al., ICML 2017; Eq. 4-6 of Xu et al., "OD-SGD", arXiv:2005.06728.
-n-softsync: Zhang, Gupta, Lian, Liu, "Staleness-Aware Async-SGD for Distributed Deep Learning", IJCAI 2016, sec. 2.2, 2.4.
+n-softsync: Zhang, Gupta, Lian, Liu, "Staleness-Aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
 
 A worker pushes its gradient and gets, in one round trip, the weights as they stand right after its own push. Every
 gradient says which version of the weights it was taken on, so the server knows its staleness.
@@ -20,7 +20,7 @@ Reading: U is the trainer's optimizer, so momentum and weight decay are possible
 import collections
 import math
 from dataclasses import dataclass
-from typing import Any, Counter, Dict, List, Optional, Tuple
+from typing import Any, Counter, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
@@ -69,7 +69,8 @@ class AsyncUpdate(Rule):
         tau = (self.version - header.version) % ASYNC_MODULUS
         if tau > ASYNC_MODULUS // 2:
             raise ProtocolError(f"bucket {self.index}: worker {header.worker_rank} pushed a gradient of version "
-                                f"{header.version}, the weights are at version {self.version}; it belongs to another run")
+                                f"{header.version}, the weights are at version {self.version}; it belongs to "
+                                "another run")
         self.staleness[header.worker_rank, tau] += 1
         self.optimizer.lr, self.optimizer.rescale_grad = header.lr, 1.0
         self.lr_sum += header.lr * self.push(header.worker_rank, tau, payload, w)
@@ -199,7 +200,7 @@ class Softsync(AsyncUpdate):
 class ASGD(Program):
     """``kvstore.create("asgd")``."""
 
-    rule = AsyncUpdate
+    rule: Type[Rule] = AsyncUpdate
     synchronous = False
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Worker:

@@ -16,8 +16,8 @@ other every T local steps.
 One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
 x - X' = (1 - alpha)(x - X) the worker finds e = alpha / (1 - alpha) (x - X').
 
-Reading: an exchange follows every Tth local step (the paper's precedes the step; the sequence is the same but for its first
-element). Reading: the trainer's learning rate and weight decay are those of the local steps.
+Reading: an exchange follows every Tth local step (the paper's precedes the step; the sequence is the same but for
+its first element). Reading: the trainer's learning rate and weight decay are those of the local steps.
 """
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
@@ -115,8 +115,8 @@ class EASGD(ASGD):
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)
         if type(optimizer) is not mx.optimizer.SGD or optimizer.momentum or optimizer.clip_gradient is not None:
-            raise ConfigError("elastic averaging takes SGD steps of its own: the trainer's optimizer must be `sgd` without "
-                              "momentum or clip_gradient (momentum: store `eamsgd`, option `delta`)")
+            raise ConfigError("elastic averaging takes SGD steps of its own: the trainer's optimizer must be `sgd` "
+                              "without momentum or clip_gradient (momentum: store `eamsgd`, option `delta`)")
         self.rates = Rates(optimizer.wd)
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Elastic:

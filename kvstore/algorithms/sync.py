@@ -13,7 +13,6 @@ Deviation: Algorithm 1 counts pushes; the version in each message is compared as
 round it does not belong to is an error and not a silent mix of two iterations.
 """
 from .._mxnet import NDArray
-from .._mxnet import NDArray
 from ..buckets import Bucket
 from ..errors import ProtocolError
 from ..messages import SYNC_MODULUS, Header

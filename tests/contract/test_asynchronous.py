@@ -40,7 +40,8 @@ def method(scenario: Scenario, workers: int) -> Any:
 @pytest.mark.parametrize("name", IN_NUMPY)
 def test_every_turn_of_every_worker_follows_the_paper(async_job: List[Result], name: str) -> None:
     scenario, workers = ASYNC[name], len(async_job)
-    path, path_global = paper.in_order(gradient, initial(), workers, order_of(scenario, workers), method(scenario, workers))
+    path, path_global = paper.in_order(gradient, initial(), workers, order_of(scenario, workers),
+                                       method(scenario, workers))
     for m, result in enumerate(async_job):
         for t, w in enumerate(result[f"{name}/path"]):
             np.testing.assert_allclose(w, path[m][t], err_msg=f"worker {m}, turn {t}", **CLOSE)
