@@ -8,7 +8,7 @@ row of docs/configuration.md. Nothing slow is imported here, so that a misspelt 
     ('odsgd', 2.0, 200)
 
 Names of stores. Ours are the keys of STORES; MXNet's are taken for the nearest of them (`_store_named`), so that a
-job script written for ``dist_sync`` works as it is. A new family of algorithms adds a line to STORES.
+job script written for ``dist_sync`` or ``dist_async`` works as it is. A new algorithm adds a line to STORES.
 """
 from __future__ import annotations
 
@@ -64,19 +64,44 @@ STORES: Dict[str, Tuple[str, ...]] = {
     "ssgd": _WIRE,
     "odsgd": _WIRE + ("warmup",) + _LOCAL,
     "delayed": _WIRE + ("warmup",),
+    "asgd": _WIRE,
+    "dcasgd_c": _WIRE + ("lamda",),
+    "dcasgd_a": _WIRE + ("lamda", "m", "epsilon"),
+    "softsync": _WIRE + ("n", "modulate"),
+    "downpour": _WIRE + ("T", "push_every", "fetch_every", "lr_local", "lr_step_epochs_local"),
+    "easgd": _WIRE + ("T", "alpha", "beta"),
+    "eamsgd": _WIRE + ("T", "alpha", "beta", "delta"),
 }
 """Name of a store -> the options below that go with it."""
 
+ASYNCHRONOUS = ("asgd", "dcasgd_c", "dcasgd_a", "softsync", "downpour", "easgd", "eamsgd")
+"""Stores whose workers wait for nobody while they train."""
+
 _STORE_OPTIONS = tuple(dict.fromkeys(key for options in STORES.values() for key in options))
 
-NOT_YET = ("asgd", "dist_async", "dist_device_async", "dcasgd_c", "dcasgd_a", "softsync", "downpour", "easgd", "eamsgd",
-           "sasgd", "dsync", "pipesgd", "horovod", "byteps")
+_OF_ONE_STORE = ("lamda", "m", "epsilon", "lr_local", "lr_step_epochs_local")
+"""Options whose good values are others with another store that takes them, too."""
 
+NOT_YET = ("sasgd", "dsync", "pipesgd", "horovod", "byteps")
+
+MXNET_ASYNC = ("dist_async", "dist_device_async")
 MXNET_SYNC = ("dist_sync", "dist_device_sync", "dist")
 MXNET_LOCAL = ("device",)
 
 DELAY_COMPENSATED = {"dcasgd_c": {"lamda": 0.04}, "dcasgd_a": {"lamda": 2.0, "m": 0.95, "epsilon": 1e-7}}
-"""Local updaters with options of their own, and the defaults of these (Eq. 4-6)."""
+"""Local updaters, and asynchronous stores, with options of their own, and the defaults of these (Eq. 4-6)."""
+
+_DEFAULTS: Dict[str, Dict[str, Any]] = {
+    **DELAY_COMPENSATED,
+    "softsync": {"modulate": True},
+    "downpour": {"T": 1},
+    "easgd": {"T": 4, "beta": 0.9},
+    "eamsgd": {"T": 4, "beta": 0.9, "delta": 0.9},
+}
+"""Asynchronous store -> defaults of its options; those that depend on the job are left to the store."""
+
+_REPLACED_BY = {"beta": ("alpha",), "T": ("push_every", "fetch_every")}
+"""Option -> what makes it superfluous."""
 
 LOCAL_OPTIMIZERS = ("none", *DELAY_COMPENSATED, *MXNET_OPTIMIZERS)
 OPTIMIZERS = (*MXNET_OPTIMIZERS, *DELAY_COMPENSATED)
@@ -123,7 +148,7 @@ class TrainConfig:
 
     kvstore: str = option("Algorithm", "odsgd", TEXT,
                           f"{', '.join(STORES)}; or MXNet's dist_sync (odsgd when --optimizer-local is named, else "
-                          "ssgd) and device (local)")
+                          "ssgd), dist_async (asgd) and device (local)")
     optimizer: str = option("Algorithm", "sgd", name("optimizer", OPTIMIZERS), "optimizer of the global weights")
     lr: float = option("Algorithm", 0.1, real(at_least=0), "its learning rate, before the schedule")
     momentum: float = option("Algorithm", 0.0, real(at_least=0, at_most=1), "its momentum")
@@ -138,17 +163,39 @@ class TrainConfig:
         "odsgd: what a worker updates its own weights with: none, sgd, dcasgd_c, dcasgd_a, or another optimizer of "
         "MXNet (default: sgd)")
     lr_local: Optional[float] = option("Algorithm", None, real(at_least=0),
-                                       "its learning rate (default: that of the global optimizer, as scheduled)")
+                                       "its learning rate; that of downpour's local steps (default: that of the "
+                                       "global optimizer, as scheduled)")
     momentum_local: Optional[float] = option("Algorithm", None, real(at_least=0, at_most=1),
                                              "its momentum (default: 0)")
     wd_local: Optional[float] = option("Algorithm", None, real(at_least=0),
                                        "its weight decay (default: that of the global optimizer)")
     lamda: Optional[float] = option("Algorithm", None, real(at_least=0),
-                                    "dcasgd_c, dcasgd_a: strength of the compensation (default: 0.04 for c, 2 for a)")
+                                    "dcasgd_c, dcasgd_a, as local optimizer or as store: strength of the compensation "
+                                    "(default: 0.04 for c, 2 for a)")
     m: Optional[float] = option("Algorithm", None, real(at_least=0, at_most=1),
                                 "dcasgd_a: decay of the mean square (default: 0.95)")
     epsilon: Optional[float] = option("Algorithm", None, real(above=0),
                                       "dcasgd_a: keeps the root away from zero (default: 1e-7)")
+    n: Optional[int] = option("Algorithm", None, integer(1),
+                              "softsync: updates while every worker pushes once; the servers collect workers / n "
+                              "gradients for one (default: the number of workers, an update per push)")
+    modulate: Optional[bool] = option("Algorithm", None, FLAG,
+                                      "softsync: divide a gradient's learning rate by its staleness (default: true; "
+                                      "--no-modulate turns it off)")
+    T: Optional[int] = option("Algorithm", None, integer(1),
+                              "downpour, easgd, eamsgd: iterations between exchanges (default: 1 for downpour, 4 for "
+                              "the others)")
+    push_every: Optional[int] = option("Algorithm", None, integer(1),
+                                       "downpour: iterations between pushes (default: T)")
+    fetch_every: Optional[int] = option("Algorithm", None, integer(1),
+                                        "downpour: iterations between fetches (default: T)")
+    alpha: Optional[float] = option("Algorithm", None, real(at_least=0, below=1),
+                                    "easgd, eamsgd: strength of the elastic force in one exchange (default: beta / "
+                                    "number of workers)")
+    beta: Optional[float] = option("Algorithm", None, real(at_least=0, below=1),
+                                   "easgd, eamsgd: strength of the force of all workers together (default: 0.9)")
+    delta: Optional[float] = option("Algorithm", None, real(at_least=0, below=1),
+                                    "eamsgd: Nesterov's momentum of the local steps (default: 0.9)")
 
     epochs: int = option("Schedule", 10, integer(1), "passes over the training data", result=False)
     iterations: Optional[int] = option("Schedule", None, integer(1),
@@ -198,15 +245,18 @@ class TrainConfig:
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
         So does a store named by a flag: what the file says of another store alone gives way, and one preset serves
-        for OD-SGD and, with ``--kvstore ssgd``, for the control beside it.
+        for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it.
 
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
         flags, config_file = parse_flags(cls, "odsgd train", argv)
         values = read_yaml(cls, config_file) if config_file else {}
         if "kvstore" in flags:
-            store = _store_named(flags["kvstore"], {**values, **flags}.get("optimizer_local"))
-            values = {key: value for key, value in values.items() if key in STORES[store] or key not in _STORE_OPTIONS}
+            local = {**values, **flags}.get("optimizer_local")
+            store = _store_named(flags["kvstore"], local)
+            same = store == _store_named(values.get("kvstore", cls.kvstore), local)
+            kept = STORES[store] if same else set(STORES[store]) - set(_OF_ONE_STORE)
+            values = {key: value for key, value in values.items() if key in kept or key not in _STORE_OPTIONS}
         return cls(**{**values, **flags})
 
     def to_dict(self) -> Dict[str, Any]:
@@ -257,6 +307,16 @@ class TrainConfig:
         """Examples of one worker per iteration, over all its devices: the b of the algorithms' mini-batch mean."""
         return self.batch_size * self.device_count
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether workers train without waiting for each other."""
+        return self.kvstore in ASYNCHRONOUS
+
+    @property
+    def steps_locally(self) -> bool:
+        """Whether `lr_local` is the learning rate of something."""
+        return self.kvstore == "downpour" or self.optimizer_local not in (None, "none")
+
     def optimizer_arguments(self) -> Dict[str, Any]:
         """Arguments of the global optimizer, as gluon.Trainer takes them."""
         momentum = {"momentum": self.momentum} if self.momentum else {}
@@ -306,6 +366,8 @@ class TrainConfig:
         if "optimizer_local" in options:
             self._default("optimizer_local", "sgd")
             self._resolve_local()
+        if self.asynchronous:
+            self._resolve_asynchronous()
         self._check_momentum("momentum", self.optimizer)
 
     def _resolve_local(self) -> None:
@@ -322,6 +384,20 @@ class TrainConfig:
         for key, value in DELAY_COMPENSATED.get(local, {}).items():
             self._default(key, value)
         self._check_momentum("momentum_local", local)
+
+    def _resolve_asynchronous(self) -> None:
+        replaced = [key for key, others in _REPLACED_BY.items()
+                    if all(getattr(self, other) is not None for other in others)]
+        for key in replaced:
+            if getattr(self, key) is not None:
+                raise ConfigError(f"{key} has no meaning beside {' and '.join(_REPLACED_BY[key])}; leave one of them "
+                                  "out")
+        for key, value in _DEFAULTS.get(self.kvstore, {}).items():
+            if key not in replaced:
+                self._default(key, value)
+        if "beta" in STORES[self.kvstore] and (self.optimizer != "sgd" or self.momentum):
+            raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
+                              "momentum out (momentum: kvstore `eamsgd`, option delta)")
 
     def _check_momentum(self, key: str, optimizer: str) -> None:
         if getattr(self, key) and optimizer not in (*WITH_MOMENTUM, *DELAY_COMPENSATED):
@@ -382,11 +458,13 @@ def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
         return asked
     if asked in MXNET_SYNC:
         return "odsgd" if optimizer_local is not None else "ssgd"
+    if asked in MXNET_ASYNC:
+        return "asgd"
     if asked in MXNET_LOCAL:
         return "local"
     if asked in NOT_YET:
         raise ConfigError(f"kvstore `{asked}` is not available yet; available: {', '.join(STORES)}")
-    raise unknown("kvstore", asked, (*STORES, *MXNET_SYNC, *MXNET_LOCAL))
+    raise unknown("kvstore", asked, (*STORES, *MXNET_SYNC, *MXNET_ASYNC, *MXNET_LOCAL))
 
 
 def _sync_hint(asked: str) -> str:

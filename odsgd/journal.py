@@ -1,7 +1,10 @@
-"""What worker 0 tells of a run: lines (or a bar) for its user, config.yaml and metrics.jsonl in its folder."""
+"""What worker 0 tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of an
+asynchronous job, staleness.json.
+"""
 from __future__ import annotations
 
 import datetime
+import json
 import platform
 import socket
 import time
@@ -15,6 +18,8 @@ from odsgd import __version__
 from odsgd.config import TrainConfig
 from odsgd.metrics import MetricsFile
 from odsgd.progress import Progress
+
+STALENESS = "staleness.json"
 
 UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
@@ -61,6 +66,11 @@ class Journal:
             done = "; nothing is left to do" if self._iteration >= self._total else ""
             self._progress.say(f"resumed from {self._resumed}{done}")
 
+    def warn(self, line: str) -> None:
+        """Something about the run that its user may not want."""
+        self._write("warning", {"text": line})
+        self._progress.say(f"warning: {line}")
+
     def iteration(self) -> None:
         """One more has been queued."""
         self._progress.advance()
@@ -74,6 +84,14 @@ class Journal:
         """Numbers of an epoch."""
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
         self._progress.epoch(record, self._config.epochs)
+
+    def staleness(self, record: Dict[str, Any]) -> None:
+        """What the servers of an asynchronous job have counted."""
+        self._write("staleness", record)
+        if self._file is not None:
+            (Path(str(self._config.out)) / STALENESS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        self._progress.say(f"staleness: mean {record['staleness_mean']:.2f}, max {record['staleness_max']}; "
+                           f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}")
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
         """The run is over."""
@@ -94,7 +112,7 @@ class Journal:
 
 def lr_local_words(config: TrainConfig) -> str:
     """The local learning rate, where there are local steps."""
-    if config.optimizer_local in (None, "none"):
+    if not config.steps_locally:
         return ""
     return ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
 

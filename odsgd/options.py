@@ -114,14 +114,16 @@ def integer(at_least: int) -> Kind:
     return Kind("N", f"a whole number, {at_least} or more and below 2^31", convert)
 
 
-def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf) -> Kind:
+def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float = math.inf,
+         below: float = math.inf) -> Kind:
     """A finite number within the bounds."""
-    bounds = [f"{word} {bound:g}" for word, bound in (("at least", at_least), ("above", above), ("at most", at_most))
+    bounds = [f"{word} {bound:g}" for word, bound in (("at least", at_least), ("above", above), ("at most", at_most),
+                                                   ("below", below))
               if math.isfinite(bound)]
 
     def convert(value: Any) -> float:
         number = float(_text(value))
-        if not (math.isfinite(number) and at_least <= number <= at_most and number > above):
+        if not (math.isfinite(number) and at_least <= number <= at_most and above < number < below):
             raise ValueError
         return number
     return Kind("X", "a number" + (", " + " and ".join(bounds) if bounds else ""), convert)

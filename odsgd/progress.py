@@ -32,7 +32,7 @@ class Progress:
     def interval(self, record: Dict[str, Any]) -> None:
         """Numbers of the last iterations: into the bar, or as a line."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {record['train_accuracy']:.2%}")
+            self._bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {record['train_accuracy']:.2%}{stale(record)}")
         else:
             self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
 
@@ -50,8 +50,15 @@ class Progress:
 
 
 def measured(record: Dict[str, Any]) -> str:
-    """Loss, accuracy, speed and learning rates of a record, for a line."""
+    """Loss, accuracy, speed, learning rates and staleness of a record, for a line."""
     local = record.get("lr_local")
     return (f"loss {record['train_loss']:.4f}, accuracy {record['train_accuracy']:.2%}, "
             f"{record['samples_per_s']:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
-            + ("" if local is None else f", lr_local {local:g}"))
+            + ("" if local is None else f", lr_local {local:g}") + stale(record))
+
+
+def stale(record: Dict[str, Any]) -> str:
+    """How stale gradients were, and how often the weights changed, where a record has it."""
+    if "staleness_mean" not in record:
+        return ""
+    return f", staleness {record['staleness_mean']:.2f}, {record['updates_per_s']:.0f} updates/s"

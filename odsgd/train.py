@@ -7,8 +7,12 @@ The loop waits for nothing it has just asked for; the algorithm's exchange runs 
 the queue is `metrics.Meter`. All workers go through the same collective calls in the same order, since they have
 the same number of batches; only worker 0 speaks, evaluates and writes metrics.
 
+In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations, and meet
+at the end of an epoch (to sum, and for the evaluation of weights that nobody changes meanwhile) and for checkpoints.
+
 Reported per epoch and per interval: loss and accuracy of the weights trained on (interval: worker 0's batches alone),
-samples_per_s of all workers together, without evaluation and checkpoints.
+samples_per_s of all workers together, without evaluation and checkpoints (an asynchronous job's intervals take the
+others to be as fast as worker 0). Asynchronous jobs report their staleness, too (staleness.py).
 """
 from __future__ import annotations
 
@@ -25,14 +29,17 @@ import kvstore
 from kvstore import control
 from kvstore._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from kvstore.factory import connect
 from odsgd import checkpoint, data, devices, models, randomness
 from odsgd.config import TrainConfig
 from odsgd.journal import Journal, versions
 from odsgd.metrics import Clock, Meter, Sums, Tally, Window
 from odsgd.schedule import lr_at, lr_local_at
+from odsgd.stability import warnings_about
+from odsgd.staleness import Gauge
 
 SETTINGS_OF_DIVERGENCE = ("optimizer", "momentum", "wd", "batch_size", "optimizer_local", "momentum_local", "lamda",
-                          "warmup", "lr_warmup")
+                          "warmup", "lr_warmup", "n", "modulate", "T", "alpha", "beta", "delta")
 """What a diverging run is tuned with, beside the two learning rates."""
 
 
@@ -52,14 +59,10 @@ def run(config: TrainConfig) -> int:
 
 def _transport(config: TrainConfig) -> Any:
     """This worker's place in the job. Known before the store, whose options depend on the number of workers."""
-    if config.kvstore != "local":
-        from kvstore.ps import ParameterServer
-        return ParameterServer(config.timeout_s or control.DEFAULT_TIMEOUT_S)
-    if int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
+    if config.kvstore == "local" and int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
         raise ConfigError("kvstore `local` is for one process and this job has "
                           f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
-    from kvstore.inprocess import Cluster
-    return Cluster(1).worker(0)
+    return connect(config.kvstore, config.timeout_s or control.DEFAULT_TIMEOUT_S)
 
 
 def _give_up(config: TrainConfig, error: Exception) -> int:
@@ -92,6 +95,7 @@ class Training:
         self.clock.stop()
         self.interval = self.epoch = Window(0, 0.0)
         self.tested: Optional[Sums] = None
+        self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -103,8 +107,12 @@ class Training:
         try:
             self.journal.start(self.store.num_workers, self.batches_per_epoch, count_parameters(self.net),
                                devices.contexts(self.config))
+            for line in warnings_about(self.config, self.store.num_workers):
+                self.journal.warn(line)
             while self.store.iteration < self.total:
                 self._train_epoch()
+            if self.gauge is not None:
+                self.journal.staleness(self.gauge.result())
             self.journal.end(self.store.iteration, self._test_fields())
         finally:
             self.journal.close()
@@ -141,6 +149,8 @@ class Training:
         self.trainer.step(self.config.worker_batch_size)
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.journal.iteration()
+        if self.gauge is None and self.config.asynchronous and self.store.rank == 0:
+            self.gauge = Gauge(self.store, self.clock)
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
@@ -172,14 +182,15 @@ class Training:
 
     def _log_interval(self) -> None:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
-            self.journal.interval(self._record(self.interval))
+            live = {} if self.gauge is None else self.gauge.interval()
+            self.journal.interval({**self._record(self.interval), **live})
             self.interval = self._window()
 
     def _record(self, window: Window) -> Dict[str, Any]:
         """Numbers of a window that ends here, as interval and epoch records have them."""
         iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
         lr, lr_local = self._rates(self.store.iteration - 1)
-        follows = lr if self.config.optimizer_local not in (None, "none") else None
+        follows = lr if self.config.steps_locally else None
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 "train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy,
                 "samples_per_s": iterations * self.config.worker_batch_size * self.store.num_workers / seconds,
@@ -187,10 +198,13 @@ class Training:
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local}
 
     def _close_epoch(self, epoch: int, began: float) -> None:
-        """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other."""
+        """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
+
+        It is over, and the clock stops, when the slowest worker is through.
+        """
         self.meter.drain()
-        self.clock.stop()
         self.epoch.sums = self._over_workers(self.epoch.sums)
+        self.clock.stop()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
             self.tested = self._evaluate()
@@ -209,7 +223,11 @@ class Training:
 
     def _evaluate(self) -> Sums:
         """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange
-        and wait there for it, as long as `timeout_s` allows."""
+        and wait there for it, as long as `timeout_s` allows.
+
+        In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
+        weights that the others have long left behind, and its staleness would be that of an evaluation.
+        """
         sums = Sums()
         meter = Meter(lambda _, part: sums.add(part))
         with self.store.global_weights():
@@ -219,6 +237,8 @@ class Training:
                     tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
                     meter.add(number, tallies, sum(len(y) for y in ys))
                 meter.drain()
+        if self.config.asynchronous:
+            self.store.barrier()
         return sums
 
     def _test_fields(self) -> Dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from odsgd.config import LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
+from odsgd.config import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
 from odsgd.options import Span
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
@@ -105,6 +105,8 @@ def test_help_names_every_option(capsys):
     ("--kvstore odsgd --optimizer-local adam", "odsgd", "adam"),
     ("--kvstore device", "local", None),
     ("--kvstore delayed", "delayed", None),
+    ("--kvstore dist_async", "asgd", None),
+    ("--kvstore dist_device_async", "asgd", None),
 ])
 def test_mxnets_names_of_stores_become_ours(flags, kvstore, optimizer_local):
     config = from_flags(flags)
@@ -112,8 +114,7 @@ def test_mxnets_names_of_stores_become_ours(flags, kvstore, optimizer_local):
 
 
 def test_a_family_that_is_not_there_yet_is_said_to_be_so():
-    assert message("--kvstore dist_async") == ("kvstore `dist_async` is not available yet; "
-                                               f"available: {', '.join(STORES)}")
+    assert message("--kvstore pipesgd") == f"kvstore `pipesgd` is not available yet; available: {', '.join(STORES)}"
 
 
 # --- what goes together -----------------------------------------------------------------------------------------------
@@ -126,6 +127,15 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
     ("--optimizer-local sgd --lamda 1", "lamda goes with optimizer_local dcasgd_c or dcasgd_a, not with `sgd`"),
     ("--optimizer-local dcasgd_c --m 0.5", "m goes with optimizer_local dcasgd_a, not with `dcasgd_c`"),
+    ("--kvstore ssgd --lamda 1", "lamda has no meaning with kvstore `ssgd`; it goes with odsgd or dcasgd_c or"),
+    ("--kvstore dcasgd_c --m 0.5", "m has no meaning with kvstore `dcasgd_c`; it goes with odsgd or dcasgd_a"),
+    ("--kvstore asgd --no-modulate", "modulate has no meaning with kvstore `asgd`; it goes with softsync"),
+    ("--kvstore easgd --delta 0.5", "delta has no meaning with kvstore `easgd`; it goes with eamsgd"),
+    ("--kvstore easgd --alpha 0.1 --beta 0.5", "beta has no meaning beside alpha"),
+    ("--kvstore easgd --alpha 1", "--alpha: expected a number, at least 0 and below 1, got `1`"),
+    ("--kvstore easgd --momentum 0.9", "momentum: kvstore `eamsgd`, option delta"),
+    ("--kvstore eamsgd --optimizer adam", "kvstore `eamsgd` takes plain SGD steps of its own"),
+    ("--kvstore downpour --T 3 --push-every 1 --fetch-every 2", "T has no meaning beside push_every and fetch_every"),
     ("--optimizer adam --momentum 0.9", "momentum: optimizer `adam` takes no momentum"),
     ("--optimizer-local adam --momentum-local 0.9", "momentum_local: optimizer `adam` takes no momentum"),
     ("--lr-step-epochs 20,10", "lr_step_epochs: 20,10 does not rise"),
@@ -157,6 +167,22 @@ def test_defaults_that_depend_on_other_options_are_filled_in():
     assert TrainConfig(optimizer_local="dcasgd_c").lamda == 0.04
     assert TrainConfig(kvstore="delayed").warmup == Span(0)
     assert TrainConfig(dataset="synthetic").image_shape == (3, 32, 32)
+
+
+@pytest.mark.parametrize("flags, options", [
+    ("--kvstore asgd", {}),
+    ("--kvstore dcasgd_c", {"lamda": 0.04}),
+    ("--kvstore dcasgd_a --lamda 1", {"lamda": 1.0, "m": 0.95, "epsilon": 1e-7}),
+    ("--kvstore softsync --n 2 --no-modulate", {"n": 2, "modulate": False}),
+    ("--kvstore downpour --T 3 --lr-local 0.5", {"T": 3, "lr_local": 0.5}),
+    ("--kvstore downpour --push-every 2 --fetch_every 3", {"push_every": 2, "fetch_every": 3}),
+    ("--kvstore easgd --alpha 0.3", {"T": 4, "alpha": 0.3}),
+    ("--kvstore eamsgd --T 2 --delta 0", {"T": 2, "beta": 0.9, "delta": 0.0}),
+])
+def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags, options):
+    config = from_flags(flags)
+    assert config.asynchronous and config.store_options(1) == options
+    assert TrainConfig(**config.to_dict()) == config
 
 
 def test_a_span_may_count_epochs():
@@ -214,6 +240,16 @@ def test_a_store_named_by_a_flag_wins_over_what_the_file_says_of_another(tmp_pat
     assert "lr_local has no meaning" in message(f"--config {path} --kvstore ssgd --lr-local 1")
 
 
+def test_what_has_one_name_but_another_good_value_with_another_store_gives_way_too(tmp_path):
+    path = yaml_file(tmp_path, "kvstore: odsgd\noptimizer_local: dcasgd_a\nlamda: 0.95\nm: 0\nlr_local: 0.5\n")
+    assert from_flags(f"--config {path} --kvstore dcasgd_a").store_options(1) == \
+        TrainConfig(kvstore="dcasgd_a").store_options(1)
+    assert from_flags(f"--config {path} --kvstore downpour").lr_local is None
+    elastic = yaml_file(tmp_path, "kvstore: easgd\nT: 7\nbeta: 0.5\n")
+    assert from_flags(f"--config {elastic} --kvstore eamsgd").T == 7
+    assert from_flags(f"--config {elastic} --kvstore easgd").beta == 0.5
+
+
 def test_yaml_values_may_be_written_as_one_writes_them(tmp_path):
     path = yaml_file(tmp_path, "wd: 1e-4\nlr-step-epochs: [8, 12]\ngpus: 0\nwarmup: 2epochs\nlr_local: null\n"
                                "optimizer_params: {beta1: 0.5}\noptimizer: adam\n")
@@ -259,6 +295,7 @@ def test_the_table_of_the_docs_has_a_row_for_every_option():
 
 def test_every_store_takes_the_options_it_is_given():
     from kvstore import algorithms
+    assert [name for name, program in algorithms.STORES.items() if not program.synchronous] == list(ASYNCHRONOUS)
     for name, program in algorithms.STORES.items():
         taken = {field.name: field.default for field in dataclasses.fields(program.Options)}
         assert set(STORES[name]) - {"lr_step_epochs_local"} <= set(taken)

@@ -27,7 +27,7 @@ def test_the_example_in_the_docstring_is_what_it_prints() -> None:
 def test_a_row_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
     run = write_run(tmp_path / "odsgd", [
         epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
-    assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5)
+    assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5, None)
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
 
 def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
-    assert report.read_run(run) == ("run", 2, 0.7, 100.0, 3.0)
+    assert report.read_run(run) == ("run", 2, 0.7, 100.0, 3.0, None)
 
 
 def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
@@ -45,6 +45,15 @@ def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"event": "epo')
     assert report.read_run(run).epochs == 1
+
+
+def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
+    stale = {"event": "staleness", "staleness_mean": 2.951, "staleness_max": 7, "updates_per_s": 412.3}
+    runs = [write_run(tmp_path / "asgd", [epoch(1, 0.9, 100, 1.0), {**stale, "staleness_max": 4}, stale]),
+            write_run(tmp_path / "ssgd", [epoch(1, 0.9, 100, 1.0)])]
+    header, asgd, ssgd = report.table([report.read_run(run) for run in runs]).splitlines()
+    assert header.endswith("seconds  staleness  max  updates/s")
+    assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
 
 def test_a_missing_run_is_named_with_what_was_expected(

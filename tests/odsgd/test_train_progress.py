@@ -25,6 +25,12 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
         "epoch 2/4: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1; test: loss 0.3000, accuracy 95.00%"]
 
 
+def test_staleness_is_shown_where_it_is_measured(capsys):
+    progress = Progress(80, 0, silent=False)
+    progress.interval({**RECORD, "staleness_mean": 0.987, "updates_per_s": 151.4})
+    assert capsys.readouterr().out.endswith(", lr_local 0.05, staleness 0.99, 151 updates/s\n")
+
+
 def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkeypatch, capsys):
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress(80, 39, silent=False)
