@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Tuple
+from typing import Any, Callable, Dict, Iterator, Set, Tuple
 
 from .errors import EXIT_DEADLINE, ProtocolError
 
@@ -52,6 +52,16 @@ def die(message: str, status: int) -> None:
     report("failed", error=message.strip().splitlines()[-1])
     sys.stdout.flush()
     os._exit(status)
+
+
+def lost_workers() -> Set[int]:
+    """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
+    path = os.environ.get("ODSGD_LOST")
+    if not path:
+        return set()
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        return {int(line) for line in file}
+    return set()
 
 
 # -- deadlines ----------------------------------------------------------------------------------------------

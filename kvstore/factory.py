@@ -35,9 +35,24 @@ def connect(name: str, timeout_s: float) -> Transport:
 
 
 def register() -> None:
-    """Let ``mx.kv.create("odsgd")`` make an OD-SGD store with default options; so for each name MXNet has not taken."""
+    """Let ``mx.kv.create("odsgd")`` and ``gluon.Trainer(…, kvstore="odsgd")`` make a store with default options.
+
+    For the Trainer MXNet is taught a line: it makes no store at all for one device, unless the name contains ``dist``.
+    """
     for name in STORES:
         mx.kvstore.KVStoreBase.kv_registry.setdefault(name, _Maker(name))
+    if not isinstance(mx.gluon.trainer._create_kvstore, _Creator):
+        mx.gluon.trainer._create_kvstore = _Creator(mx.gluon.trainer._create_kvstore)
+
+
+class _Creator:
+    """MXNet's way from the Trainer's `kvstore` to a store, with our names made first."""
+
+    def __init__(self, mxnets: Any) -> None:
+        self._mxnets = mxnets
+
+    def __call__(self, kvstore: Any, *arguments: Any) -> Any:
+        return self._mxnets(create(kvstore, None, {}) if kvstore in STORES else kvstore, *arguments)
 
 
 class _Maker:

@@ -20,7 +20,7 @@ import numpy as np
 from . import control
 from ._mxnet import NDArray
 from .buckets import Bucket, Keys, plan
-from .errors import KVStoreError, RoundTimeoutError
+from .errors import RoundTimeoutError, WorkerLostError
 from .messages import FETCH
 from .shard import Shard, un_npz
 from .transport import Opening, Pending, Transport, by_bucket
@@ -101,7 +101,7 @@ class Cluster:
         with self._baton:
             while not ready():
                 if self._failure is not None:
-                    raise KVStoreError(f"another worker failed first: {self._failure}")
+                    raise WorkerLostError(f"another worker failed first: {self._failure}")
                 if not self._baton.wait(max(0, deadline - time.monotonic())):
                     raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or "
                                             "the scripted order asks for a worker that cannot come")

@@ -5,21 +5,23 @@ must not meet. A `ParameterServer` is one store's use of it.
 """
 import atexit
 import base64
+import collections
 import contextlib
 import json
 import os
 import sys
+import time
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import control, engine
+from . import control, engine, sums
 from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .control import watch
 from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
-from .messages import FETCH
+from .messages import FETCH, HEADER
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
 from .transport import Opening, Pending, Transport, by_bucket
@@ -38,7 +40,7 @@ class Connection:
         self.worker_rank = _stable_rank(self.native.rank)
         self._signer = control.Signer(self.worker_rank, control.job_key())
         self.keys = Keys(self.num_servers)
-        # Two keys for each size, used in turn: an asynchronous sum may still be read while the next one begins.
+        self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
         self._greet()
@@ -62,7 +64,7 @@ class Connection:
                                    "sums": [key for keys in self._sums.values() for key in keys],
                                    "mailboxes": self._mailboxes})
         with self._waiting("the first round with the servers"):
-            sizes = {key: size for size, keys in self._sums.items() for key in keys}
+            sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
             self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
             for key in self._mailboxes:  # a server knows its mailbox from the first round on it
@@ -101,16 +103,22 @@ class Connection:
 
     def _sum(self, part: np.ndarray) -> np.ndarray:
         size = min(size for size in self._sums if size >= part.size)
-        self._sums[size].reverse()
+        self._sums[size].reverse()  # two keys for each size, used in turn
         key = self._sums[size][0]
-        wire = mx.nd.array(np.pad(part, (0, size - part.size)))
+        self._rounds[key] += 1
         with self._waiting("a sum over the workers"):
-            self.native.pushpull(key, wire, out=wire)
-            wire.wait_to_read()
-            if not self.synchronous:  # the answer came at once; the sum is there when everyone has pushed
-                self.native._barrier()
-                self.native.pull(key, out=wire)
-            return np.asarray(wire.asnumpy()[:part.size])
+            answer = self._push_sum(key, sums.message(part, size, self._rounds[key], self.worker_rank))
+            pause_s = 0.0
+            while not self.synchronous and answer[-HEADER] != self._rounds[key]:
+                pause_s = min(pause_s + 0.001, 0.02)
+                time.sleep(pause_s)
+                answer = self._push_sum(key, sums.message(part[:0], size, self._rounds[key], FETCH))
+            return answer[:part.size]
+
+    def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
+        wire = mx.nd.array(pushed)
+        self.native.pushpull(key, wire, out=wire)
+        return np.asarray(wire.asnumpy())
 
     def read_mail(self, name: str) -> List[bytes]:
         """What each server answers to command `name`, piece by piece."""
@@ -197,6 +205,13 @@ def _die_of_exception(kind: type, error: BaseException, trace: Any) -> None:
 def disconnect() -> None:
     """End the connection, if there is one."""
     global _connection
+    if control.lost_workers():
+        # MXNet's way out waits for every worker. The launcher, which gave one up, stops the servers.
+        mx.nd.waitall()
+        control.report("done")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
     if _connection is not None:
         _connection.close()
         _connection = None

@@ -20,6 +20,7 @@ from . import control
 from ._mxnet import NDArray, mx
 from .errors import EXIT_FAILURE
 from .shard import Shard
+from .sums import Sum
 
 MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
 SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
@@ -46,8 +47,8 @@ class Server:
         self._store = store
         self._verifier = control.Verifier(control.job_key())
         self._shard: Optional[Shard] = None
-        self._sums: Dict[int, int] = {}  # key -> pushes of the sum under way
-        self._sum_of = 1  # pushes of one sum
+        self._sums: Dict[int, Sum] = {}
+        self._synchronous = True
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
         self._outgoing: Dict[int, bytes] = {}
@@ -72,8 +73,8 @@ class Server:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers)
-        self._sums = {key: 0 for key in sums}
-        self._sum_of = 1 if synchronous else num_workers
+        self._sums = {key: Sum(num_workers) for key in sums}
+        self._synchronous = synchronous
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
         control.watch.end("hello")
@@ -81,20 +82,15 @@ class Server:
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:
-            self._add(key, pushed, stored)
+            if self._synchronous:
+                pushed.copyto(stored)  # MXNet has added up
+            else:
+                self._sums[key].receive(pushed, stored)
         elif key == self._mailbox_key:
             self._mailbox = stored
         else:
             assert self._shard is not None
             self._shard.update(key, pushed, stored)
-
-    def _add(self, key: int, pushed: NDArray, stored: NDArray) -> None:
-        """A sum over workers: MXNet has added them up in a synchronous job; else they come one by one."""
-        if self._sums[key] == 0:
-            pushed.copyto(stored)
-        else:
-            stored += pushed
-        self._sums[key] = (self._sums[key] + 1) % self._sum_of
 
     def _answer(self, sender: int, name: str, chunk: int) -> None:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""

@@ -138,6 +138,10 @@ class Store(mx.kvstore.KVStoreBase):
         self._program = self._program_type(self.options, optimizer)
         updaters.describe(optimizer)  # complains here, before anything has started, if it cannot travel
 
+    def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
+        """There is none; ``gluon.Trainer(…, compression_params=…)`` asks for it."""
+        raise ConfigError(f"store `{self.type}` does not compress gradients; leave compression_params out")
+
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
 
@@ -237,8 +241,9 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         self._idle()
         own = self._statistics()
+        present = self._transport.allreduce(np.ones(1))[0]
         for key, mine in own.items():
-            mean = self._transport.allreduce(np.mean(mine, axis=0)) / self.num_workers
+            mean = self._transport.allreduce(np.mean(mine, axis=0)) / present
             self._set(key, [mean] * len(mine))
         for lane in self._lanes:
             lane.show(lane.worker.global_weights())
@@ -355,7 +360,8 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self._optimizer is None:
-            raise ConfigError("no optimizer: call set_optimizer before the first pushpull (gluon.Trainer does)")
+            raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless it "
+                              "is made with update_on_kvstore=False, which these stores have no use for")
         return self._optimizer
 
     def _trainable(self) -> List[Parameter]:

@@ -18,7 +18,9 @@ import importlib
 import json
 from typing import Any, Dict, List, Optional, Sequence
 
-from . import control
+import numpy as np
+
+from . import control, engine
 from ._mxnet import NDArray, mx
 from .buckets import Bucket
 from .errors import ConfigError, unknown
@@ -140,10 +142,8 @@ class LocalUpdate:
         self.state = self.optimizer.create_state_multi_precision(self.bucket.id, shaped(self.w_bak, self._shape))
 
 
-def create_local(name: Any, options: Dict[str, Any]) -> Optional[mx.optimizer.Optimizer]:
+def create_local(name: str, options: Dict[str, Any]) -> Optional[mx.optimizer.Optimizer]:
     """The optimizer of the local update by name, or None for ``none``. `options` that are None are left out."""
-    if isinstance(name, mx.optimizer.Optimizer):
-        return name
     name = str(name).lower()
     if name == "none":
         return None
@@ -179,6 +179,35 @@ def apply(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: 
           shape: Optional[Sequence[int]]) -> None:
     """One update of `weight` in place."""
     optimizer.update_multi_precision(index, shaped(weight, shape), shaped(grad, shape), state)
+
+
+def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
+                  shape: Optional[Sequence[int]]) -> None:
+    """`apply` for servers, whose one thread would wait for it anyway: SGD in NumPy. May overwrite `grad`."""
+    if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient:
+        sgd(optimizer, index, engine.memory(weight), engine.memory(grad), None if state is None else engine.memory(state))
+    else:
+        apply(optimizer, index, weight, grad, state, shape)
+
+
+def sgd(optimizer: mx.optimizer.Optimizer, index: Any, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray]) -> None:
+    """MXNet's SGD in place: its operations in its order, hence its bits, in a fifth of the time of its operator.
+
+        v <- momentum v - lr wd w - lr g,    w <- w + v        v: None without momentum; g is overwritten
+    """
+    optimizer._update_count(index)
+    lr, wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
+    g *= lr * np.float32(optimizer.rescale_grad)
+    if v is None:
+        if wd:
+            g += lr * wd * w
+        w -= g
+    else:
+        v *= np.float32(optimizer.momentum)
+        if wd:
+            v -= lr * wd * w
+        v -= g
+        w += v
 
 
 def state_arrays(state: Any) -> List[NDArray]:

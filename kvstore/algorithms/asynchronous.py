@@ -30,7 +30,7 @@ from ..buckets import Bucket
 from ..errors import ConfigError, ProtocolError
 from ..messages import ASYNC_MODULUS, Header
 from ..transport import Pending, Transport
-from ..updaters import apply, compensated_a, compensated_c
+from ..updaters import apply_at_once, compensated_a, compensated_c
 from .program import Options, Program, Rule, Worker
 
 
@@ -82,7 +82,7 @@ class AsyncUpdate(Rule):
 
     def update(self, grad: NDArray, w: NDArray) -> None:
         """W <- U(W, g)."""
-        apply(self.optimizer, self.index, w, grad, self.state, self.shape)
+        apply_at_once(self.optimizer, self.index, w, grad, self.state, self.shape)
         self.version += 1
 
     def statistics(self) -> Dict[str, Any]:

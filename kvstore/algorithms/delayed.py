@@ -91,8 +91,8 @@ class ODSGD(Delayed):
 
         warmup: int = 200
         """Iterations of SSGD before the delay is switched on (wp)."""
-        optimizer_local: Any = "sgd"
-        """The local update: none, sgd, dcasgd_c, dcasgd_a, or any MXNet optimizer, by name or as an object."""
+        optimizer_local: str = "sgd"
+        """The local update: none, sgd, dcasgd_c, dcasgd_a, or any MXNet optimizer by name."""
         lr_local: Optional[float] = None
         """Learning rate of the local update; None: follow the trainer's. `store.lr_local` changes it while training."""
         momentum_local: float = 0.0

@@ -16,6 +16,14 @@ def start(fault: str) -> Launch:
     return Launch("-n", 2, "-s", 1, FAULTY, fault, env=SERVER)
 
 
+def wait_until_said(launch: Launch, text: str, patience_s: float = 60.0) -> None:
+    """Until a line of some process contains `text`; the time a job takes to start is not the time it takes to end."""
+    deadline = time.monotonic() + patience_s
+    while not any(text in line for line in list(launch.errors)):
+        assert time.monotonic() < deadline, f"never saw {text!r}:\n{launch}"
+        time.sleep(0.02)
+
+
 def ends(launch: Launch, since: float) -> int:
     code = launch.wait()  # which also sees that nothing is left
     assert time.monotonic() - since < WITHIN_S
@@ -42,7 +50,9 @@ def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str) -> None:
 ])
 def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
     with start(fault) as launch:
-        if fault != "start":
+        if fault == "start":
+            wait_until_said(launch, message)
+        else:
             launch.wait_for("worker 1 | trains")
         ends(launch, time.monotonic())
     assert name in launch.said.splitlines()[0], launch
@@ -52,6 +62,7 @@ def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str)
 
 def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     with start("shape") as launch:
+        wait_until_said(launch, "differ in parameter first")
         ends(launch, time.monotonic())
     text = "\n".join(launch.errors)
     assert "workers 0 and 1 differ in parameter first" in text

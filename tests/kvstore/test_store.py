@@ -270,3 +270,34 @@ def test_trainer_saves_and_loads_optimizer_states(tmp_path):
     _, resumed = train(2, file, middle)
     _, straight = train(5)
     assert resumed == straight
+
+
+def test_a_trainer_takes_a_store_by_name_with_one_device(monkeypatch):
+    """MXNet itself makes no store for one device unless the name contains `dist`: it would train alone, in silence."""
+    from kvstore import factory
+    made = []
+    monkeypatch.setattr(factory, "create", lambda name, *_: made.append(name) or kvstore.create("local"))
+    kvstore.register()
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="odsgd")
+    trainer._init_kvstore()
+    assert made == ["odsgd"] and trainer._kvstore is not None
+    plain = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
+    plain._init_kvstore()
+    assert plain._kvstore is None
+
+
+def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told():
+    def trainer(**options):
+        net = gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        made = gluon.Trainer(net.collect_params(), "sgd", kvstore=kvstore.create("local"), **options)
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        return made
+    with pytest.raises(ConfigError, match="unless it is made with update_on_kvstore=False"):
+        trainer(update_on_kvstore=False).step(1)
+    with pytest.raises(ConfigError, match="does not compress gradients; leave compression_params out"):
+        trainer(compression_params={"type": "2bit"}).step(1)

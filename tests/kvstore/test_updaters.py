@@ -123,3 +123,34 @@ class Subclass(mx.optimizer.SGD):
     (mx.optimizer.create("lars"), False), (mx.optimizer.create("nadam"), False), (Subclass(), False)])
 def test_only_optimizers_known_to_be_elementwise_share_buckets(optimizer, together):
     assert updaters.elementwise(optimizer) is together
+
+
+# -- SGD in NumPy ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.37])
+@pytest.mark.parametrize("wd", [0.0, 0.01, 1e-4])
+def test_sgd_in_numpy_has_the_bits_of_mxnets(momentum, wd):
+    random = np.random.RandomState(5)
+    ours, theirs = [mx.optimizer.SGD(momentum=momentum, wd=wd) for _ in range(2)]
+    ours.set_lr_mult({0: 0.7})
+    theirs.set_lr_mult({0: 0.7})
+    weights = [mx.nd.array(one) for one in [random.normal(size=1000)] * 2]
+    states = [one.create_state_multi_precision(0, weight) for one, weight in zip((ours, theirs), weights)]
+    for _ in range(50):
+        ours.lr = theirs.lr = random.uniform(1e-4, 1)
+        ours.rescale_grad = theirs.rescale_grad = random.choice([1.0, 1 / 3])
+        grad = mx.nd.array(random.normal(size=1000))
+        updaters.apply(theirs, 0, weights[1], grad, states[1], None)
+        updaters.apply_at_once(ours, 0, weights[0], grad.copy(), states[0], None)
+        np.testing.assert_array_equal(*[weight.asnumpy() for weight in weights])
+    assert ours.num_update == theirs.num_update == 50
+
+
+@pytest.mark.parametrize("name, options", [("sgd", {"clip_gradient": 0.1}), ("nag", {"momentum": 0.9}), ("adam", {})])
+def test_other_optimizers_are_mxnets_on_servers_too(name, options):
+    def updated(apply):
+        optimizer, weight = mx.optimizer.create(name, **options), mx.nd.array([1.0, -2.0, 3.0])
+        state = optimizer.create_state_multi_precision(0, weight)
+        apply(optimizer, 0, weight, mx.nd.array([0.5, 1.0, -4.0]), state, None)
+        return weight.asnumpy()
+    np.testing.assert_array_equal(updated(updaters.apply), updated(updaters.apply_at_once))
