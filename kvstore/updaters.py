@@ -185,7 +185,8 @@ def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray
                   shape: Optional[Sequence[int]]) -> None:
     """`apply` for servers, whose one thread would wait for it anyway: SGD in NumPy. May overwrite `grad`."""
     if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient:
-        sgd(optimizer, index, engine.memory(weight), engine.memory(grad), None if state is None else engine.memory(state))
+        momentum = None if state is None else engine.memory(state)
+        sgd(optimizer, index, engine.memory(weight), engine.memory(grad), momentum)
     else:
         apply(optimizer, index, weight, grad, state, shape)
 
