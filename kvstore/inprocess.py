@@ -65,7 +65,7 @@ class Cluster:
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
         self._rounds: Dict[int, List[_Late]] = collections.defaultdict(list)  # pushes not answered yet
-        self._sums: Dict[int, List[np.ndarray]] = collections.defaultdict(list)
+        self._sums: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # sums that each worker has asked for
 
     def worker(self, worker_rank: int) -> "InProcess":
@@ -146,14 +146,14 @@ class Cluster:
         self._baton.notify_all()
 
     def sum(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
-        """The sum of what every worker asks for as its nth."""
+        """The sum of what every worker asks for as its nth, always in the same order."""
         with self._baton:
             parts = self._sums[self._asked[worker_rank]]
             self._asked[worker_rank] += 1
-            parts.append(array)
+            parts[worker_rank] = array
             self._baton.notify_all()
             self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
-            return sum(parts[1:], parts[0].copy())
+            return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
 
 
 class InProcess(Transport):

@@ -1,0 +1,121 @@
+"""Runs of the asynchronous stores: workers as threads whose exchanges arrive in a scripted order, so runs repeat."""
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.inprocess import Cluster
+from odsgd import train
+from tests.odsgd.test_train import (  # noqa: F401  the fixture is used by name
+    dropout_and_batchnorm,
+    final_weights,
+    records,
+    same_bits,
+    tiny,
+)
+
+WORKERS = 5
+ITERATIONS = 12
+ASYNC = dict(batch_size=4, epochs=3, lr=0.05, log_interval=3)  # 4 iterations per epoch for five workers
+
+
+def order(first, last, every=1, workers=WORKERS):
+    """Who exchanges when in iterations first + 1 to last: in each all workers, one after another, shuffled."""
+    return [rank for t in range(first + 1, last + 1) if t % every == 0
+            for rank in np.random.RandomState(t).permutation(workers)]
+
+
+def train_in_order(config, first, last, every=1, workers=WORKERS):
+    """Iterations first + 1 to last."""
+    cluster = Cluster(workers, order=order(first, last, every, workers), timeout_s=60)
+    cluster.run(lambda transport: train.Training(config, transport).run())
+    assert cluster.log == order(first, last, every, workers)
+
+
+def staleness(out):
+    found = json.loads((out / "staleness.json").read_text())
+    del found["updates_per_s"]
+    return found
+
+
+ALGORITHMS = {
+    "asgd": (dict(kvstore="asgd", momentum=0.5, wd=1e-3), 1),
+    "dcasgd_a": (dict(kvstore="dcasgd_a", momentum=0.5), 1),
+    "softsync": (dict(kvstore="softsync", n=2), 1),  # an update per two pushes: one is held after an odd iteration
+    "downpour": (dict(kvstore="downpour", T=3, lr_local=0.02), 3),
+    "easgd": (dict(kvstore="easgd", T=2), 2),
+    "eamsgd": (dict(kvstore="eamsgd", T=3, delta=0.5), 3),
+}
+
+
+@pytest.mark.parametrize("stop", [4, 7])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_run_resumes_to_the_same_bits_at_an_epochs_end_and_within(tmp_path, dropout_and_batchnorm, name, stop):  # noqa: F811
+    options, every = ALGORITHMS[name]
+    whole, parts = (tiny(tmp_path / part, **ASYNC, **options) for part in ("whole", "parts"))
+    train_in_order(whole, 0, ITERATIONS, every)
+    train_in_order(dataclasses.replace(parts, iterations=stop), 0, stop, every)
+    train_in_order(dataclasses.replace(parts, resume=True), stop, ITERATIONS, every)
+    assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+    assert staleness(tmp_path / "whole") == staleness(tmp_path / "parts")
+    assert staleness(tmp_path / "whole")["staleness_max"] > 0
+
+
+def test_a_part_batch_is_held_where_the_softsync_run_is_stopped(tmp_path):
+    train_in_order(tiny(tmp_path, **ASYNC, kvstore="softsync", n=2, iterations=7), 0, 7)
+    with np.load(str(tmp_path / "checkpoints" / "7" / "servers.npz")) as file:
+        meta = json.loads(file["meta"].tobytes().decode())
+    assert [one["held"] for one in meta.values()] == [1] and 7 * WORKERS == 35
+
+
+def test_an_asynchronous_run_is_resumed_with_the_options_of_its_store(tmp_path):
+    config = tiny(tmp_path, **ASYNC, kvstore="softsync", n=2, iterations=4)
+    train_in_order(config, 0, 4)
+    with pytest.raises(ConfigError, match="n: 2 in the saved run, 1 now"):
+        train_in_order(dataclasses.replace(config, n=1, resume=True), 4, 8)
+
+
+# --- staleness --------------------------------------------------------------------------------------------------------
+
+def test_staleness_is_a_result_of_the_run(tmp_path, capsys):
+    config = tiny(tmp_path, **ASYNC, kvstore="asgd")
+    cluster = Cluster(WORKERS, order=list(range(WORKERS)) * ITERATIONS, timeout_s=60)
+    cluster.run(lambda transport: train.Training(config, transport).run())
+    found = json.loads((tmp_path / "staleness.json").read_text())
+    # In turns, every gradient but the first of each worker is M - 1 updates old; worker m's first m.
+    ones = ITERATIONS - 1
+    assert found["histogram"] == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1 + ones * WORKERS}
+    assert found["workers"]["2"] == {"staleness_mean": pytest.approx((2 + 4 * ones) / ITERATIONS), "staleness_max": 4,
+                                     "histogram": {"2": 1, "4": ones}}
+    assert (found["pushes"], found["updates_per_bucket"], found["staleness_max"]) == (60, 60, 4)
+    assert found["lr_mean"] == pytest.approx(0.05) and found["updates_per_s"] > 0
+    (event,) = records(tmp_path, "staleness")
+    assert {**found, "event": "staleness"} == event
+    assert [record["event"] for record in records(tmp_path)[-2:]] == ["staleness", "end"]
+    assert records(tmp_path, "interval")[-1]["staleness_mean"] == 4
+    assert "staleness: mean 3.83, max 4" in capsys.readouterr().out
+
+
+def test_a_damped_gradient_has_a_lower_effective_learning_rate(tmp_path):
+    train_in_order(tiny(tmp_path, **ASYNC, kvstore="softsync"), 0, ITERATIONS)
+    found = staleness(tmp_path)
+    damped = sum(pushes / max(int(tau), 1) for tau, pushes in found["histogram"].items()) / found["pushes"]
+    assert found["lr_mean"] == pytest.approx(0.05 * damped) and damped < 0.5
+
+
+def test_a_synchronous_run_has_no_staleness(tmp_path):
+    assert train.run(tiny(tmp_path)) == 0
+    assert not records(tmp_path, "staleness") and not (tmp_path / "staleness.json").exists()
+    assert "staleness_mean" not in records(tmp_path, "interval")[0]
+
+
+def test_every_workers_own_iteration_is_its_clock(tmp_path):
+    """All workers of a job that takes turns in whole epochs train with the rate of the epoch they are in."""
+    config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
+    in_turns = [rank for _ in range(3) for rank in range(WORKERS) for _ in range(4)]
+    cluster = Cluster(WORKERS, order=in_turns, timeout_s=60)
+    cluster.run(lambda transport: train.Training(config, transport).run())
+    assert staleness(tmp_path)["lr_mean"] == pytest.approx((0.08 + 0.04 + 0.04) / 3)
+    assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.08, 0.04, 0.04]
