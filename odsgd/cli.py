@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+
+if TYPE_CHECKING:
+    from odsgd.config import TrainConfig
 
 
 def _train(argv: List[str]) -> int:
@@ -71,8 +74,10 @@ def _run(command: str, argv: List[str]) -> int:
         return int(stop.code or 0)
 
 
-def check_command(command: Sequence[str], elsewhere: bool = False) -> None:
+def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
     """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
+
+    Returns the configuration, if it is one and can be known here.
 
     For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
     the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are
@@ -80,12 +85,13 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> None:
     """
     flags = _flags_of_train(list(command))
     if flags is None:
-        return
+        return None
     from odsgd.config import TrainConfig
     from odsgd.flags import parse_flags
     _, config_file = parse_flags(TrainConfig, "odsgd train", flags)
-    if not (elsewhere and config_file and not Path(config_file).exists()):
-        TrainConfig.from_flags(flags)
+    if elsewhere and config_file and not Path(config_file).exists():
+        return None
+    return TrainConfig.from_flags(flags)
 
 
 def _flags_of_train(words: List[str]) -> Optional[List[str]]:

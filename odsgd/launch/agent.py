@@ -5,6 +5,7 @@ It is told what to do by JSON lines (stdin from `subprocess` or ssh; a socket fr
     in   {"processes": [{"name", "command", "env"}, ...], "env": {...}, "drop": [names], ...}
                                                          the first line: the job of this host, the secret included
          {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
+         {"do": "lost", "workers": [1]}              the job goes on without these: a line each in the ODSGD_LOST file
     out  {"event": "hello", "host": ..., "pid": ...}
          {"event": "started", "process": "worker 0", "pid": ...} | {"event": "unstartable", "process", "error"}
          {"event": "output", "process", "stream": "stdout", "text", "progress": false}
@@ -30,6 +31,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Tuple
@@ -188,9 +190,20 @@ class Agent:
         self.heard_at = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.paused = False
+        self.lost_file = _new_lost_file() if job.get("tells_losses") else None
 
     def run(self) -> int:
         """Start everything, stay until told to stop and everything is gone."""
+        try:
+            self._run()
+        finally:
+            if self.lost_file:
+                _quietly(os.unlink, self.lost_file)
+        self.channel.send({"event": "ended"})
+        self._drain_channel()
+        return 0
+
+    def _run(self) -> None:
         _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._listen_to_signals()
         self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._told)
@@ -205,9 +218,6 @@ class Agent:
             self._check_channel()
             self._enforce()
         self._sweep()
-        self.channel.send({"event": "ended"})
-        self._drain_channel()
-        return 0
 
     # Starting
 
@@ -238,6 +248,8 @@ class Agent:
         env.update(self.job["env"])
         env.update(spec["env"])
         env["ODSGD_REPORT_FD"] = str(report_fd)
+        if self.lost_file:
+            env["ODSGD_LOST"] = self.lost_file
         env.setdefault("OMP_NUM_THREADS", str(self._threads()))
         if "DMLC_NODE_HOST" not in env:
             env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
@@ -366,6 +378,8 @@ class Agent:
                 self._stop(message["grace_s"])
             elif message.get("do") == "kill":
                 self._stop(0.0)
+            elif message.get("do") == "lost" and self.lost_file:
+                _append_lines(self.lost_file, message["workers"])
 
     def _check_channel(self) -> None:
         """Stop when nobody is there any more; leave output in the pipes while the launcher is slow to take it."""
@@ -442,8 +456,24 @@ def _signal_group(pgid: int, number: int) -> None:
 def _quietly(call: Callable[..., Any], *args: Any) -> None:
     try:
         call(*args)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError, FileNotFoundError):
         pass
+
+
+def _new_lost_file() -> str:
+    """An empty file that only this user can read; the processes of this host look into it for lost workers."""
+    descriptor, path = tempfile.mkstemp(prefix="odsgd-lost-")
+    os.close(descriptor)
+    return path
+
+
+def _append_lines(path: str, numbers: List[int]) -> None:
+    """In one write, so that nobody reads half a number. A clean-up of old files may have taken the file away."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, "".join(f"{number}\n" for number in numbers).encode())
+    finally:
+        os.close(descriptor)
 
 
 def _readable(fd: int) -> bool:
@@ -508,9 +538,10 @@ def main() -> int:
         job, channel = _from_mpirun(unpack(jobs)) if jobs else _from_stdin()
         if job.get("directory"):
             os.chdir(job["directory"])
+        agent = Agent(job, channel)
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
-    return Agent(job, channel).run()
+    return agent.run()
 
 
 if __name__ == "__main__":

@@ -43,13 +43,15 @@ def parse(argv: Sequence[str]) -> plan.Job:
     launcher = options.launcher or ("ssh" if options.hostfile else "local")
     if launcher not in plan.LAUNCHERS:
         raise unknown("launcher", launcher, plan.LAUNCHERS)
+    if options.on_worker_loss not in plan.ON_WORKER_LOSS:
+        raise unknown("value of --on-worker-loss", options.on_worker_loss, plan.ON_WORKER_LOSS)
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
     if launcher == "mpi" and any(host.user or host.port for host in slots):
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
     return plan.Job(
-        command=_command(options.command, launcher), num_workers=options.num_workers,
+        command=_command(options.command, launcher, options.on_worker_loss), num_workers=options.num_workers,
         num_servers=options.num_workers if options.num_servers in (None, "auto") else options.num_servers,
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
@@ -57,7 +59,7 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env=plan.parse_env(options.env, "--env", os.environ),
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
-        startup_timeout_s=options.startup_timeout, grace_s=options.grace)
+        startup_timeout_s=options.startup_timeout, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,6 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
         help="until everyone has joined; default 300; 0: wait for ever")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
+    add("--on-worker-loss", default="fail", metavar="fail|continue",
+        help="when a worker other than worker 0 dies: end the job (default), or let an asynchronous one go on")
     parser.add_argument("command", nargs=argparse.REMAINDER,
                         help="what a worker runs; a .py file is run with this Python")
     return parser
@@ -102,7 +106,7 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
         raise ConfigError("--sync-dst-dir works with --launcher ssh only")
 
 
-def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
+def _command(words: List[str], launcher: str, on_worker_loss: str) -> Tuple[str, ...]:
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise ConfigError("no command: say what the workers run, e.g. `odsgd launch -n 2 train.py`")
@@ -112,9 +116,12 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
         if not words[0].endswith(".py") and not shutil.which(words[0]):
             raise ConfigError(f"no such program: {words[0]}")
     try:
-        check_command(words, elsewhere=launcher != "local")
+        config = check_command(words, elsewhere=launcher != "local")
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
+    if on_worker_loss == "continue" and config and not config.asynchronous:
+        raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
+                          f"kvstore `{config.kvstore}`; leave it out, or choose another store")
     return tuple(words)
 
 

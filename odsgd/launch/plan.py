@@ -18,12 +18,13 @@ from odsgd.launch.hosts import Host
 
 LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi")
+ON_WORKER_LOSS = ("fail", "continue")
 
 #: What the launcher itself decides; taken over from an outer job these would point to the wrong scheduler.
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: What reaches another host without being asked for: the switches of the libraries a job is made of.
@@ -59,6 +60,8 @@ class Job:
     """From the start until everyone has joined; 0 waits for ever."""
     grace_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
+    on_worker_loss: str = "fail"
+    """`continue`: a job that is up goes on without a worker that dies, if it is not worker 0 (`watch.py`)."""
     server_command: Optional[Tuple[str, ...]] = None
     """Stands in for ``python -m kvstore.server`` (tests)."""
 

@@ -75,7 +75,8 @@ def agent_job(job: Job, processes: Sequence[Process], remote: bool) -> Dict[str,
               "env": {name: value for name, value in process.env.items() if name not in shared}}
              for process in processes]
     return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
-            "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None}
+            "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
+            "tells_losses": job.on_worker_loss == "continue"}
 
 
 # This machine, and ssh

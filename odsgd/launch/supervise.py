@@ -62,7 +62,8 @@ class Supervisor:
         self.carriers: "List[subprocess.Popen[bytes]]" = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
-        self.watch = Watch(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root))
+        self.watch = Watch(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
+                           job.on_worker_loss)
         self.signals: List[int] = []
         self.pinged_at = time.monotonic()
         self.ending = False
@@ -87,6 +88,9 @@ class Supervisor:
         while True:
             self._turn()
             verdict = self.watch.tick(time.monotonic())
+            for loss in self.watch.take_losses():
+                self._tell({"do": "lost", "workers": loss.ranks})
+                self.console.say(loss.message)
             if verdict:
                 return verdict
 

@@ -10,7 +10,11 @@ The rules, in the order in which `tick` applies them:
    failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
    first failure: a report counts when it is made, and an expired deadline (exit code 75) or a report that calls itself
    a consequence yields to any other, since whoever misses a peer did not kill it.
-3. All workers ended with 0: the servers and the scheduler get `FAREWELL_S`, then the job has succeeded.
+   With `on_worker_loss="continue"` failures that can be spared are losses instead, told by `take_losses`, and the job
+   goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures that
+   belong together cannot be spared, none is.
+3. All workers that are not lost ended with 0: the servers and the scheduler get `FAREWELL_S`, then the job has
+   succeeded.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not everybody joined within the startup timeout: a failure, with a table of who is where. When the scheduler and all
    servers have joined everybody has, since ps-lite lets all of them go on at once; so a worker that never reports, a
@@ -19,7 +23,7 @@ The rules, in the order in which `tick` applies them:
 import collections
 import signal
 from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
 
@@ -44,6 +48,8 @@ class Member:
     code: Optional[int] = None
     error: Optional[str] = None
     joined: bool = False
+    lost: bool = False
+    """The job goes on without it."""
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
     def reached(self, state: str) -> None:
@@ -53,9 +59,21 @@ class Member:
         self.joined = self.joined or state in ("joined", "done")
 
     @property
+    def rank(self) -> int:
+        """The rank in its name; the scheduler has none, and is 0."""
+        return int(self.name.partition(" ")[2] or 0)
+
+    @property
     def where(self) -> str:
         """Host and pid, for messages."""
         return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+class Loss(NamedTuple):
+    """Workers that the job goes on without."""
+
+    ranks: List[int]
+    message: str
 
 
 @dataclass(frozen=True)
@@ -77,20 +95,35 @@ class _Failure:
     admitted: bool = False
     """It has said itself that something else came before it."""
     tail: Sequence[str] = ()
+    on_host: Sequence[Member] = ()
+    """Of a lost host: the processes that were there."""
 
     @property
     def consequence(self) -> bool:
         """Whether another failure, if there is one, is the likelier cause."""
         return self.admitted or self.member is not None and self.member.code == EXIT_DEADLINE
 
+    @property
+    def members(self) -> Sequence[Member]:
+        """The processes that have failed."""
+        return [self.member] if self.member else self.on_host
+
+    @property
+    def speaking(self) -> bool:
+        """Whether it has reported a failure, and its exit is still to come."""
+        return self.member is not None and self.member.error is not None and self.member.code is None
+
 
 class Watch:
     """The state of a job; the rules stand at the head of the module."""
 
-    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "") -> None:
+    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
+                 on_worker_loss: str = "fail") -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
+        self.goes_on = on_worker_loss == "continue"
         self.failures: List[_Failure] = []
+        self.losses: List[Loss] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
@@ -136,9 +169,10 @@ class Watch:
 
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
-        names = [name for name in names if self.members[name].code is None]
-        if names:
-            self._fail(_Failure(None, f"lost host {host} ({', '.join(names)}): {why}", EXIT_FAILURE, tail=tail), now)
+        gone = [self.members[name] for name in names if self.members[name].code is None]
+        if gone:
+            text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
+            self._fail(_Failure(None, text, EXIT_FAILURE, tail=tail, on_host=gone), now)
 
     def interrupted(self, number: int) -> None:
         """The launcher has been told to end."""
@@ -148,6 +182,7 @@ class Watch:
 
     def tick(self, now: float) -> Optional[Verdict]:
         """The verdict, once there is one."""
+        self.up = self.up or self._everybody_is_there()
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
@@ -161,6 +196,11 @@ class Watch:
             return Verdict(EXIT_DEADLINE, self._startup_table())
         return None
 
+    def take_losses(self) -> List[Loss]:
+        """The workers lost since the last call; the job goes on without them."""
+        losses, self.losses = self.losses, []
+        return losses
+
     def _fail(self, failure: _Failure, now: float) -> None:
         known = failure.member and any(other.member is failure.member for other in self.failures)
         if not known:
@@ -172,14 +212,49 @@ class Watch:
         assert self.failed_at is not None
         cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
         waited = now - self.failed_at
-        speaking = cause.member is not None and cause.member.error is not None and cause.member.code is None
+        speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
         if waited < SETTLE_S or speaking and waited < LAST_WORDS_S:
             return None
+        reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
+        if self.goes_on and not reasons:
+            self._go_on(now)
+            return None
+        remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.goes_on else []
+        if self._lost_ranks():
+            remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
         if cause.member is None:
-            return Verdict(cause.exit_code, _with_tail(cause.text, "what was heard from there", cause.tail))
-        return self._blame(cause, cause.member)
+            text = "\n".join([cause.text, *remarks])
+            return Verdict(cause.exit_code, _with_tail(text, "what was heard from there", cause.tail))
+        return self._blame(cause, cause.member, remarks)
 
-    def _blame(self, cause: _Failure, member: Member) -> Verdict:
+    def _indispensable(self, failure: _Failure) -> Optional[str]:
+        """Why the job cannot go on after this failure; None: it can."""
+        for member in failure.members:
+            if member.role != "worker":
+                return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
+            if member.rank == 0:
+                return "worker 0 evaluates and writes the results"
+            if not self.up:
+                return f"the job was not up, and the others cannot meet without {member.name}"
+            if failure.speaking:
+                return f"{member.name} has not ended, and may still take part"
+        return None
+
+    def _go_on(self, now: float) -> None:
+        """Make losses of the failures."""
+        for failure in self.failures:
+            for member in failure.members:
+                member.lost = True
+            workers = [member for member in self.members.values() if member.role == "worker"]
+            going = sum(not member.lost for member in workers)
+            how = ("every other worker has finished" if self._workers_ended() else
+                   f"the job goes on with {going} of {len(workers)} workers")
+            self.losses.append(Loss([member.rank for member in failure.members], _obituary(failure, how)))
+        self.failures, self.failed_at = [], None
+        if self._workers_ended():
+            self.workers_ended_at = now
+
+    def _blame(self, cause: _Failure, member: Member, remarks: Sequence[str]) -> Verdict:
         what, exit_code = cause.text, cause.exit_code
         if not what:
             what, exit_code = _manner_of_death(member)
@@ -190,6 +265,7 @@ class Watch:
                   for other in self.failures if other.member and other is not cause]
         if others:
             lines.append(f"  after it, not the cause: {'; '.join(others)}")
+        lines += remarks
         message = _with_tail("\n".join(lines), f"the last lines of {member.name}", member.tail)
         return Verdict(exit_code, message, member.name)
 
@@ -203,12 +279,14 @@ class Watch:
                    for member in others if member.code]
         if staying:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
+        if self._lost_ranks():
+            remarks.append(f"the job has finished without workers {self._lost_ranks()}")
         return Verdict(0, "\n".join(remarks))
 
     def _deserted(self, now: float) -> bool:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
             return False
-        workers = [member for member in self.members.values() if member.role == "worker"]
+        workers = self._workers_left()
         return any(member.joined for member in workers) and not any(
             member.state in ("done", "ended") for member in workers)
 
@@ -217,14 +295,21 @@ class Watch:
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
         return Verdict(EXIT_FAILURE, _with_tail(text, f"the last lines of {member.name}", member.tail), member.name)
 
+    def _workers_left(self) -> List[Member]:
+        return [member for member in self.members.values() if member.role == "worker" and not member.lost]
+
     def _workers_ended(self) -> bool:
-        return all(member.code == 0 for member in self.members.values() if member.role == "worker")
+        return all(member.code == 0 for member in self._workers_left())
+
+    def _lost_ranks(self) -> List[int]:
+        return sorted(member.rank for member in self.members.values() if member.lost)
+
+    def _everybody_is_there(self) -> bool:
+        others = [member.joined for member in self.members.values() if member.role != "worker"]
+        return all(others) if others else all(
+            member.joined or member.state in ("running", "ended") for member in self.members.values())
 
     def _late(self, now: float) -> bool:
-        if not self.up:
-            others = [member.joined for member in self.members.values() if member.role != "worker"]
-            self.up = all(others) if others else all(
-                member.joined or member.state in ("running", "ended") for member in self.members.values())
         return not self.up and 0 < self.startup_timeout_s <= now - self.started_at
 
     def _startup_table(self) -> str:
@@ -267,6 +352,16 @@ def _manner_of_death(member: Member) -> Tuple[str, int]:
         name = f"signal {-member.code}"
     hint = " (kill -9, or the kernel ran out of memory)" if -member.code == signal.SIGKILL else ""
     return f"killed by {name}{hint}", 128 - member.code
+
+
+def _obituary(failure: _Failure, how_the_others_are: str) -> str:
+    member = failure.member
+    if member is None:
+        return _with_tail(f"{failure.text}; {how_the_others_are}", "what was heard from there", failure.tail)
+    text = f"{member.name} was lost ({member.where}): {_manner_of_death(member)[0]}; {how_the_others_are}"
+    if member.error:
+        text += f"\n  it reported: {member.error}"
+    return _with_tail(text, f"the last lines of {member.name}", member.tail)
 
 
 def _with_tail(text: str, title: str, tail: Sequence[str]) -> str:

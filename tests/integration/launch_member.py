@@ -5,6 +5,7 @@ have said `bye`; its end is the servers'. What a member does instead is its firs
 environment (e.g. MEMBER_SERVER_0=hang):
 
     ok | exit N | report-and-exit N | hang (ignores SIGTERM) | wait | children | absent | silent
+    until-lost (ends when it has been told of a lost worker)
 """
 import json
 import os
@@ -73,11 +74,23 @@ def act():
         time.sleep(600)
     elif what == "wait":
         time.sleep(600)
+    elif what == "until-lost":
+        wait_for_losses()
     elif what == "children":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         print("has children")
         time.sleep(600)
+
+
+def wait_for_losses():
+    """Until the file of lost workers says something; print it, and what others may do with the file."""
+    path = os.environ["ODSGD_LOST"]
+    while not os.path.getsize(path):
+        time.sleep(0.02)
+    with open(path) as lost:
+        print("lost %r, mode %o" % (lost.read(), os.stat(path).st_mode & 0o777))
+    print("file", path)
 
 
 def main():

@@ -80,6 +80,65 @@ def test_kill_9_of_any_process_ends_the_job_and_names_it(name):
     assert launch.said.startswith(name + " failed") and "killed by SIGKILL" in launch.said
 
 
+GOES_ON = ("-n", 3, "-s", 1, "--on-worker-loss", "continue")
+MEMBERS = ("server 0", "worker 0", "worker 2")
+
+
+def test_a_job_goes_on_without_a_worker_that_was_killed():
+    with Launch(*GOES_ON, MEMBER, "until-lost", env={"MEMBER_SERVER_0": "until-lost",
+                                                     "MEMBER_WORKER_1": "wait"}) as launch:
+        launch.wait_for_all_joined(workers=3)
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 0
+    told = [line for line in launch.errors if line.startswith("odsgd launch: ")]
+    assert re.fullmatch(r"odsgd launch: worker 1 was lost \(host 127.0.0.1, pid \d+\): killed by SIGKILL \(.*\); "
+                        "the job goes on with 2 of 3 workers", told[0])
+    assert told[1:] == ["odsgd launch: the job has finished without workers [1]"] and launch.errors[-1] == told[-1]
+    assert "    | joined" in launch.errors
+    assert {line for line in launch.output if " | lost " in line} == {
+        name + r" | lost '1\n', mode 600" for name in MEMBERS}
+    files = {line.split(" | file ")[1] for line in launch.output if " | file " in line}
+    assert len(files) == 1 and not any(map(os.path.exists, files))
+
+
+def test_a_failure_of_those_who_are_left_is_the_jobs():
+    with Launch(*GOES_ON, MEMBER, "wait", env={"MEMBER_WORKER_1": "exit 3"}) as launch:
+        launch.wait_for_all_joined(workers=3)
+        launch.wait_for("    | about to exit with 3")
+        launch.kill("server 0", signal.SIGKILL)
+        assert launch.wait() == 137
+    assert "\nserver 0 failed" in launch.said and "\n  the job had lost workers [1] before" in launch.said
+
+
+def test_worker_0_is_not_spared():
+    with Launch(*GOES_ON, MEMBER, "wait") as launch:
+        launch.wait_for_all_joined(workers=3)
+        launch.kill("worker 0", signal.SIGKILL)
+        assert launch.wait() == 137
+    assert launch.said.startswith("worker 0 failed")
+    assert "continue does not help: worker 0 evaluates and writes the results" in launch.said
+
+
+def test_a_worker_that_dies_before_the_job_is_up_ends_it(tmp_path):
+    work = script(tmp_path, "if RANK == 1:\n    sys.exit(3)\ntime.sleep(600)")
+    with Launch(*GOES_ON, work) as launch:
+        assert launch.wait() == 3
+    assert "the job was not up, and the others cannot meet without worker 1" in launch.said
+
+
+def test_only_a_job_that_goes_on_has_a_file_of_losses(tmp_path):
+    show = script(tmp_path, "print(os.environ.get('ODSGD_LOST', 'none'))")
+    outer = str(tmp_path / "of another job")
+    with Launch("-n", 1, "-s", 0, show, env={"ODSGD_LOST": outer}) as launch:
+        assert launch.wait() == 0
+    assert launch.output == ["worker 0 | none"]
+    with Launch("-n", 1, "-s", 0, "--on-worker-loss", "continue", show,
+                env={"ODSGD_LOST": outer, "TMPDIR": str(tmp_path)}) as launch:
+        assert launch.wait() == 0
+    assert launch.output[0].startswith("worker 0 | %s/odsgd-lost-" % tmp_path)
+    assert not list(tmp_path.glob("odsgd-lost-*"))
+
+
 def test_a_report_names_the_reason_and_the_cause():
     # Worker 0 reports and goes; worker 1 dies of it in the same moment.
     with Launch("-n", 2, "-s", 1, MEMBER, env={"MEMBER_WORKER_0": "report-and-exit 70",

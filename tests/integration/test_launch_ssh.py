@@ -1,4 +1,5 @@
 """Jobs over several hosts through a stand-in `ssh`, which runs what it is told here, in a scrubbed environment."""
+import os
 import signal
 import sys
 
@@ -75,6 +76,20 @@ def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh):
         launch.kill("worker 1", signal.SIGKILL)
         assert launch.wait() == 137
     assert launch.said.startswith("worker 1 failed (host 127.0.0.2, pid")
+
+
+def test_every_host_is_told_of_a_lost_worker(ssh):
+    env, options = ssh
+    with Launch("-n", 3, "-s", 1, "--on-worker-loss", "continue", *options, "--env-worker", "MEMBER_WORKER_1:wait",
+                MEMBER, "until-lost", env=env) as launch:
+        launch.wait_for_all_joined(workers=3)
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 0
+    assert launch.said.startswith("worker 1 was lost (host 127.0.0.2, pid")
+    files = {line.split(" | ")[0]: line.split("file ")[1] for line in launch.output if " | file " in line}
+    assert set(files) == {"worker 0", "worker 2"} and files["worker 0"] != files["worker 2"]  # a file on each host
+    assert not any(map(os.path.exists, files.values()))
+    assert {r"worker 0 | lost '1\n', mode 600", r"worker 2 | lost '1\n', mode 600"} <= set(launch.output)
 
 
 def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh):

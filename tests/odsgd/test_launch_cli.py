@@ -28,7 +28,7 @@ def test_an_old_job_script_of_mxnet_works(hosts):
 def test_defaults():
     job = cli.parse(["-n", "3", sys.executable])
     assert (job.num_servers, job.servers_beside_workers, job.launcher, job.port) == (3, False, "local", 0)
-    assert (job.startup_timeout_s, job.grace_s) == (300, 5)
+    assert (job.startup_timeout_s, job.grace_s, job.on_worker_loss) == (300, 5, "fail")
 
 
 def test_a_hostfile_means_ssh(hosts):
@@ -60,6 +60,8 @@ def test_dashes_may_stand_before_the_command():
     (["-n", "1", "--grace", "-2", "x"], "number of seconds"),
     (["-n", "1", "--launcher", "ssh", "x"], "needs a hostfile"),
     (["-n", "1", "--launcher", "yarn", "x"], "unknown launcher `yarn`"),
+    (["-n", "1", "--on-worker-loss", "contine", "x"],
+     "unknown value of --on-worker-loss `contine`; did you mean `continue`? Known: continue, fail"),
     (["-n", "1", "--sync-dst-dir", "/x", sys.executable], "works with --launcher ssh only"),
     (["-n", "1", "--startup-timeot", "3", "x"], "unknown option `--startup-timeot`; did you mean `--startup-timeout`?"),
     (["-n", "1"], "no command"),
@@ -80,6 +82,24 @@ def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(launcher, h
     error = capsys.readouterr().err
     assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`")
     assert error.count("\n") == 1
+
+
+def test_only_an_asynchronous_training_goes_on_without_a_worker():
+    argv = ["-n", "2", "--on_worker_loss", "continue", sys.executable, "-m", "odsgd", "train"]
+    for store in ("asgd", "dist_async"):
+        assert cli.parse([*argv, "--kvstore", store]).on_worker_loss == "continue"
+    for flags, store in ([], "odsgd"), (["--kvstore", "dist_sync"], "ssgd"):
+        with pytest.raises(ConfigError) as error:
+            cli.parse([*argv, *flags])
+        assert str(error.value) == (
+            "--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
+            f"kvstore `{store}`; leave it out, or choose another store")
+
+
+def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts):
+    options = ["-n", "2", "--on-worker-loss", "continue"]
+    assert cli.parse([*options, sys.executable, "own.py"]).on_worker_loss == "continue"
+    assert cli.parse([*options, "-H", hosts, "odsgd", "train", "--config", "no/such.yaml"]).on_worker_loss == "continue"
 
 
 def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts):

@@ -68,6 +68,13 @@ def test_what_all_processes_share_is_told_once():
         {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]
 
 
+def test_only_a_job_that_goes_on_tells_of_losses():
+    plan = make_plan(job(2, 0), ROOT)
+    told = [agent_job(job(2, 0, on_worker_loss=policy), plan.processes, remote=False)["tells_losses"]
+            for policy in ("fail", "continue")]
+    assert told == [False, True]
+
+
 def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job():
     environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
                "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80"}

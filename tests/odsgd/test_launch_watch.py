@@ -9,10 +9,11 @@ from odsgd.launch.watch import Member, Watch
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
 
 
-def running(*joined, startup_timeout_s=300.0):
+def running(*joined, startup_timeout_s=300.0, names=NAMES, on_worker_loss="fail"):
     """A job of two workers and a server at time 0; these have joined."""
-    job = Watch([Member(name, name.split()[0], "hostA") for name in NAMES], startup_timeout_s, 0.0, "10.0.0.9:4000")
-    for number, name in enumerate(NAMES):
+    job = Watch([Member(name, name.split()[0], "hostA") for name in names], startup_timeout_s, 0.0, "10.0.0.9:4000",
+                on_worker_loss)
+    for number, name in enumerate(names):
         job.started(name, 100 + number)
     for name in joined:
         job.reported(name, {"event": "joined"}, 0.0)
@@ -209,3 +210,117 @@ def test_a_lost_host_names_the_processes_that_were_there():
     assert verdict.message == ("lost host hostA (worker 0, worker 1): ssh ended with exit code 255\n"
                                "  what was heard from there:\n    | Connection reset")
     assert verdict.exit_code == 70
+
+
+# --on-worker-loss continue
+
+FIVE = (*NAMES, "worker 2")
+
+
+def going_on(*joined):
+    """A job of three workers that may lose some; all have joined unless said otherwise."""
+    return running(*(joined or FIVE), names=FIVE, on_worker_loss="continue")
+
+
+def losses_at(job, now):
+    assert job.tick(now) is None
+    return job.take_losses()
+
+
+def test_a_worker_is_lost_and_the_job_goes_on():
+    job = going_on()
+    job.output("worker 1", "its last line")
+    job.exited("worker 1", -signal.SIGKILL, 10.0)
+    assert losses_at(job, 10.0 + watch.SETTLE_S / 2) == []
+    assert losses_at(job, 10.0 + watch.SETTLE_S) == [watch.Loss([1], (
+        "worker 1 was lost (host hostA, pid 103): killed by SIGKILL (kill -9, or the kernel ran out of memory); "
+        "the job goes on with 2 of 3 workers\n  the last lines of worker 1:\n    | its last line"))]
+    assert losses_at(job, 1e5) == []
+
+
+def test_a_job_that_has_lost_workers_succeeds_and_says_so():
+    job = going_on()
+    job.exited("worker 2", 3, 10.0)
+    assert "goes on with 2 of 3" in losses_at(job, 11.0)[0].message
+    job.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 12.0)
+    job.exited("worker 1", 70, 12.1)
+    (loss,) = losses_at(job, 13.0)
+    assert "exit code 70; the job goes on with 1 of 3 workers\n  it reported: ValueError: nan" in loss.message
+    job.exited("worker 0", 0, 14.0)
+    job.exited("server 0", 0, 14.1)
+    job.exited("scheduler", 0, 14.1)
+    assert verdict_at(job, 14.1) == watch.Verdict(0, "the job has finished without workers [1, 2]")
+
+
+def test_a_worker_may_be_lost_when_all_others_have_finished():
+    job = going_on()
+    job.exited("worker 0", 0, 10.0)
+    job.exited("worker 2", 0, 10.0)
+    job.exited("worker 1", 1, 10.1)
+    assert losses_at(job, 11.0)[0].message.endswith("exit code 1; every other worker has finished")
+    assert verdict_at(job, 11.0 + watch.FAREWELL_S).message.endswith("finished without workers [1]")
+
+
+@pytest.mark.parametrize("name, why", [
+    ("worker 0", "worker 0 evaluates and writes the results"),
+    ("server 0", "a job cannot go on without server 0"),
+    ("scheduler", "a job cannot go on without the scheduler"),
+])
+def test_whom_a_job_cannot_spare(name, why):
+    job = going_on()
+    job.exited(name, -signal.SIGKILL, 10.0)
+    verdict = verdict_at(job, 11.0)
+    assert (verdict.exit_code, verdict.culprit) == (137, name)
+    assert verdict.message.splitlines()[1] == "  --on-worker-loss continue does not help: " + why
+
+
+def test_a_loss_before_the_job_is_up_ends_it():
+    job = going_on("scheduler")
+    job.exited("worker 1", 1, 10.0)
+    verdict = verdict_at(job, 11.0)
+    assert verdict.exit_code == 1
+    assert "the job was not up, and the others cannot meet without worker 1" in verdict.message
+    assert job.take_losses() == []
+
+
+def test_a_loss_that_belongs_to_a_failure_is_a_failure():
+    job = going_on()
+    job.exited("worker 1", 1, 10.0)
+    job.exited("server 0", -signal.SIGSEGV, 10.2)
+    verdict = verdict_at(job, 11.0)
+    assert verdict.culprit == "worker 1" and job.take_losses() == []
+    assert "continue does not help: a job cannot go on without server 0" in verdict.message
+
+
+def test_a_failure_after_a_loss_tells_of_the_loss():
+    job = going_on()
+    job.exited("worker 1", 1, 10.0)
+    losses_at(job, 11.0)
+    job.exited("worker 0", 1, 20.0)
+    assert "  the job had lost workers [1] before" in verdict_at(job, 21.0).message.splitlines()
+
+
+def test_a_worker_that_reports_a_failure_and_stays_ends_the_job():
+    job = going_on()
+    job.reported("worker 1", {"event": "failed", "error": "stuck"}, 10.0)
+    assert losses_at(job, 11.0) == []
+    assert "worker 1 has not ended, and may still take part" in verdict_at(job, 10.0 + watch.LAST_WORDS_S).message
+
+
+def test_a_lost_host_of_workers_can_be_spared_and_one_with_a_server_cannot():
+    job = going_on()
+    job.host_lost("hostB", ["worker 1", "worker 2"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
+    assert losses_at(job, 11.0) == [watch.Loss([1, 2], (
+        "lost host hostB (worker 1, worker 2): ssh ended with exit code 255; the job goes on with 1 of 3 workers\n"
+        "  what was heard from there:\n    | Connection reset"))]
+    job = going_on()
+    job.host_lost("hostB", ["worker 1", "server 0"], "its agent has gone", [], 10.0)
+    assert "a job cannot go on without server 0" in verdict_at(job, 11.0).message
+
+
+def test_servers_that_leave_are_missed_though_a_worker_was_lost():
+    job = going_on()
+    job.exited("worker 1", 1, 10.0)
+    losses_at(job, 11.0)
+    job.exited("server 0", 0, 12.0)
+    assert verdict_at(job, 12.0 + watch.DESERTED_S).culprit == "server 0"
