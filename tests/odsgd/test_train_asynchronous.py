@@ -111,6 +111,12 @@ def test_a_synchronous_run_has_no_staleness(tmp_path):
     assert "staleness_mean" not in records(tmp_path, "interval")[0]
 
 
+def test_a_setting_known_to_diverge_is_said_once_before_training(tmp_path, capsys):
+    train_in_order(tiny(tmp_path, **{**ASYNC, "lr": 0.3}, kvstore="asgd", iterations=4), 0, 4)
+    assert capsys.readouterr().out.count("\nwarning: effective step 1.5 = lr 0.3 x 5 workers: above 1 ") == 1
+    assert [record["event"] for record in records(tmp_path)][:2] == ["start", "warning"]
+
+
 def test_every_workers_own_iteration_is_its_clock(tmp_path):
     """All workers of a job that takes turns in whole epochs train with the rate of the epoch they are in."""
     config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
