@@ -186,8 +186,8 @@ def main() -> None:
 
 def show(measured: Dict[str, Dict[str, List[float]]], options: argparse.Namespace) -> None:
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
-    print(f"one push of {options.floats} floats, one server, one worker, loopback, {os.cpu_count()} cores, load {load};\n"
-          f"rules for {options.rule_workers} workers; microseconds: median over {options.repeat} jobs (lowest – highest)\n"
+    print(f"one push of {options.floats} floats, 1 server, 1 worker, loopback, {os.cpu_count()} cores, load {load};\n"
+          f"rules for {options.rule_workers} workers; microseconds: median over {options.repeat} jobs (their range)\n"
           f"of a job's median, 90th percentile and mean of {options.pushes} pushes\n")
     print(f"{'':14}{'server':>24}{'x stock':>9}{'p90':>8}{'mean':>8}{'worker, round trip':>28}{'x stock':>9}")
     for name, one in measured.items():
