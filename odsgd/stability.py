@@ -52,7 +52,8 @@ def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:
     if momentum > MOST_MOMENTUM:
         lines.append(f"total momentum {momentum:.4g}: {_own_momentum(config):g} of its own, the rest from "
                      f"{_in_flight(config, num_workers)} gradients in flight; above {MOST_MOMENTUM} asynchronous "
-                     "training is known to swing or diverge. Set momentum to 0, or take fewer workers (softsync: a smaller n)")
+                     "training is known to swing or diverge. Set momentum to 0, or take fewer workers (softsync: a "
+                     "smaller n)")
     return lines
 
 
