@@ -167,8 +167,11 @@ def digest(path: Path) -> Digest:
 
 def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
     """The path of file `name`, whose content is what the manifest says; ConfigError in one line otherwise."""
-    path, expected = folder / name, manifest["files"][name]
     remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
+    if name not in manifest["files"]:
+        raise ConfigError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
+                          f"{remedy}, or begin a new run")
+    path, expected = folder / name, manifest["files"][name]
     if not path.is_file():
         raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
                           "host where that worker ran. Start the workers on the same hosts, or copy the file. "
@@ -258,9 +261,9 @@ def _from_worker_0(store: Any, text: str) -> str:
 
 
 def _gather_digests(store: Any, mine: Digest) -> Dict[str, Digest]:
-    """File name -> digest of every worker's part."""
+    """File name -> digest of every worker's part. A worker that the job has lost has none."""
     table = np.zeros((store.num_workers, 40), np.float32)
     table[store.rank] = np.frombuffer(bytes.fromhex(mine["sha256"]) + mine["nbytes"].to_bytes(8, "little"), np.uint8)
     rows = [bytes(row) for row in store.allreduce(table).astype(np.uint8)]
     return {worker_file(rank): {"nbytes": int.from_bytes(row[32:], "little"), "sha256": row[:32].hex()}
-            for rank, row in enumerate(rows)}
+            for rank, row in enumerate(rows) if any(row)}

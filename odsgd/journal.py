@@ -9,7 +9,7 @@ import platform
 import socket
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
@@ -91,7 +91,8 @@ class Journal:
         if self._file is not None:
             (Path(str(self._config.out)) / STALENESS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         self._progress.say(f"staleness: mean {record['staleness_mean']:.2f}, max {record['staleness_max']}; "
-                           f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}")
+                           f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}"
+                           + without(record["lost_workers"]))
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
         """The run is over."""
@@ -108,6 +109,11 @@ class Journal:
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(event, fields)
+
+
+def without(lost_workers: List[int]) -> str:
+    """Who was lost on the way."""
+    return f"; without workers {lost_workers} at the end" if lost_workers else ""
 
 
 def lr_local_words(config: TrainConfig) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from kvstore import control
 from kvstore.staleness import Staleness
 from odsgd.metrics import Clock
 
@@ -31,7 +32,10 @@ class Gauge:
         return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
 
     def result(self) -> Dict[str, Any]:
-        """All that was counted; after a resume the counts are of the whole run, the speed of what came since."""
+        """All that was counted; after a resume the counts are of the whole run, the speed of what came since.
+
+        `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
+        """
         reading = self._read()
         counted = reading.counted
         means, maxima = counted.worker_means(), counted.worker_maxima()
@@ -40,7 +44,9 @@ class Gauge:
                 "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
                 "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
                 "histogram": _texts(counted.histogram),
+                "lost_workers": sorted(control.lost_workers()),
                 "workers": {str(rank): {"staleness_mean": means[rank], "staleness_max": maxima[rank],
+                                        "pushes": sum(counted.by_worker[rank].values()),
                                         "histogram": _texts(counted.by_worker[rank])} for rank in means}}
 
     def _read(self) -> "_Reading":

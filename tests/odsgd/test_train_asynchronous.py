@@ -88,7 +88,7 @@ def test_staleness_is_a_result_of_the_run(tmp_path, capsys):
     ones = ITERATIONS - 1
     assert found["histogram"] == {"0": 1, "1": 1, "2": 1, "3": 1, "4": 1 + ones * WORKERS}
     assert found["workers"]["2"] == {"staleness_mean": pytest.approx((2 + 4 * ones) / ITERATIONS), "staleness_max": 4,
-                                     "histogram": {"2": 1, "4": ones}}
+                                     "pushes": ITERATIONS, "histogram": {"2": 1, "4": ones}}
     assert (found["pushes"], found["updates_per_bucket"], found["staleness_max"]) == (60, 60, 4)
     assert found["lr_mean"] == pytest.approx(0.05) and found["updates_per_s"] > 0
     (event,) = records(tmp_path, "staleness")
@@ -96,6 +96,21 @@ def test_staleness_is_a_result_of_the_run(tmp_path, capsys):
     assert [record["event"] for record in records(tmp_path)[-2:]] == ["staleness", "end"]
     assert records(tmp_path, "interval")[-1]["staleness_mean"] == 4
     assert "staleness: mean 3.83, max 4" in capsys.readouterr().out
+
+
+def test_workers_that_the_job_lost_are_named_in_the_result_and_in_what_cannot_be_resumed(
+        tmp_path, capsys, monkeypatch):
+    config = tiny(tmp_path, **ASYNC, kvstore="asgd", iterations=4)
+    monkeypatch.setattr("kvstore.control.lost_workers", lambda: {3})
+    train_in_order(config, 0, 4)
+    assert staleness(tmp_path)["lost_workers"] == [3]
+    assert "; without workers [3] at the end" in capsys.readouterr().out
+    manifest = tmp_path / "checkpoints" / "4" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    del content["files"]["worker-3.npz"]
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="checkpoint 4 has no `worker-3.npz`: the job had lost that worker by then"):
+        train_in_order(dataclasses.replace(config, iterations=8, resume=True), 4, 8)
 
 
 def test_a_damped_gradient_has_a_lower_effective_learning_rate(tmp_path):
