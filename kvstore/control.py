@@ -36,6 +36,11 @@ def report(event: str, **fields: Any) -> None:
         os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
 
 
+def launched() -> bool:
+    """Whether our launcher started this process."""
+    return "ODSGD_REPORT_FD" in os.environ
+
+
 def who() -> str:
     """This process, as log lines and errors call it."""
     role = os.environ.get("DMLC_ROLE", "worker")
@@ -48,10 +53,12 @@ def die(message: str, status: int) -> None:
 
     Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
     """
-    print(f"{who()}: {message}", file=sys.stderr, flush=True)
-    report("failed", error=message.strip().splitlines()[-1])
-    sys.stdout.flush()
-    os._exit(status)
+    try:
+        print(f"{who()}: {message}", file=sys.stderr, flush=True)
+        report("failed", error=message.strip().splitlines()[-1])
+        sys.stdout.flush()
+    finally:  # whoever read our output may be gone
+        os._exit(status)
 
 
 def lost_workers() -> Set[int]:
@@ -76,6 +83,7 @@ class Watch:
 
     def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
         self._due: Dict[object, Tuple[float, str]] = {}
+        self._followed: Dict[object, _Followed] = {}
         self._lock = threading.Lock()
         self._thread: Any = None
         self._on_overdue = on_overdue
@@ -84,13 +92,26 @@ class Watch:
         """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
         with self._lock:
             self._due[wait] = (time.monotonic() + timeout_s, message)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="kvstore-watch", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        """Look at `state()` now and then: not None means that something is awaited, a change that it moves on.
+
+        It is overdue when nothing has moved for `timeout_s`. `state` runs on the watch's thread; it must only look.
+        """
+        with self._lock:
+            self._followed[what] = _Followed(timeout_s, state, message)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="kvstore-watch", daemon=True)
+            self._thread.start()
 
     def end(self, wait: object) -> None:
         with self._lock:
             self._due.pop(wait, None)
+            self._followed.pop(wait, None)
 
     @contextlib.contextmanager
     def deadline(self, timeout_s: float, message: str) -> Iterator[None]:
@@ -106,10 +127,26 @@ class Watch:
             time.sleep(self.TICK_S)
             now = time.monotonic()
             with self._lock:
-                overdue = [(due, message) for due, message in self._due.values() if due < now]
+                overdue = [message for due, message in sorted(self._due.values()) if due < now]
+                overdue += [one.message() for one in self._followed.values() if one.overdue(now)]
             if overdue:
-                self._on_overdue(min(overdue)[1])
+                self._on_overdue(overdue[0])
                 return
+
+
+class _Followed:
+    """Something that should move on."""
+
+    def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        self._timeout_s, self._state, self.message = timeout_s, state, message
+        self._last: Any = None
+        self._since = time.monotonic()
+
+    def overdue(self, now: float) -> bool:
+        state = self._state()
+        if state is None or state != self._last:
+            self._last, self._since = state, now
+        return now - self._since > self._timeout_s
 
 
 watch = Watch()
@@ -161,7 +198,7 @@ class Verifier:
         except ValueError:
             raise ProtocolError("an unsigned command reached this server and was not executed; "
                                 "is a stock MXNet worker (or a stranger) connected to this job?") from None
-        if not hmac.compare_digest(signature, _signature(self._key, sender, counter, text)):
+        if not hmac.compare_digest(signature.encode(), _signature(self._key, sender, counter, text).encode()):
             raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
                                 "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
         if counter <= self._last.get(sender, 0):

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import json
 import os
+import random
 import sys
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from . import control, engine, sums
+from . import control, sums
 from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
 from .control import watch
@@ -36,8 +37,10 @@ class Connection:
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
+        rank = _given_rank(self.num_workers)
+        _end_well()
         self.native = self._connect()
-        self.worker_rank = _stable_rank(self.native.rank)
+        self.worker_rank = self.native.rank if rank is None else rank
         self._signer = control.Signer(self.worker_rank, control.job_key())
         self.keys = Keys(self.num_servers)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
@@ -61,6 +64,7 @@ class Connection:
         """Make the servers ours, and check that every rank is here once."""
         if self.worker_rank == 0:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
+                                   "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
                                    "mailboxes": self._mailboxes})
         with self._waiting("the first round with the servers"):
@@ -135,11 +139,13 @@ class Connection:
 
     def _ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
         """One letter from each server; once more, if another worker's question came between."""
-        while True:
-            self.command(name, {"chunk": chunk})
-            letters = [open_letter(self._pull(key, MAILBOX_FLOATS)) for key in self._mailboxes]
-            if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
-                return letters
+        with self._waiting(f"the servers' answer to `{name}`"):
+            while True:
+                self.command(name, {"chunk": chunk})
+                letters = [open_letter(self._pull(key, MAILBOX_FLOATS)) for key in self._mailboxes]
+                if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
+                    return letters
+                time.sleep(random.uniform(0, 0.01))  # another worker's question came between
 
     def _pull(self, key: int, size: int) -> np.ndarray:
         array = mx.nd.zeros(size)
@@ -148,9 +154,17 @@ class Connection:
             return array.asnumpy()
 
     def close(self) -> None:
-        """Leave the job, all workers together; the first of them stops the servers."""
+        """Leave the job.
+
+        In a job of our launcher nobody waits: the servers end when all workers have said that they leave, and what a
+        worker ends with is seen at once. A foreign tracker waits for the scheduler, which ends as MXNet has it: all
+        workers leave together, and the first of them stops the servers.
+        """
         with self._waiting("the end of the job"):
             mx.nd.waitall()
+            if control.launched():
+                self.command("leave", {})
+                mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
         control.report("done")
@@ -164,9 +178,6 @@ def connection(timeout_s: float, synchronous: bool) -> Connection:
     global _connection
     if _connection is None:
         _connection = Connection(timeout_s, synchronous)
-        atexit.register(_leave)
-        sys.excepthook = _die_of_exception
-        sys.exit = _remember_status(sys.exit)
     if _connection.synchronous != synchronous:
         kinds = ("asynchronous", "synchronous")
         raise ConfigError(f"this job is {kinds[_connection.synchronous]} and the new store {kinds[synchronous]}; "
@@ -174,47 +185,33 @@ def connection(timeout_s: float, synchronous: bool) -> Connection:
     return _connection
 
 
-_exit_status: Any = None
-
-
-def _remember_status(exit_: Callable[..., Any]) -> Callable[..., Any]:
-    """``sys.exit``, keeping its status for `_leave`: Python tells it to nobody."""
-    def remembering(status: Any = None) -> Any:
-        global _exit_status
-        _exit_status = status
-        return exit_(status)
-    return remembering
-
-
-def _leave() -> None:
-    """The process ends: wait for the other workers, unless it ends with an error."""
-    if _exit_status in (None, 0):
-        disconnect()
-    else:
-        is_code = isinstance(_exit_status, int)
-        control.die(f"sys.exit({_exit_status!r})", _exit_status & 0xFF if is_code else 1)
-
-
-def _die_of_exception(kind: type, error: BaseException, trace: Any) -> None:
-    """A worker that fails must not wait for the others at the end of the job."""
-    if issubclass(kind, KeyboardInterrupt):
-        control.die("interrupted", EXIT_INTERRUPTED)
-    control.die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
-
-
 def disconnect() -> None:
     """End the connection, if there is one."""
     global _connection
-    if control.lost_workers():
-        # MXNet's way out waits for every worker. The launcher, which gave one up, stops the servers.
-        mx.nd.waitall()
-        control.report("done")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
-    if _connection is not None:
-        _connection.close()
-        _connection = None
+    if _connection is None:
+        return
+    if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
+        control.die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
+    _connection.close()
+    _connection = None
+
+
+def _end_well() -> None:
+    """However this process ends, it must neither wait for others for ever nor let them wait for it."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if previous is not sys.__excepthook__:
+            previous(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt):
+            control.die("interrupted", EXIT_INTERRUPTED)
+        control.die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
+
+    sys.excepthook = hook
+    atexit.register(disconnect)
+    # A fork waits, with Python's lock held, for all that MXNet has under way; wait before it, where a deadline can
+    # fire.
+    os.register_at_fork(before=mx.nd.waitall)
 
 
 def _counts() -> Tuple[int, int]:
@@ -234,16 +231,22 @@ def _counts() -> Tuple[int, int]:
     return num_workers, num_servers
 
 
-def _stable_rank(native_rank: int) -> int:
-    """The launcher's rank; ps-lite's own differs from run to run."""
-    return int(os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID") or native_rank)
+def _given_rank(num_workers: int) -> Optional[int]:
+    """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""
+    text = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID")
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) >= num_workers:
+        raise ConfigError(f"this worker's rank is {text!r} (ODSGD_WORKER_RANK or DMLC_WORKER_ID), expected a number "
+                          f"from 0 to {num_workers - 1}")
+    return int(text)
 
 
 class ParameterServer(Transport):
     """One store on the connection of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
-        self._connection = connection(timeout_s, synchronous)
+        self._connection, self._timeout_s = connection(timeout_s, synchronous), timeout_s
         self.worker_rank = self._connection.worker_rank
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._wires: Dict[int, Wire] = {}
@@ -268,6 +271,7 @@ class ParameterServer(Transport):
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+        watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
@@ -317,14 +321,20 @@ class ParameterServer(Transport):
                 self._connection.command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
                                                     "server_rank": server_rank})
 
-    def iteration_sent(self, iteration: int) -> None:
-        """Put a deadline on the iteration's answers, without waiting for them."""
-        round_id, timeout_s = iteration - 1, self._connection.timeout_s
-        watch.begin((id(self), round_id), timeout_s,
-                    f"round {round_id}: the servers did not answer within {timeout_s:g} s; another worker or a server "
-                    "is late, stopped or unreachable. Check that all are alive, or raise `timeout_s`")
-        engine.when_ready([wire.last.whole for wire in self._wires.values()], lambda: watch.end((id(self), round_id)))
+    def _under_way(self) -> Optional[Tuple[Any, ...]]:
+        """The headers of all messages that wait for an answer, or None."""
+        headers = [wire.under_way() for wire in self._wires.values()]
+        return tuple(headers) if any(headers) else None
+
+    def _overdue(self) -> str:
+        waiting = [(min(header[0], header[HEADER]), key) for key, wire in self._wires.items()
+                   for header in [wire.under_way()] if header]
+        round_id, key = min(waiting, default=(0, 0))
+        return (f"round {int(round_id)}, bucket {key}: nothing has come from the servers for {self._timeout_s:g} s; "
+                "another worker or a server is late, stopped or unreachable, or a worker has taken fewer steps and "
+                "left. Check that all are alive, or raise `timeout_s`")
 
     def close(self) -> None:
         """Forget the buffers. The connection stays for other stores, until the process ends."""
+        watch.end(id(self))
         self._wires.clear()

@@ -11,8 +11,9 @@ import ctypes
 import os
 import struct
 import sys
+import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from .shard import Shard
 from .sums import Sum
 
 MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
+ANSWER_S = 0.2
 SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
 
 
@@ -49,6 +51,9 @@ class Server:
         self._shard: Optional[Shard] = None
         self._sums: Dict[int, Sum] = {}
         self._synchronous = True
+        self._everyone: Set[int] = set()
+        self._left: Set[int] = set()
+        self._timeout_s = control.DEFAULT_TIMEOUT_S
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
         self._outgoing: Dict[int, bytes] = {}
@@ -61,26 +66,48 @@ class Server:
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
         sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        self._heard()
         if name == "hello":
             self._hello(**payload)
+        elif name == "leave":
+            self._leave(sender)
         elif name in ("export", "statistics"):
             self._answer(sender, name, **payload)
         else:
             assert self._shard is not None
             self._shard.command(name, payload)
 
-    def _hello(self, num_workers: int, synchronous: bool, sums: List[int], mailboxes: List[int]) -> None:
+    def _heard(self) -> None:
+        """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
+        control.watch.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
+                            "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
+
+    def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
+               mailboxes: List[int]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers)
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
+        self._everyone = set(range(num_workers))
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
-        control.watch.end("hello")
+        self._timeout_s = timeout_s
         control.report("joined")
 
+    def _leave(self, sender: int) -> None:
+        """A worker has done; after the last of them so has this server. Those the launcher gave up do not count."""
+        self._left.add(sender)
+        if self._left >= self._everyone - control.lost_workers():
+            threading.Timer(ANSWER_S, self._end).start()  # the answer to this command goes out first
+
+    @staticmethod
+    def _end() -> None:
+        control.report("done")
+        os._exit(0)
+
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        self._heard()
         if key in self._sums:
             if self._synchronous:
                 pushed.copyto(stored)  # MXNet has added up
@@ -134,7 +161,7 @@ def main() -> int:
     if role == "scheduler":
         control.report("joined")
     else:
-        control.watch.begin("hello", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+        control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
     store = mx.kvstore.create("dist_async")
     Server(store).run()
     control.report("done")

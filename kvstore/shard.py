@@ -21,10 +21,22 @@ from .updaters import build, elementwise
 
 
 class _Entry:
-    """One bucket of this server: its rule, how many of its floats are weights, and how its versions are counted."""
+    """One bucket of this server.
 
-    def __init__(self, size: int, rule: Rule, modulus: int) -> None:
-        self.size, self.rule, self.modulus = size, rule, modulus
+    size    : how many of its floats are weights
+    modulus : how its versions are counted
+    marks   : how many workers' marks a push carries
+    """
+
+    def __init__(self, size: int, rule: Rule, modulus: int, marks: int) -> None:
+        self.size, self.rule, self.modulus, self.marks = size, rule, modulus, marks
+        self._started = False
+
+    def start(self, stored: NDArray) -> None:
+        """Before the first push: the rule's memory may begin as a copy of the weights."""
+        if not self._started:
+            self._started = True
+            self.rule.start(stored[:self.size])
 
 
 class Shard:
@@ -57,9 +69,10 @@ class Shard:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
         pushed.wait_to_read()
-        version, lr_high, lr_low, rank = engine.floats(pushed, entry.size, entry.size + HEADER)
-        if rank != FETCH:
-            header = Header(int(version), lr_high + lr_low, int(rank))
+        version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
+        if mark != FETCH:
+            entry.start(stored)
+            header = Header(int(version), lr_high + lr_low, int(mark) - entry.marks)
             entry.rule.receive(header, pushed[:entry.size], stored[:entry.size])
         # The update writes the weights before it; whoever sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
@@ -80,8 +93,8 @@ class Shard:
         for key, entry in mine.items():
             shape = None if elementwise(applied) else entry["shape"]
             rule = program.rule(key, shape, self.num_workers, applied, **rule_options)
-            rule.start(mx.nd.zeros(entry["size"]))
-            self._entries[key] = _Entry(entry["size"], rule, SYNC_MODULUS if program.synchronous else ASYNC_MODULUS)
+            self._entries[key] = (_Entry(entry["size"], rule, SYNC_MODULUS, self.num_workers) if program.synchronous
+                                  else _Entry(entry["size"], rule, ASYNC_MODULUS, 1))
 
     def export(self) -> bytes:
         """The optimizer state of every bucket here, as an .npz file: `<bucket>/<i>` arrays, `<bucket>/meta` JSON."""
@@ -109,6 +122,7 @@ class Shard:
         """Put back what `export` gave, in its arrays and names."""
         for key, parts in by_bucket(arrays).items():
             rule = self._entries[key].rule
+            self._entries[key].start(mx.nd.zeros(self._entries[key].size))
             rule.resume(array_text(parts.pop("meta")))
             for part, array in parts.items():
                 mine = rule.memory()[int(part)]

@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Ty
 
 import numpy as np
 
-from . import agreement, engine, updaters
+from . import agreement, updaters
 from . import buckets as layout
 from ._mxnet import NDArray, mx
 from .algorithms.program import Program, Worker
@@ -182,7 +182,6 @@ class Store(mx.kvstore.KVStoreBase):
                 self._left -= 1
         if self._left == 0:
             self.iteration += 1
-            self._transport.iteration_sent(self.iteration)
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the servers' optimizer state: arrays and JSON, no pickle. Waits; any one worker may call it."""
@@ -191,12 +190,13 @@ class Store(mx.kvstore.KVStoreBase):
             np.savez(file, **arrays, **{"meta": text_array(meta)})
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what `save_optimizer_states` wrote. Before the first step, on worker 0 at least: its file counts."""
+        """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
+        if self._lanes:
+            raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         with np.load(fname, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = array_text(arrays.pop("meta"))
         self._saved_servers = arrays, meta
-        self.iteration = _any(meta)["count"] - self._global_optimizer().begin_num_update
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
@@ -229,7 +229,6 @@ class Store(mx.kvstore.KVStoreBase):
             for known in self._known.values():
                 for array in known.weights:
                     array.wait_to_read()
-        engine.check()
 
     @contextlib.contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -360,8 +359,8 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self._optimizer is None:
-            raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless it "
-                              "is made with update_on_kvstore=False, which these stores have no use for")
+            raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
+                              "it is made with update_on_kvstore=False, which these stores have no use for")
         return self._optimizer
 
     def _trainable(self) -> List[Parameter]:
@@ -395,17 +394,23 @@ class Store(mx.kvstore.KVStoreBase):
             self._transport.set_versions({lane.bucket.id: self._of(lane, meta["versions"]) for lane in self._lanes})
 
     def _resume_servers(self) -> None:
-        """Worker 0 puts the saved state on the servers, the others wait for it."""
-        if self._saved_servers is not None and self.rank == 0:
-            arrays, meta = self._saved_servers
+        """Worker 0 puts the saved state on the servers, if it has one, and the others wait for it."""
+        mine = self._saved_servers if self.rank == 0 else None
+        updates = 0
+        if mine is not None:
+            arrays, meta = mine
+            updates = _any(meta)["count"] - self._global_optimizer().begin_num_update
             parts = sorted({name.split("/")[0] for name in arrays}, key=int)
             state = {lane.bucket.id: {i: layout.join(lane.bucket, arrays, i + "/") for i in parts}
                      for lane in self._lanes}
             for lane in self._lanes:
                 state[lane.bucket.id]["meta"] = text_array(self._of(lane, meta))
             self._transport.import_state(state, [lane.bucket for lane in self._lanes])
-        if self._resuming or self._saved_servers is not None:
-            self.barrier()
+        updates = int(self._transport.allreduce(np.array([updates]))[0])
+        if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
+            self.iteration = updates
+            for lane in self._lanes:
+                lane.worker.t = updates
 
     def _of(self, lane: _Lane, saved: Dict[str, Any]) -> Any:
         """What was saved of a bucket. In a synchronous job all buckets are alike, so they may be cut anew."""
@@ -419,7 +424,6 @@ class Store(mx.kvstore.KVStoreBase):
     # -- every step --------------------------------------------------------------------------------------------
 
     def _begin_iteration(self) -> None:
-        engine.check()
         self._left = len(self._lanes)
         self._handed.clear()
         optimizer = self._global_optimizer()

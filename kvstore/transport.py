@@ -88,9 +88,6 @@ class Transport:
     def set_versions(self, versions: Dict[int, int]) -> None:
         """Go on with versions that `versions` gave, before the first exchange."""
 
-    def iteration_sent(self, iteration: int) -> None:
-        """All exchanges of an iteration have been asked for; `iteration` is how many are."""
-
     def close(self) -> None:
         """Collective end."""
         raise NotImplementedError

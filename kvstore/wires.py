@@ -3,12 +3,11 @@
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
 """
-from typing import Optional
+from typing import Optional, Tuple
 
-import numpy as np
-
+from . import engine
 from ._mxnet import NDArray, mx
-from .messages import HEADER, split_lr
+from .messages import HEADER, mark, split_lr
 from .transport import Pending
 
 
@@ -16,15 +15,16 @@ class Buffer:
     """One message and its parts (`messages`). Views share the whole's engine variable."""
 
     def __init__(self, size: int, context: mx.Context) -> None:
+        self.size = size
         self.whole = mx.nd.zeros(size + HEADER, context)
         self.payload, self.version, self.tag = self.whole[:size], self.whole[size:size + 1], self.whole[size + 1:]
 
 
 class Tag:
-    """Learning rate and rank as one worker sends them, in an array that is written only when they change."""
+    """Learning rate and rank as one worker sends them, in an array that is made only when they change."""
 
     def __init__(self, worker_rank: int, counts: bool) -> None:
-        self.array = mx.nd.array([0, 0, worker_rank])
+        self.array = mx.nd.array([0, 0, mark(worker_rank)])
         self._worker_rank, self._counts = worker_rank, counts
         self._lr: Optional[float] = None
 
@@ -35,7 +35,8 @@ class Tag:
     @lr.setter
     def lr(self, lr: float) -> None:
         if self._counts and lr != self._lr:
-            self.array[:] = np.array([*split_lr(lr), self._worker_rank], np.float32)
+            # A new array: writing to this one would wait until the messages that read it have gone.
+            self.array = mx.nd.array([*split_lr(lr), mark(self._worker_rank)])
         self._lr = lr
 
 
@@ -46,6 +47,11 @@ class Wire:
         self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
         self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken; asynchronous jobs only
         weights.copyto(self.last.payload)
+
+    def under_way(self) -> Optional[Tuple[float, ...]]:
+        """What is written at the end of both buffers, if a message waits for its answer; for looking at only."""
+        headers = [engine.floats(buffer.whole, buffer.size, buffer.size + HEADER) for buffer in self._buffers]
+        return tuple(headers[0]) + tuple(headers[1]) if headers[0][-1] or headers[1][-1] else None
 
     @property
     def last(self) -> Buffer:

@@ -1,5 +1,6 @@
 """Training scripts that go wrong in one place, and an optimizer that goes wrong on the servers."""
 import os
+import subprocess
 import sys
 import time
 
@@ -43,7 +44,10 @@ def main(fault: str) -> None:
     for step in range(10 ** 6):
         for key, weight in weights.items():
             store.pushpull(key, weight * 0.1, out=weight)
-        mx.nd.waitall()
+        if step > 3:
+            mx.nd.waitall()
+        if step == 3:
+            subprocess.check_call(["true"], preexec_fn=lambda: None)  # a fork, with exchanges under way
         if step == 5:
             print("trains", flush=True)
             go_wrong(fault, store)
@@ -62,7 +66,7 @@ def go_wrong(fault: str, store: kvstore.store.Store) -> None:
     if fault == "interrupt":
         raise KeyboardInterrupt
     if fault == "exit":
-        sys.exit(9)
+        raise SystemExit(9)
     if fault == "twice":
         store.pushpull("first", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))
         store.pushpull("first", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))

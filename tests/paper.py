@@ -21,14 +21,15 @@ class Sgd:
 
     lr: Any  # number, or function of the iteration
     momentum: float = 0.0
-    wd: float = 0.0
+    wd: Any = 0.0
     v: Any = 0.0
+    lr_mult: Any = 1.0
 
-    def rate(self, t: int) -> np.float32:
-        return F(self.lr(t) if callable(self.lr) else self.lr)
+    def rate(self, t: int) -> Any:
+        return np.asarray(F(self.lr(t) if callable(self.lr) else self.lr) * self.lr_mult, F)
 
     def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
-        self.v = F(self.momentum) * self.v - self.rate(t) * (g + F(self.wd) * w)
+        self.v = F(self.momentum) * self.v - self.rate(t) * (g + np.asarray(self.wd, F) * w)
         return (w + self.v).astype(F)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 
 SHAPES: Dict[str, Tuple[int, ...]] = {"w10": (3, 7), "w2": (5,), "bias": (2, 3, 2), "z": (1,)}
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
-BATCH = 4  # Trainer.step divides by it; the losses are multiplied by it
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,8 @@ class Scenario:
     optimizer_params: Dict[str, Any] = field(default_factory=lambda: {"learning_rate": 0.1})
     iterations: int = 8
     devices: int = 1
+    batch: int = 4
+    """Trainer.step divides by it, the losses are multiplied by it; a power of two leaves no rounding."""
     lr_at: Dict[str, float] = field(default_factory=dict)
     """Iteration (as text) -> rate set with trainer.set_learning_rate before that iteration's step."""
     lr_local_at: Dict[str, float] = field(default_factory=dict)
@@ -92,9 +93,9 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
         losses = []
         with autograd.record():
             for context in contexts:
-                losses.append(loss(parameters, context, worker_rank, t) * (BATCH / scenario.devices))
+                losses.append(loss(parameters, context, worker_rank, t) * (scenario.batch / scenario.devices))
         autograd.backward(losses)
-        trainer.step(BATCH)
+        trainer.step(scenario.batch)
         path.append(flat(parameters))
     result = {"path": np.array(path), "final": path[-1]}
     if store is not None:
@@ -146,6 +147,12 @@ SCENARIOS: Dict[str, Scenario] = {
     "ssgd_plain": Scenario("ssgd", optimizer_params=PLAIN),
     "ssgd_adam": Scenario("ssgd", optimizer="adam", optimizer_params=PLAIN),
     "ssgd_lamb": Scenario("ssgd", optimizer="lamb", optimizer_params=PLAIN),
+    "gluon_batch": Scenario(None, optimizer_params=MOMENTUM, batch=5),
+    "ssgd_batch": Scenario("ssgd", optimizer_params=MOMENTUM, batch=5),
+    "gluon_dcasgd_c": Scenario(None, optimizer="dcasgd_c", optimizer_params=PLAIN),
+    "ssgd_dcasgd_c": Scenario("ssgd", optimizer="dcasgd_c", optimizer_params=PLAIN),
+    "gluon_dcasgd": Scenario(None, optimizer="dcasgd", optimizer_params=PLAIN),
+    "ssgd_dcasgd": Scenario("ssgd", optimizer="dcasgd", optimizer_params=PLAIN),
     "ssgd_schedule": Scenario("ssgd", optimizer_params=MOMENTUM, schedule=(2, 0.5)),
     "ssgd_lr_at": Scenario("ssgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
     "ssgd_mult": Scenario("ssgd", optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
@@ -158,6 +165,8 @@ SCENARIOS: Dict[str, Scenario] = {
     "odsgd_no_warmup": Scenario("odsgd", {"warmup": 0, "lr_local": 0.05}, optimizer_params=MOMENTUM),
     "odsgd_follow": Scenario("odsgd", {"warmup": 0}, optimizer_params=MOMENTUM, lr_at={"4": 0.03}),
     "odsgd_local_schedule": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM, lr_local_at={"5": 0.01}),
+    "odsgd_mult": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
+    "odsgd_schedule": Scenario("odsgd", {"warmup": 0}, optimizer_params=MOMENTUM, schedule=(2, 0.5)),
     "odsgd_momentum": Scenario("odsgd", {**LOCAL, "momentum_local": 0.5, "wd_local": 0.0}, optimizer_params=MOMENTUM),
     "odsgd_adam": Scenario("odsgd", {**LOCAL, "optimizer_local": "adam"}, optimizer_params=MOMENTUM),
     "odsgd_none": Scenario("odsgd", {"warmup": 0, "optimizer_local": "none"}, optimizer_params=MOMENTUM),

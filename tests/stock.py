@@ -7,7 +7,7 @@ import numpy as np
 def train_stock(worker_rank: int, scale: float) -> Dict[str, np.ndarray]:
     """The scenario `ssgd` with MXNet's own `dist_sync`, servers and all; gradients multiplied by `scale`."""
     from kvstore._mxnet import mx
-    from tests.scenarios import BATCH, MOMENTUM, SCENARIOS, SHAPES, flat, initial, loss
+    from tests.scenarios import MOMENTUM, SCENARIOS, SHAPES, flat, initial, loss
 
     autograd, gluon = mx.autograd, mx.gluon
     parameters, start = gluon.ParameterDict("net_"), 0
@@ -20,8 +20,8 @@ def train_stock(worker_rank: int, scale: float) -> Dict[str, np.ndarray]:
     path = [flat(parameters)]
     for t in range(SCENARIOS["ssgd"].iterations):
         with autograd.record():
-            total = loss(parameters, mx.cpu(), worker_rank, t) * BATCH * scale
+            total = loss(parameters, mx.cpu(), worker_rank, t) * SCENARIOS["ssgd"].batch * scale
         total.backward()
-        trainer.step(BATCH)
+        trainer.step(SCENARIOS["ssgd"].batch)
         path.append(flat(parameters))
     return {"path": np.array(path)}

@@ -111,13 +111,10 @@ class DelayCompensated(AsyncUpdate):
 
     def start(self, w: NDArray) -> None:
         super().start(w)
-        self.backups = [np.zeros(w.size, np.float32) for _ in range(self.num_workers)]
+        self.backups = [w.asnumpy() for _ in range(self.num_workers)]  # all workers began with W_0
 
     def push(self, worker_rank: int, tau: int, grad: NDArray, w: NDArray) -> float:
         weights, g, bak = engine.memory(w), engine.memory(grad), self.backups[worker_rank]
-        if self.version == 0:
-            for backup in self.backups:  # all workers began with W_0
-                backup[:] = weights
         g[:] = self.compensate(g, weights - bak)
         self.update(grad, w)
         w.wait_to_read()

@@ -45,7 +45,8 @@ def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str) -> None:
     ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
     ("start", "server 0", "MemoryError: no room for the optimizer state, on purpose"),
     ("unsigned", "server 0", "ProtocolError: an unsigned command reached this server and was not executed"),
-    ("exit", "worker 1", "sys.exit(9)"),
+    ("exit", "worker 1", "exit code 9"),
+    ("interrupt", "worker 1", "interrupted"),
     ("twice", "worker 1", "ProtocolError: parameter first was handed in twice in iteration 6"),
 ])
 def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
@@ -74,4 +75,4 @@ def test_a_worker_that_is_silent_is_noticed_by_the_deadline() -> None:
         launch.wait_for("worker 1 | trains")
         assert ends(launch, time.monotonic()) == 75
     assert "worker 0" in launch.said.splitlines()[0]
-    assert "round 6: the servers did not answer within 3 s" in launch.said
+    assert "round 6, bucket" in launch.said and "nothing has come from the servers for 3 s" in launch.said

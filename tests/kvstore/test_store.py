@@ -275,8 +275,8 @@ def test_trainer_saves_and_loads_optimizer_states(tmp_path):
 def test_a_trainer_takes_a_store_by_name_with_one_device(monkeypatch):
     """MXNet itself makes no store for one device unless the name contains `dist`: it would train alone, in silence."""
     from kvstore import factory
-    made = []
-    monkeypatch.setattr(factory, "create", lambda name, *_: made.append(name) or kvstore.create("local"))
+    made, local = [], kvstore.create("local")
+    monkeypatch.setattr(factory, "create", lambda name, *_: made.append(name) or local)
     kvstore.register()
     net = gluon.nn.Dense(1, in_units=1)
     net.initialize()

@@ -42,6 +42,7 @@ def staleness(out):
 
 ALGORITHMS = {
     "asgd": (dict(kvstore="asgd", momentum=0.5, wd=1e-3), 1),
+    "dcasgd_c": (dict(kvstore="dcasgd_c", lr_step_epochs="1"), 1),
     "dcasgd_a": (dict(kvstore="dcasgd_a", momentum=0.5), 1),
     "softsync": (dict(kvstore="softsync", n=2), 1),  # an update per two pushes: one is held after an odd iteration
     "downpour": (dict(kvstore="downpour", T=3, lr_local=0.02), 3),

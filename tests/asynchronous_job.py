@@ -1,0 +1,14 @@
+"""A worker that trains several runs one after another, in one job: they share its connection and its start."""
+import json
+from typing import Any, Dict, List
+
+from tests.jobs import Result
+
+
+def train_each(worker_rank: int, runs: List[Dict[str, Any]]) -> Result:
+    """One training after another, from the options of each."""
+    from odsgd import train
+    from odsgd.config import TrainConfig
+    for options in runs:
+        assert train.run(TrainConfig(**options)) == 0, json.dumps(options)
+    return {}

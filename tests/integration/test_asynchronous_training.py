@@ -1,0 +1,57 @@
+"""Asynchronous training by real processes: two workers and one server."""
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from odsgd.config import ASYNCHRONOUS, TrainConfig
+from tests.jobs import ROOT, launch, run_job
+
+PRESET = str(ROOT / "configs" / "digits_async.yaml")
+pytestmark = pytest.mark.timeout(300)
+
+
+def options_of(store: str, out: Path) -> Dict[str, Any]:
+    return TrainConfig.from_flags(["--config", PRESET, "--kvstore", store, "--out", str(out / store)]).to_dict()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every store's run with the preset, all in one job, since a job takes longer to start than digits to learn."""
+    out = tmp_path_factory.mktemp("runs")
+    each = [options_of(store, out) for store in ASYNCHRONOUS]
+    run_job("tests.asynchronous_job:train_each", 2, 1, each, timeout_s=250)
+    return out
+
+
+def last_record(folder: Path, event: str) -> Dict[str, Any]:
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in records if record["event"] == event][-1]
+
+
+@pytest.mark.parametrize("store", ASYNCHRONOUS)
+def test_digits_are_learnt_to_over_95_percent_with_documented_defaults(runs: Path, store: str) -> None:
+    assert last_record(runs / store, "epoch")["test_accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("store", ASYNCHRONOUS)
+def test_staleness_is_measured_in_every_run(runs: Path, store: str) -> None:
+    found = json.loads((runs / store / "staleness.json").read_text())
+    iteration = last_record(runs / store, "end")["iteration"]
+    exchanges = iteration // (TrainConfig(kvstore=store).T or 1)
+    assert found["updates_per_bucket"] == 2 * exchanges and found["updates_per_s"] > 0
+    assert set(found["workers"]) == {"0", "1"} and 0 <= found["staleness_mean"] <= found["staleness_max"] > 0
+    assert found["pushes"] == sum(found["histogram"].values()) and 0 < found["lr_mean"] <= 0.1 + 1e-9
+
+
+def test_the_command_line_trains_asynchronously_and_resumes(tmp_path: Path) -> None:
+    train = [sys.executable, "-m", "odsgd", "train", "--config", PRESET, "--kvstore", "dist_async", "--out",
+             str(tmp_path)]
+    first = launch(2, 1, [*train, "--iterations", "30"])
+    assert first.returncode == 0 and "staleness: mean " in first.stdout, first.stdout + first.stderr
+    second = launch(2, 1, [*train, "--epochs", "3", "--resume"])
+    assert second.returncode == 0 and "resumed from" in second.stdout, second.stdout + second.stderr
+    found = json.loads((tmp_path / "staleness.json").read_text())
+    assert found["updates_per_bucket"] == 2 * 3 * 22  # of both parts
