@@ -2,19 +2,21 @@
 """Does dividing a gradient's learning rate by its staleness save a run that staleness breaks? n-softsync, on and off.
 
     scripts/experiments/modulation.py [--workers M] [--n N ...] [--lr LR] [--momentum P] [--rounds R] [--seeds S]
-                                      [--data-dir MNIST]
+                                      [--spread S] [--data-dir MNIST]
 
 The paper's experiment (Zhang, Gupta, Lian, Liu, IJCAI 2016, sec. 4.3, fig. 3) at the size of one machine: M learners, a
 mini-batch of 128 / M each, the learning rate and momentum of one learner with 128. The stores run on the transport
-inside one process, where the order of pushes is a script: in each round every worker pushes once, in an order drawn
-anew, so that n = M means a mean staleness of M - 1. A net with one hidden layer, on scikit-learn's digits or, with
---data-dir, on MNIST.
+inside one process, where the order of pushes is a script: that of workers whose computations take log-normal times, of
+the same median and with a logarithm spread by `--spread`. n = M then means a mean staleness of M - 1. A net with one
+hidden layer, on scikit-learn's digits or, with --data-dir, on MNIST.
 """
 import argparse
+import heapq
 import os
 import statistics
 import sys
 from pathlib import Path
+from random import Random
 from typing import Any, Dict, List, Optional
 
 import numpy as np
@@ -70,7 +72,20 @@ class Data:
                                  for part in (arrays.train, arrays.test)]
 
 
-def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, seed: int, batch: int,
+def arrivals(workers: int, pushes: int, spread: float, seed: int) -> List[int]:
+    """Worker ranks in the order of their pushes."""
+    random = Random(seed)
+    ready = [(random.random(), rank) for rank in range(workers)]
+    heapq.heapify(ready)
+    order = []
+    for _ in range(pushes):
+        now, rank = ready[0]
+        order.append(rank)
+        heapq.heapreplace(ready, (now + random.lognormvariate(0, spread), rank))
+    return order
+
+
+def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, spread: float, seed: int, batch: int,
           store: str = "asgd", **settings: Any) -> Dict[str, float]:
     """One run; the test accuracy of the global weights, and what the server has counted."""
     import kvstore
@@ -78,8 +93,7 @@ def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, see
     from kvstore.inprocess import Cluster
     x, y = data.train
     net = Net(x.shape[1])
-    random = np.random.RandomState(seed)
-    order = [rank for _ in range(rounds) for rank in random.permutation(workers).tolist()]
+    order = arrivals(workers, workers * rounds, spread, seed)
 
     def work(transport: Any) -> Any:
         own = kvstore.create(store, transport, **settings)
@@ -88,7 +102,7 @@ def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, see
         own.broadcast(0, weight, weight)
         examples = np.random.RandomState(1000 * seed + own.rank)
         with np.errstate(all="ignore"):
-            for _ in range(rounds):
+            for _ in range(order.count(own.rank)):
                 drawn = examples.randint(len(y), size=batch)
                 gradient = net.gradient(weight.asnumpy(), x[drawn], y[drawn])
                 own.pushpull(0, mx.nd.array(gradient), out=weight)
@@ -107,8 +121,9 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[1, 15], help="beside M")
     parser.add_argument("--lr", type=float, default=0.05, help="the learning rate of one worker with all of the batch")
     parser.add_argument("--momentum", type=float, default=0.9)
-    parser.add_argument("--rounds", type=int, default=225, help="pushes of each worker")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=100, help="pushes of a worker, in the mean")
+    parser.add_argument("--spread", type=float, default=0.1, help="of the computing times' logarithm")
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--data-dir", help="MNIST's files; without it: scikit-learn's digits")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -125,11 +140,11 @@ def main() -> None:
     runs[f"{workers}-softsync, off, lr / M"] = {**runs[f"{workers}-softsync, off"], "lr": options.lr / workers}
     epochs = options.rounds * workers * small / len(data.train[1])
     print(f"M = {workers}, lr {options.lr:g}, momentum {options.momentum:g}, {options.rounds} rounds of mini-batches "
-          f"of {small} ({epochs:.1f} epochs), {options.seeds} seeds")
+          f"of {small} ({epochs:.1f} epochs), spread {options.spread:g}, {options.seeds} seeds")
     print(f"{'':26}{'accuracy in %: median, of each seed':>40}{'mean tau':>10}{'max':>5}{'lr':>10}{'updates':>9}")
     for name, settings in runs.items():
-        found = [train(data, **{"rounds": options.rounds, "lr": options.lr, "momentum": options.momentum, "seed": seed,
-                                **settings}) for seed in range(options.seeds)]
+        found = [train(data, **{"rounds": options.rounds, "lr": options.lr, "momentum": options.momentum,
+                                "spread": options.spread, "seed": seed, **settings}) for seed in range(options.seeds)]
         accuracies = [100 * one["accuracy"] for one in found]
         each = " ".join(f"{one:.1f}" for one in accuracies)
         print(f"{name:26}{f'{statistics.median(accuracies):.1f}   {each}':>40}{found[0]['tau']:10.2f}"
