@@ -13,8 +13,8 @@ The rules, in the order in which `tick` applies them:
    With `on_worker_loss="continue"` failures that can be spared are losses instead, told by `take_losses`, and the job
    goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures that
    belong together cannot be spared, none is.
-3. All workers that are not lost ended with 0: the servers and the scheduler get `FAREWELL_S`, then the job has
-   succeeded.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded. The scheduler,
+   which only introduced the others to each other and hears no farewell, is not waited for.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not everybody joined within the startup timeout: a failure, with a table of who is where. When the scheduler and all
    servers have joined everybody has, since ps-lite lets all of them go on at once; so a worker that never reports, a
@@ -272,7 +272,7 @@ class Watch:
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
         others = [member for member in self.members.values() if member.role != "worker"]
-        staying = [member.name for member in others if member.code is None]
+        staying = [member.name for member in others if member.code is None and member.role == "server"]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
         remarks = [f"{member.name} ended badly after the last worker had succeeded: {_manner_of_death(member)[0]}"

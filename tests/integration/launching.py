@@ -2,6 +2,7 @@
 import dataclasses
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -163,6 +164,8 @@ exec env -i PATH="$PATH" HOME="$HOME" %s="$%s" sh -c "$*"
 def main():
     """The command line with a stand-in for `python -m kvstore.server`, and less patience."""
     from odsgd.launch import cli, supervise, watch
+    for number in (signal.SIGINT, signal.SIGHUP):  # whoever runs the tests may ignore them, as `nohup` and `&` do
+        signal.signal(number, signal.SIG_DFL)
     run = supervise.run
     server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
     supervise.run = lambda job: run(dataclasses.replace(job, server_command=server))
