@@ -14,7 +14,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMBER = os.path.join(HERE, "launch_member.py")
 HANG = os.path.join(HERE, "launch_hang.py")
 MARK = "LAUNCH_TEST_MARK"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Launch:

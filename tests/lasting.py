@@ -1,0 +1,33 @@
+"""An asynchronous worker that trains until one of its peers is gone, and then to the end."""
+import odsgd  # noqa: F401  isort:skip  first, as every script does
+import time
+
+import numpy as np
+
+import kvstore
+from kvstore import control
+from kvstore._mxnet import mx
+
+
+def main() -> None:
+    store = kvstore.create("asgd", timeout_s=60)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.01))
+    w = mx.nd.ones((2, 3))
+    store.broadcast("w", w, w)
+    deadline = time.monotonic() + 40
+    for step in range(10 ** 6):
+        store.pushpull("w", w * 0.1, out=w)
+        w.wait_to_read()
+        if step == 5:
+            print("trains", flush=True)
+        if control.lost_workers() or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    present = int(store.allreduce(np.ones(1))[0])
+    store.barrier()
+    with store.global_weights():
+        print(f"ended at {w.asnumpy().sum():.6f}, {present} present", flush=True)
+
+
+if __name__ == "__main__":
+    main()
