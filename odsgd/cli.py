@@ -35,7 +35,7 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.py"
 
 USAGE = """usage: odsgd COMMAND [options]
 
-One-step-delay SGD and synchronous SGD on MXNet's parameter server.
+One-step-delay, synchronous and asynchronous SGD on MXNet's parameter server.
 
 {commands}
 

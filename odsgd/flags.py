@@ -46,8 +46,8 @@ def _parser(config_class: Any, program: str) -> _Parser:
 
 
 _DESCRIPTION = """\
-Train a Gluon model with one-step-delay SGD, or synchronously, on MXNet's parameter server. Start it on several
-workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
+Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
+it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
 Flags may be written with - or _ (--lr-local, --lr_local)."""
 
 

@@ -31,11 +31,13 @@ def last_record(folder: Path, event: str) -> Dict[str, Any]:
     return [record for record in records if record["event"] == event][-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ASYNCHRONOUS)
 def test_digits_are_learnt_to_over_95_percent_with_documented_defaults(runs: Path, store: str) -> None:
     assert last_record(runs / store, "epoch")["test_accuracy"] > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ASYNCHRONOUS)
 def test_staleness_is_measured_in_every_run(runs: Path, store: str) -> None:
     found = json.loads((runs / store / "staleness.json").read_text())
