@@ -53,16 +53,22 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
     size = floats if way == STOCK else floats + HEADER
     install = mx.kvstore.KVStore._set_updater
     mx.kvstore.KVStore._set_updater = lambda store, updater: install(store, timed(updater, size, taken))
-    try:
-        if way == STOCK:
-            mx.kvstore.kvstore_server._init_kvstore_server_module()
-        else:
-            tell_rules(server, rule_workers)
-            control.serving = True
-            server.main()
-    finally:
+
+    def save() -> None:
         if role == "server":
             Path(file + "-server.json").write_text(json.dumps(taken))
+
+    if way == STOCK:
+        try:
+            mx.kvstore.kvstore_server._init_kvstore_server_module()
+        finally:
+            save()
+    else:
+        tell_rules(server, rule_workers)
+        end = server.Server._end  # does not return
+        server.Server._end = staticmethod(lambda: (save(), end()))
+        control.serving = True
+        server.main()
 
 
 def timed(updater: Callable[..., None], size: int, taken: Dict[int, List[float]]) -> Callable[..., None]:
