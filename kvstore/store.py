@@ -461,7 +461,8 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _set(self, key: Any, values: Sequence[np.ndarray]) -> None:
         for array, value in zip(self._known[key].weights, values):
-            array[:] = value
+            # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
+            mx.nd.array(value, dtype=array.dtype).copyto(array)
 
     def _check_usable(self) -> None:
         if self._closed:

@@ -235,7 +235,9 @@ def restore(folder: Path, manifest: Dict[str, Any], store: Any, net: Any) -> Non
         servers = read_arrays(verify(folder, SERVERS, manifest))
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
-            array[:] = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
+            saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
+            # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
+            mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
 
 

@@ -239,6 +239,22 @@ def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(
     np.testing.assert_allclose(shared_0, (own_0 + own_1) / 2, rtol=1e-6)
 
 
+def test_a_frozen_convolution_is_averaged_whatever_layout_onednn_keeps_it_in():
+    net = convolutions()
+    net[0].weight.grad_req = "null"
+    net(mx.nd.ones((4, 8, 8, 8))).wait_to_read()  # inference may reorder weights in place
+    store = kvstore.create("local")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05}, kvstore=store)
+    with autograd.record():
+        loss = net(mx.nd.ones((4, 8, 8, 8))).sum()
+    loss.backward()
+    trainer.step(4)
+    before = net[0].weight.data().asnumpy()
+    net(mx.nd.ones((4, 8, 8, 8))).wait_to_read()
+    with store.global_weights():
+        np.testing.assert_array_equal(net[0].weight.data().asnumpy(), before)
+
+
 def test_two_trainers_share_a_job():
     """As in a GAN: two stores on one cluster's transports do not meet."""
     cluster = Cluster(1)
