@@ -194,17 +194,17 @@ class InProcess(Transport):
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         wire = self._wires[bucket.id]
-        send = wire.compose(grad, self._tag, wire.last.version if self._synchronous else wire.version)
+        send = (wire.compose(grad, self._tag, wire.last.version) if self._synchronous
+                else wire.compose_async(grad, self._tag))
         late = self._cluster.push(self.worker_rank, bucket, send, self._synchronous)
         self._last[bucket.id] = late
         return late if self._synchronous else Taken(send, wire)
 
-    def fetch(self, bucket: Bucket) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        empty = Buffer(bucket.size, wire.last.whole.context)
-        self._fetch_tag.array.copyto(empty.tag)
-        self._cluster.push(FETCH, bucket, empty, synchronous=False)
-        return Taken(empty, wire)
+        send = wire.compose_fetch(after, self._fetch_tag)
+        self._cluster.push(FETCH, bucket, send, synchronous=False)
+        return Taken(send, wire)
 
     def versions(self) -> Dict[int, int]:
         return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}

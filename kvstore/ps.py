@@ -57,7 +57,6 @@ class Connection:
                             f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
                             "check that each was started and can reach the scheduler"):
             native = mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
-        control.report("joined")
         return native
 
     def _greet(self) -> None:
@@ -271,22 +270,30 @@ class ParameterServer(Transport):
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+        control.report("joined")  # from here on this worker can be done without
         watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        version = wire.last.version if self._connection.synchronous else wire.version
-        send = wire.compose(grad, self._tag, version)
-        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)  # one message there, one back
-        return Pending(send.payload) if self._connection.synchronous else Taken(send, wire)
+        if self._connection.synchronous:
+            send = wire.compose(grad, self._tag, wire.last.version)
+            self._send(bucket, send)
+            return Pending(send.payload)
+        return self._ask(wire, bucket, wire.compose_async(grad, self._tag))
 
-    def fetch(self, bucket: Bucket) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        empty = Buffer(bucket.size, wire.last.whole.context)
-        self._fetch_tag.array.copyto(empty.tag)
-        self._connection.native.pushpull(bucket.id, empty.whole, out=empty.whole)
-        return Taken(empty, wire)
+        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag))
+
+    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer) -> Taken:
+        self._send(bucket, send)
+        wire.answered(send)
+        return Taken(send, wire)
+
+    def _send(self, bucket: Bucket, send: Buffer) -> None:
+        """One message there, one back into the same buffer."""
+        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
 
     def versions(self) -> Dict[int, int]:
         return {} if self._connection.synchronous else {

@@ -191,6 +191,9 @@ class Store(mx.kvstore.KVStoreBase):
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
+        if not self._program_type.synchronous:
+            raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run: its servers keep versions "
+                              "and backups as well; use load_state (`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         with np.load(fname, allow_pickle=False) as file:
@@ -240,9 +243,8 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         self._idle()
         own = self._statistics()
-        present = self._transport.allreduce(np.ones(1))[0]
         for key, mine in own.items():
-            mean = self._transport.allreduce(np.mean(mine, axis=0)) / present
+            mean = self._mean(np.mean(mine, axis=0))
             self._set(key, [mean] * len(mine))
         for lane in self._lanes:
             lane.show(lane.worker.global_weights())
@@ -414,12 +416,13 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _of(self, lane: _Lane, saved: Dict[str, Any]) -> Any:
         """What was saved of a bucket. In a synchronous job all buckets are alike, so they may be cut anew."""
-        if lane.bucket.label in saved:
-            return saved[lane.bucket.label]
         if self._program.synchronous:
-            return _any(saved)
-        raise ConfigError(f"the saved state has no bucket that begins with {lane.bucket.label}; an asynchronous run is "
-                          "resumed with the `bucket_nbytes` it was saved with")
+            return saved.get(lane.bucket.label, _any(saved))
+        if set(saved) != {each.bucket.label for each in self._lanes}:
+            raise ConfigError(f"the saved state has {len(saved)} buckets that begin elsewhere than the "
+                              f"{len(self._lanes)} of this run; an asynchronous run is resumed with the "
+                              "`bucket_nbytes` it was saved with")
+        return saved[lane.bucket.label]
 
     # -- every step --------------------------------------------------------------------------------------------
 
@@ -447,6 +450,11 @@ class Store(mx.kvstore.KVStoreBase):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
                 lane.forget_views()
+
+    def _mean(self, array: np.ndarray) -> np.ndarray:
+        """The mean over the workers that take part; one may be lost between two sums, not within one."""
+        counted = self._transport.allreduce(np.append(array.reshape(-1), 1))
+        return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
 
     def _idle(self) -> None:
         """Have nothing under way; in an asynchronous job no worker has, so that all see the same global weights."""

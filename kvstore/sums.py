@@ -32,7 +32,7 @@ class Sum:
         """Add a worker's part, or none, and say in `stored` whether the sum is complete."""
         part, total = engine.memory(pushed), engine.memory(stored)
         round_id, worker_rank = int(part[-HEADER]), int(part[-1])
-        if worker_rank != FETCH:
+        if worker_rank != FETCH and round_id >= self._round:  # a worker given up may still speak, of an older round
             if round_id != self._round:
                 self._round, self._added = round_id, set()
                 total[:] = 0

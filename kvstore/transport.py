@@ -61,8 +61,11 @@ class Transport:
         """Send `grad`; the global weights after the round it belongs to will come back."""
         raise NotImplementedError
 
-    def fetch(self, bucket: Bucket) -> Pending:
-        """The global weights as they stand; sends nothing. Asynchronous jobs only."""
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+        """The global weights as they stand once `after` has been written and the last answer is there.
+
+        Asynchronous jobs only. The result stays valid until the next fetch of the bucket.
+        """
         raise NotImplementedError
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:

@@ -45,17 +45,40 @@ class Wire:
 
     def __init__(self, weights: NDArray) -> None:
         self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
-        self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken; asynchronous jobs only
+        # Asynchronous jobs only:
+        self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken
+        self.latest = mx.nd.zeros(1, weights.context)   # written with each answer: what reads it is behind that
+        self.fetched: Optional[Buffer] = None
         weights.copyto(self.last.payload)
 
     def under_way(self) -> Optional[Tuple[float, ...]]:
         """What is written at the end of both buffers, if a message waits for its answer; for looking at only."""
-        headers = [engine.floats(buffer.whole, buffer.size, buffer.size + HEADER) for buffer in self._buffers]
-        return tuple(headers[0]) + tuple(headers[1]) if headers[0][-1] or headers[1][-1] else None
+        buffers = self._buffers if self.fetched is None else [*self._buffers, self.fetched]
+        headers = [tuple(engine.floats(buffer.whole, buffer.size, buffer.size + HEADER)) for buffer in buffers]
+        return sum(headers, ()) if any(header[-1] for header in headers) else None
 
     @property
     def last(self) -> Buffer:
         return self._buffers[1]
+
+    def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
+        """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
+        send = self.compose(payload, tag, self.latest)
+        self.version.copyto(send.version)
+        return send
+
+    def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
+        """A message that only asks: behind the last answer, and not before `after` has been written."""
+        if self.fetched is None:
+            self.fetched = Buffer(self.last.size, self.last.whole.context)
+        self.latest.copyto(self.fetched.version)
+        after.copyto(self.fetched.payload)
+        tag.array.copyto(self.fetched.tag)
+        return self.fetched
+
+    def answered(self, buffer: Buffer) -> None:
+        """What is composed from here on goes out after the answer that `buffer` waits for."""
+        buffer.version.copyto(self.latest)
 
     def compose(self, payload: NDArray, tag: Tag, version: NDArray) -> Buffer:
         """The next message. What was `last` stays readable until the next but one.

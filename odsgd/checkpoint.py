@@ -68,7 +68,7 @@ def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) 
     if store.rank == 0:
         write_manifest(folder, {**facts, "schema": SCHEMA, "iteration": store.iteration,
                                 "num_workers": store.num_workers, "parameters": describe(net), "files": files})
-    kept = json.loads(_from_worker_0(store, json.dumps(complete(root)[-keep:]) if store.rank == 0 else ""))
+    kept = json.loads(_from_worker_0(store, json.dumps(_worth_keeping(root, keep)) if store.rank == 0 else ""))
     _retire(root, kept, store.iteration)
 
 
@@ -117,6 +117,17 @@ def _flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _worth_keeping(root: Path, keep: int) -> List[int]:
+    """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
+    iterations = complete(root)
+    whole = [i for i in iterations if _has_every_worker(read_manifest(root / str(i)))]
+    return sorted({*iterations[-keep:], *whole[-1:]})
+
+
+def _has_every_worker(manifest: Dict[str, Any]) -> bool:
+    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
 
 
 def _retire(root: Path, kept: List[int], iteration: int) -> None:

@@ -186,6 +186,11 @@ class Training:
             self.journal.interval({**self._record(self.interval), **live})
             self.interval = self._window()
 
+    @property
+    def _present(self) -> int:
+        """Workers that have not been lost."""
+        return self.store.num_workers - len(control.lost_workers())
+
     def _record(self, window: Window) -> Dict[str, Any]:
         """Numbers of a window that ends here, as interval and epoch records have them."""
         iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
@@ -193,7 +198,7 @@ class Training:
         follows = lr if self.config.steps_locally else None
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 "train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy,
-                "samples_per_s": iterations * self.config.worker_batch_size * self.store.num_workers / seconds,
+                "samples_per_s": iterations * self.config.worker_batch_size * self._present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local}
 

@@ -205,15 +205,15 @@ class DownpourSgd(Asgd):
     num_workers: int = 1
     n_push: int = 1
     n_fetch: int = 1
-    lr_local: float = 0.1
-    wd: float = 0.0
+    step: Any = None
+    """Worker's local step, an `Sgd` without momentum."""
 
     def __post_init__(self) -> None:
         self.accrued = [np.zeros_like(self.W)] * self.num_workers
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
         self.accrued[m] = self.accrued[m] + g
-        w = (w - F(self.lr_local) * (g + F(self.wd) * w)).astype(F)
+        w = self.step(w, g, t, w)
         if (t + 1) % self.n_push == 0:
             self.W = self.update(self.W, self.accrued[m], t, self.W)
             self.accrued[m] = np.zeros_like(self.W)
@@ -231,8 +231,8 @@ class ElasticAveraging:
     num_workers: int
     T: int
     alpha: float
-    lr: float
-    wd: float = 0.0
+    step: Sgd
+    """Learning rate, weight decay and their multipliers."""
     delta: float = 0.0
 
     def __post_init__(self) -> None:
@@ -240,7 +240,7 @@ class ElasticAveraging:
         self.v = [np.zeros_like(self.W)] * self.num_workers
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
-        self.v[m] = (F(self.delta) * self.v[m] - F(self.lr) * (g + F(self.wd) * w)).astype(F)
+        self.v[m] = (F(self.delta) * self.v[m] - self.step.rate(t) * (g + np.asarray(self.step.wd, F) * w)).astype(F)
         self.x[m] = self.x[m] + self.v[m]
         if (t + 1) % self.T == 0:
             elastic = F(self.alpha) * (self.x[m] - self.W)

@@ -186,6 +186,7 @@ SCENARIOS: Dict[str, Scenario] = {
 #: Worker 2 is slow, worker 0 fast; no two neighbouring rounds have the same order.
 ORDER = (0, 1, 0, 2, 1, 0, 0, 1, 1, 0, 2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 0, 2)
 DECAY = {"learning_rate": 0.1, "wd": 0.01}
+MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 
 ASYNC: Dict[str, Scenario] = {
     "asgd": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER),
@@ -204,6 +205,12 @@ ASYNC: Dict[str, Scenario] = {
     "downpour_apart": Scenario("downpour", {"push_every": 2, "fetch_every": 3}, optimizer_params=MOMENTUM, order=ORDER),
     "easgd": Scenario("easgd", {"T": 2}, optimizer_params=DECAY, order=ORDER),
     "easgd_alone": Scenario("easgd", {"T": 2, "alpha": 0.0}, optimizer_params=DECAY, order=ORDER),
+    "easgd_rates": Scenario("easgd", {"T": 2}, optimizer_params=DECAY, order=ORDER, lr_at={"3": 0.02},
+                            multipliers=MULT),
+    "downpour_rates": Scenario("downpour", {"T": 2}, optimizer_params=MOMENTUM, order=ORDER, lr_at={"3": 0.02},
+                               multipliers=MULT),
+    "downpour_local": Scenario("downpour", {"T": 3, "lr_local": 0.05}, optimizer_params=MOMENTUM, order=ORDER,
+                               lr_local_at={"2": 0.01}),
     "eamsgd": Scenario("eamsgd", {"T": 2, "delta": 0.5}, optimizer_params=DECAY, order=ORDER),
     "gluon_momentum": Scenario(None, optimizer_params=MOMENTUM, iterations=ORDER.count(0)),
     "gluon_decay": Scenario(None, optimizer_params=DECAY, iterations=ORDER.count(0)),

@@ -56,7 +56,8 @@ def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
         assert path.exists(), f"{page.name}: no {target}"
-        assert not anchor or anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: no heading for {target}"
+        found = anchors(path.read_text(encoding="utf-8"))
+        assert not anchor or anchor in found, f"{page.name}: no heading for {target}"
 
 
 def test_the_readme_leads_to_every_page() -> None:
@@ -109,10 +110,12 @@ def test_the_launchers_options_are_documented() -> None:
 
 def long_spellings(flag: str) -> List[str]:
     from odsgd.launch import cli
-    return [other for action in cli._parser()._actions if flag in action.option_strings for other in action.option_strings]
+    return [other for action in cli._parser()._actions if flag in action.option_strings
+            for other in action.option_strings]
 
 
-VARIABLE = re.compile(r"\b(?:(?:DMLC|ODSGD|MXNET|OMP|OMPI|PMI|PMIX|SLURM|MPI|PS)_[A-Z][A-Z_]*[A-Z]|PYTHON[A-Z]+|NO_COLOR)\b")
+VARIABLE = re.compile(r"\b(?:(?:DMLC|ODSGD|MXNET|OMP|OMPI|PMI|PMIX|SLURM|MPI|PS)_[A-Z][A-Z_]*[A-Z]"
+                      r"|PYTHON[A-Z]+|NO_COLOR)\b")
 NOT_READ = {"PYTHONHOME"}  # taken away, and said so
 
 

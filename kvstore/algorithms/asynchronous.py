@@ -48,7 +48,7 @@ class Asynchronous(Worker):
         return self.arriving.result()
 
     def global_weights(self) -> NDArray:
-        self.transport.fetch(self.bucket).untaken().copyto(self.w_seen)
+        self.transport.fetch(self.bucket, self.w_seen).untaken().copyto(self.w_seen)
         return self.w_seen
 
 

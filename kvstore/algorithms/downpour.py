@@ -43,7 +43,7 @@ class Accruing(Asynchronous):
             self.arriving = self.transport.exchange(self.bucket, self.accrued)
             self.accrued[:] = 0
         if self.t % self.fetch_every == 0:
-            fetched = self.arriving if self.t % self.push_every == 0 else self.transport.fetch(self.bucket)
+            fetched = self.arriving if self.t % self.push_every == 0 else self.transport.fetch(self.bucket, self.w)
             fetched.result().copyto(self.w)
         return self.w
 

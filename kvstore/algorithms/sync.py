@@ -17,7 +17,7 @@ from ..buckets import Bucket
 from ..errors import ProtocolError
 from ..messages import SYNC_MODULUS, Header
 from ..transport import Pending, Transport
-from ..updaters import apply
+from ..updaters import apply_at_once
 from .program import Program, Rule, Worker
 
 
@@ -44,7 +44,7 @@ class SyncUpdate(Rule):
     def receive(self, header: Header, payload: NDArray, w: NDArray) -> None:
         self._check(header)
         self.optimizer.lr, self.optimizer.rescale_grad = header.lr, 1.0 / self.num_workers
-        apply(self.optimizer, self.index, w, payload, self.state, self.shape)            # l.6
+        apply_at_once(self.optimizer, self.index, w, payload, self.state, self.shape)    # l.6
         self.version += 1                                                                # l.7
 
     def _check(self, header: Header) -> None:

@@ -234,7 +234,7 @@ class Watch:
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
             if member.rank == 0:
                 return "worker 0 evaluates and writes the results"
-            if not self.up:
+            if not self.up or not self._every_worker_has_begun():
                 return f"the job was not up, and the others cannot meet without {member.name}"
             if failure.speaking:
                 return f"{member.name} has not ended, and may still take part"
@@ -308,6 +308,10 @@ class Watch:
         others = [member.joined for member in self.members.values() if member.role != "worker"]
         return all(others) if others else all(
             member.joined or member.state in ("running", "ended") for member in self.members.values())
+
+    def _every_worker_has_begun(self) -> bool:
+        """A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it."""
+        return all(member.joined for member in self.members.values() if member.role == "worker")
 
     def _late(self, now: float) -> bool:
         return not self.up and 0 < self.startup_timeout_s <= now - self.started_at

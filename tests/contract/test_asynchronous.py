@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.test_algorithms import CLOSE, rates
+from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
 
@@ -20,8 +20,9 @@ def method(scenario: Scenario, workers: int) -> Any:
     """The paper's algorithm for a scenario."""
     options, params = dict(scenario.options), scenario.optimizer_params
     options.pop("bucket_nbytes", None)
-    lr = rates(params["learning_rate"], scenario.lr_at)
-    w_0, update = initial(), paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0))
+    lr, (lr_mult, wd_mult) = rates(params["learning_rate"], scenario.lr_at), multipliers(scenario)
+    wd = params.get("wd", 0) * wd_mult
+    w_0, update = initial(), paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
     if scenario.store == "asgd":
         return paper.Asgd(w_0, update)
     if scenario.store == "softsync":
@@ -29,10 +30,11 @@ def method(scenario: Scenario, workers: int) -> Any:
     if scenario.store == "downpour":
         T = options.get("T", 1)
         return paper.DownpourSgd(w_0, update, workers, options.get("push_every", T), options.get("fetch_every", T),
-                                 options.get("lr_local", params["learning_rate"]), params.get("wd", 0))
+                                 paper.Sgd(rates(options["lr_local"], scenario.lr_local_at) if "lr_local" in options
+                                           else lr, 0, wd, lr_mult=lr_mult))
     if scenario.store in ("easgd", "eamsgd"):
         return paper.ElasticAveraging(w_0, workers, options["T"], options.get("alpha", 0.9 / workers),
-                                      params["learning_rate"], params["wd"], options.get("delta", 0.0))
+                                      paper.Sgd(lr, 0, wd, lr_mult=lr_mult), options.get("delta", 0.0))
     adaptive = (options["m"] if "m" in options else 0.95, 1e-7) if scenario.store == "dcasgd_a" else None
     return paper.DcAsgd(w_0, update, workers, options["lamda"], adaptive)
 

@@ -18,6 +18,7 @@ def test_sums_evaluation_and_the_end_do_without_the_lost_worker() -> None:
         assert launch.wait() == 0
         assert time.monotonic() - killed < 30
     assert "worker 1 was lost" in launch.said and "finished without workers [1]" in launch.said
+    assert "had not ended" not in launch.said  # the servers do not wait for the lost one either
     # Both that are left have gone through the same sums and seen the same weights.
     ended = sorted(line for line in launch.output if "ended" in line)
     assert [line.split(" | ")[0] for line in ended] == ["worker 0", "worker 2"]
