@@ -92,7 +92,7 @@ class Server:
         self._everyone = set(range(num_workers))
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
-        self._timeout_s = timeout_s
+        self._timeout_s = 1.5 * timeout_s + 5  # workers, who know what they wait for, speak first
         control.report("joined")
 
     def _leave(self, sender: int) -> None:
