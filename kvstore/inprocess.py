@@ -23,8 +23,8 @@ from .buckets import Bucket, Keys, plan
 from .errors import RoundTimeoutError, WorkerLostError
 from .messages import FETCH
 from .shard import Shard, un_npz
-from .transport import Opening, Pending, Transport, by_bucket
-from .wires import Buffer, Tag, Taken, Wire
+from .transport import Opening, Pending, by_bucket
+from .wires import Buffer, Taken, Wire, Wired
 
 
 class _Late(Pending):
@@ -156,32 +156,20 @@ class Cluster:
             return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
 
 
-class InProcess(Transport):
+class InProcess(Wired):
     """One worker's end of a `Cluster`."""
 
     def __init__(self, cluster: Cluster, worker_rank: int) -> None:
-        self._cluster, self.worker_rank = cluster, worker_rank
+        super().__init__(worker_rank, synchronous=True)  # until `open` says otherwise
+        self._cluster = cluster
         self.num_workers, self.num_servers = cluster.num_workers, 1
-        self._wires: Dict[int, Wire] = {}
         self._last: Dict[int, Pending] = {}
-        self._synchronous = True
-        self._tag = Tag(worker_rank, counts=worker_rank == 0)
-        self._fetch_tag = Tag(FETCH, counts=False)
-
-    @property
-    def lr(self) -> float:
-        return self._tag.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._tag.lr = lr
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        self._synchronous = opening.synchronous
-        self._tag = Tag(self.worker_rank, counts=not opening.synchronous or self.worker_rank == 0)
+        self._be(opening.synchronous)
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         for key, wire in self._wires.items():
             self._cluster.open(key, wire.last.whole)
@@ -205,13 +193,6 @@ class InProcess(Transport):
         send = wire.compose_fetch(after, self._fetch_tag)
         self._cluster.push(FETCH, bucket, send, synchronous=False)
         return Taken(send, wire)
-
-    def versions(self) -> Dict[int, int]:
-        return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
-
-    def set_versions(self, versions: Dict[int, int]) -> None:
-        for key, version in versions.items():
-            self._wires[key].version[:] = version
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return self._cluster.sum(self.worker_rank, np.array(array, np.float32))

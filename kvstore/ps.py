@@ -25,8 +25,8 @@ from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
 from .messages import FETCH, HEADER
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
-from .transport import Opening, Pending, Transport, by_bucket
-from .wires import Buffer, Tag, Taken, Wire
+from .transport import Opening, Pending, by_bucket
+from .wires import Buffer, Taken, Wire, Wired
 
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
@@ -241,24 +241,13 @@ def _given_rank(num_workers: int) -> Optional[int]:
     return int(text)
 
 
-class ParameterServer(Transport):
+class ParameterServer(Wired):
     """One store on the connection of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
         self._connection, self._timeout_s = connection(timeout_s, synchronous), timeout_s
-        self.worker_rank = self._connection.worker_rank
+        super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
-        self._wires: Dict[int, Wire] = {}
-        self._tag = Tag(self.worker_rank, counts=not synchronous or self.worker_rank == 0)
-        self._fetch_tag = Tag(FETCH, counts=False)
-
-    @property
-    def lr(self) -> float:
-        return self._tag.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._tag.lr = lr
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
         return plan(parameters, self._connection.keys, nbytes, whole)
@@ -276,7 +265,7 @@ class ParameterServer(Transport):
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        if self._connection.synchronous:
+        if self._synchronous:
             send = wire.compose(grad, self._tag, wire.last.version)
             self._send(bucket, send)
             return Pending(send.payload)
@@ -294,14 +283,6 @@ class ParameterServer(Transport):
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
         self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
-
-    def versions(self) -> Dict[int, int]:
-        return {} if self._connection.synchronous else {
-            key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
-
-    def set_versions(self, versions: Dict[int, int]) -> None:
-        for key, version in versions.items():
-            self._wires[key].version[:] = version
 
     def allreduce(self, array: np.ndarray) -> np.ndarray:
         return self._connection.allreduce(array)

@@ -3,12 +3,12 @@
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
 """
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from . import engine
 from ._mxnet import NDArray, mx
-from .messages import HEADER, mark, split_lr
-from .transport import Pending
+from .messages import FETCH, HEADER, mark, split_lr
+from .transport import Pending, Transport
 
 
 class Buffer:
@@ -106,3 +106,36 @@ class Taken(Pending):
             self._buffer.version.copyto(self._wire.version)
             self._taken = True
         return super().result()
+
+
+class Wired(Transport):
+    """What transports whose messages go through wires have in common: buffers, tags and versions.
+
+    `_wires` is empty until the store opens.
+    """
+
+    def __init__(self, worker_rank: int, synchronous: bool) -> None:
+        self.worker_rank = worker_rank
+        self._wires: Dict[int, Wire] = {}
+        self._fetch_tag = Tag(FETCH, counts=False)
+        self._be(synchronous)
+
+    def _be(self, synchronous: bool) -> None:
+        """In a synchronous job only worker 0's learning rate counts."""
+        self._synchronous = synchronous
+        self._tag = Tag(self.worker_rank, counts=not synchronous or self.worker_rank == 0)
+
+    @property
+    def lr(self) -> float:
+        return self._tag.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._tag.lr = lr
+
+    def versions(self) -> Dict[int, int]:
+        return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        for key, version in versions.items():
+            self._wires[key].version[:] = version
