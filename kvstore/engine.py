@@ -1,14 +1,108 @@
-"""Arrays in place, past MXNet's dependency engine.
+"""MXNet's dependency engine, for what its own operators do not cover.
 
-The engine runs an operation once every array it reads has been written. What is here looks at memory without asking
-it, and is right only where its docstring says so. Nothing Python is ever pushed to the engine: `fork` waits for all
-that is pushed while it holds Python's lock, and a callback needs that lock.
+The engine runs an operation once every array it reads has been written and every array it writes has been read.
+`push` and `push_async` make operations of Python functions. `memory` and `floats` look at arrays in place without
+asking the engine, and are right only where their docstrings say so.
+
+A fork waits, with Python's lock held, for all that the engine has under way, and a Python function needs that lock.
+So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire).
 """
 import ctypes
+import itertools
+import os
+import traceback
+from typing import Any, Callable, Dict, Sequence
 
 import numpy as np
 
+from . import control
 from ._mxnet import NDArray, mx
+from .errors import EXIT_FAILURE
+
+_SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CPU = (ctypes.c_int * 2)(1, 0)  # struct Context: device type, device id
+# FnProperty::kCPUPrioritized: a pool of its own, so that whatever computes on the CPU is not in the way.
+_PRIORITIZED = ctypes.c_int(3)
+
+_pushed: Dict[int, Callable[[], None]] = {}  # until they have run
+_numbers = itertools.count(1)
+
+
+class _OnComplete(ctypes.Structure):
+    """MXNet's engine::CallbackOnComplete."""
+
+    _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
+
+
+class Done:
+    """Called once, by any thread: the operation is over."""
+
+    def __init__(self, on_complete: _OnComplete) -> None:
+        self._callback = _COMPLETE(on_complete.callback)
+        self._engine, self._param = on_complete.engine, on_complete.param
+
+    def __call__(self) -> None:
+        self._callback(self._engine, self._param, None)
+
+
+def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray], priority: int = 0) -> None:
+    """Run `function` as an operation that reads and writes these arrays; no array in both, each once.
+
+    It runs on a thread of the engine's, which it may block: there are MXNET_CPU_PRIORITY_NTHREADS (4) of them. An
+    exception ends the process: nobody could catch it.
+    """
+    _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes, priority)
+
+
+def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray],
+               priority: int = 0) -> None:
+    """The same for an operation that `start` only begins; it is over when somebody calls `done`."""
+    _push(mx.base._LIB.MXEnginePushAsyncND, _start, start, reads, writes, priority)
+
+
+def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray],
+          priority: int) -> None:
+    _wait_before_forks()
+    number = next(_numbers)
+    _pushed[number] = function
+    arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
+                 len(writes), ctypes.byref(_PRIORITIZED), priority, b"python"]
+    mx.base.check_call(call(*arguments, *([False] if trampoline is _start else [])))
+
+
+def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+
+
+def _run_function(_: int, number: int) -> None:
+    _guarded(_pushed.pop(number))
+
+
+def _start_function(_: int, on_complete: int, number: int) -> None:
+    done = Done(_OnComplete.from_address(on_complete))
+    _guarded(_pushed.pop(number), done)
+
+
+_run, _start = _SYNC(_run_function), _ASYNC(_start_function)
+
+
+def _guarded(function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except BaseException:
+        control.die(traceback.format_exc(), EXIT_FAILURE)
+
+
+_forks_wait = False
+
+
+def _wait_before_forks() -> None:
+    global _forks_wait
+    if not _forks_wait:
+        _forks_wait = True
+        os.register_at_fork(before=mx.nd.waitall)
 
 
 def memory(array: NDArray) -> np.ndarray:
@@ -18,6 +112,14 @@ def memory(array: NDArray) -> np.ndarray:
     Nobody else may use `array` until the caller has done with it.
     """
     array.wait_to_read()
+    return view(array)
+
+
+def view(array: NDArray) -> np.ndarray:
+    """A flat single-precision CPU array as a NumPy array, in place; does not wait.
+
+    For functions given to `push`, on arrays they declare. `array` must stay alive as long as the view.
+    """
     return np.ctypeslib.as_array(floats(array, 0, array.size))
 
 
