@@ -424,7 +424,7 @@ class TrainConfig:
             raise ConfigError("lr_warmup_from needs lr_warmup, the span over which lr rises")
 
 
-def read_yaml(config_class: Any, path: str) -> Dict[str, Any]:
+def read_yaml(config_class: Any, path: str, program: str = "odsgd train") -> Dict[str, Any]:
     """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -438,7 +438,7 @@ def read_yaml(config_class: Any, path: str) -> Dict[str, Any]:
     known = {str(key).replace("-", "_"): value for key, value in values.items()}
     for key in known:
         if key not in fields:
-            raise unknown("option", key, fields, where=f" in `{path}`", listed="`odsgd train --help` lists all")
+            raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")
     return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in known.items()}
 
 

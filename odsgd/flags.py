@@ -16,12 +16,14 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def parse_flags(config_class: Any, program: str, argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str]]:
+def parse_flags(config_class: Any, program: str, argv: Sequence[str],
+                description: Optional[str] = None) -> Tuple[Dict[str, Any], Optional[str]]:
     """Options given on a command line, converted, and the file after ``--config``.
 
-    Every flag of two words may be written with ``-`` or ``_``.
+    Every flag of two words may be written with ``-`` or ``_``. `description`: what ``--help`` says first, by default
+    of training.
     """
-    parser = _parser(config_class, program)
+    parser = _parser(config_class, program, description or _TRAINING)
     known, rest = parser.parse_known_args([_dashed(argument) for argument in argv])
     if rest:
         raise _unknown_flag(rest[0], parser, program)
@@ -31,9 +33,9 @@ def parse_flags(config_class: Any, program: str, argv: Sequence[str]) -> Tuple[D
     return {key: convert(fields[key], value, "--" + key.replace("_", "-")) for key, value in given.items()}, config_file
 
 
-def _parser(config_class: Any, program: str) -> _Parser:
+def _parser(config_class: Any, program: str, description: str) -> _Parser:
     parser = _Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]", allow_abbrev=False,
-                     argument_default=argparse.SUPPRESS, description=_DESCRIPTION,
+                     argument_default=argparse.SUPPRESS, description=description,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
     groups: Dict[str, Any] = {}
@@ -45,7 +47,7 @@ def _parser(config_class: Any, program: str) -> _Parser:
     return parser
 
 
-_DESCRIPTION = """\
+_TRAINING = """\
 Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
 it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
 Flags may be written with - or _ (--lr-local, --lr_local)."""

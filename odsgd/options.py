@@ -139,6 +139,13 @@ def integers(at_least: int, length: Optional[int] = None, expected: str = "whole
     return Kind(",".join(["N"] * (length or 2)) + ("" if length else ",..."), expected, convert)
 
 
+def several(kind: Kind) -> Kind:
+    """Values of another kind, separated by commas."""
+    def convert(value: Any) -> Tuple[Any, ...]:
+        return tuple(kind.convert(part.strip() if isinstance(part, str) else part) for part in _split(value))
+    return Kind(f"{kind.metavar},...", f"{kind.expected}, separated by commas", convert)
+
+
 def name(what: str, names: Tuple[str, ...]) -> Kind:
     """One of `names`; another gives the nearest of them (of a long list, the three nearest and not the rest)."""
     few = len(names) <= 30
