@@ -1,0 +1,132 @@
+"""The emulated accelerator: what its operations wait for, in which order gradients appear, and that numerics stay."""
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from kvstore import engine
+from kvstore._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.inprocess import Cluster
+from odsgd.emulate import STEP_S, Emulated, factors
+from tests import paper
+from tests.scenarios import SHAPES, SIZE, initial
+from tests.scenarios import gradient as whole_gradient
+
+LONG_S = 20  # no test lasts so long; a wait that does has failed
+
+
+def pairs(number, size=3):
+    return [(mx.nd.zeros(size), mx.nd.zeros(size)) for _ in range(number)]
+
+
+def bounds():
+    stops = list(itertools.accumulate(int(np.prod(shape)) for shape in SHAPES.values()))
+    return list(zip([0, *stops], stops))
+
+
+def emulated_path(transport, warmup, iterations=6, seconds=0.004):
+    """Train with gradients that the device is given; the worker's path."""
+    import kvstore
+    store = kvstore.create("odsgd", transport, warmup=warmup, lr_local=0.05, bucket_nbytes=16)
+    parameters = mx.gluon.ParameterDict("net_")
+    for (name, shape), (start, stop) in zip(SHAPES.items(), bounds()):
+        parameters.get(name, shape=shape, init=mx.init.Constant(mx.nd.array(initial()[start:stop].reshape(shape))))
+    parameters.initialize()
+    trainer = mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
+
+    def gradient(t, layer, w):
+        start, stop = bounds()[layer]
+        full = np.zeros(SIZE, np.float32)
+        full[start:stop] = w
+        return whole_gradient(transport.worker_rank, t, full)[start:stop]
+
+    def flat():
+        return np.concatenate([parameters.get(name).data().asnumpy().reshape(-1) for name in SHAPES])
+
+    device = Emulated(parameters.values(), seconds, gradient=gradient)
+    path = [flat()]
+    for _ in range(iterations):
+        device.iteration()
+        trainer.step(1)
+        path.append(flat())
+    store.close()
+    return path
+
+
+def test_training_on_given_gradients_is_the_paper_s():
+    paths = Cluster(2, timeout_s=LONG_S).run(lambda transport: emulated_path(transport, warmup=2))
+    expected, _ = paper.one_step_delay(whole_gradient, initial(), 2, 6, paper.Sgd(0.1, momentum=0.9), 2,
+                                       [paper.Sgd(0.05), paper.Sgd(0.05)])
+    for m, path in enumerate(paths):
+        np.testing.assert_allclose(path, [weights[m] for weights in expected], rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_appear_one_after_the_other_last_layer_first():
+    order, release = [], threading.Event()
+
+    def gradient(t, layer, w):
+        assert layer == 2 or release.wait(LONG_S)
+        order.append(layer)
+        return np.full(3, 10 * t + layer)
+
+    layers = pairs(3)
+    through = Emulated(layers, 6 * STEP_S, gradient=gradient).iteration()
+    assert layers[2][1].asnumpy().tolist() == [2, 2, 2]  # while the layer before it is being worked on
+    assert order == [2]
+    release.set()
+    through[0].wait_to_read()
+    assert order == [2, 1, 0]
+
+
+def test_a_waiting_device_leaves_the_engine_s_threads_to_others():
+    release = threading.Event()
+    device = Emulated(pairs(8), 16 * STEP_S, gradient=lambda t, layer, w: release.wait(LONG_S) and w)
+    for _ in range(3):
+        device.iteration()
+    others = pairs(1)[0]
+    engine.push(lambda: engine.view(others[1]).fill(7), [others[0]], [others[1]])
+    assert (others[1] + 1).asnumpy().tolist() == [8, 8, 8]  # a Python operation, and one of MXNet's
+    release.set()
+    mx.nd.waitall()
+
+
+def test_a_pass_begins_when_its_weights_have_been_written():
+    seen = []
+    weights, grad = pairs(1)[0]
+    written = threading.Event()
+    engine.push(lambda: (written.wait(LONG_S), engine.view(weights).fill(5)), [], [weights])
+    device = Emulated([(weights, grad)], STEP_S, gradient=lambda t, layer, w: seen.append(w[0]) or w)
+    through = device.iteration()
+    written.set()
+    through[0].wait_to_read()
+    assert seen == [5]
+
+
+def test_every_device_of_a_worker_has_its_gradients():
+    parameter = mx.gluon.Parameter("weight", shape=(2, 2), init="zeros")
+    still = mx.gluon.Parameter("statistics", shape=(2,), init="zeros", grad_req="null")
+    for one in (parameter, still):
+        one.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    device = Emulated([still, parameter], STEP_S, gradient=lambda t, layer, w: w + 1)
+    assert len(device.iteration()) == 2
+    for grad in parameter.list_grad():
+        assert (grad.asnumpy() == 1).all()
+
+
+def test_the_spread_is_seeded_and_keeps_the_mean():
+    def first(number, spread, seed):
+        return list(itertools.islice(factors(spread, seed), number))
+    assert first(3, 0.0, 1) == [1, 1, 1]
+    assert first(5, 0.2, [7, 0]) == first(5, 0.2, [7, 0]) != first(5, 0.2, [7, 1])
+    drawn = np.array(first(20000, 0.2, 3))
+    assert abs(drawn.mean() - 1) < 0.01 and abs(np.log(drawn).std() - 0.2) < 0.01
+
+
+@pytest.mark.parametrize("layers, shares, message", [
+    ([], None, "no layer has a gradient"),
+    (pairs(2), [1.0], "1 shares for 2 layers")])
+def test_what_cannot_be_emulated_is_said(layers, shares, message):
+    with pytest.raises(ConfigError, match=message):
+        Emulated(layers, 0.1, shares=shares)
