@@ -26,9 +26,15 @@ def _launch(argv: List[str]) -> int:
     return launch(argv)
 
 
+def _cluster(argv: List[str]) -> int:
+    from odsgd.cluster.cli import main as cluster
+    return cluster(argv)
+
+
 COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
     "train": (_train, "train a model; alone, or as one of a job's workers"),
     "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
+    "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
 }
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.py"

@@ -192,11 +192,10 @@ class Mpirun:
     def _environment(self, job: Job) -> Dict[str, str]:
         ranks = [agent_job(job, processes, remote=True) for processes in self.ranks]
         address = list(self.listener.getsockname())
-        env = planning.scrubbed(os.environ)
-        env["PYTHONPATH"] = planning.package_path(job)
-        env[agent.JOBS_VARIABLE] = agent.pack({"launcher": address, "secret": self.plan.secret, "ranks": ranks,
-                                               "common": {"directory": os.getcwd()}})
-        return env
+        exported = {"PYTHONPATH": planning.package_path(job), agent.JOBS_VARIABLE: agent.pack({
+            "launcher": address, "secret": self.plan.secret, "ranks": ranks, "common": {"directory": os.getcwd()}})}
+        # In front: MPICH's mpirun does not see the last variable of its environment when it exports by name.
+        return {**exported, **planning.scrubbed(os.environ), **exported}
 
 
 def mpirun_command(job: Job) -> List[str]:

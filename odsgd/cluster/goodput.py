@@ -1,0 +1,63 @@
+"""What a link carries for TCP: run on two hosts, ``goodput.py SECONDS`` and ``goodput.py SECONDS ADDRESS PORT``.
+
+The first prints its port, and in the end each prints the bytes per second that it has received. Both send all the
+while, each on a connection of its own, as ps-lite does. On its own feet, so that it starts fast: only the standard
+library, not even this package.
+"""
+import contextlib
+import socket
+import sys
+import threading
+import time
+from typing import Tuple
+
+WARM_UP_S = 0.3
+CHUNK = 1 << 18
+
+
+def meet(address: Tuple[str, ...]) -> Tuple[socket.socket, socket.socket]:
+    """The connection to receive from and the one to send on."""
+    if address:
+        place = (address[0], int(address[1]))
+        return socket.create_connection(place, timeout=10), socket.create_connection(place, timeout=10)
+    with socket.create_server(("", 0)) as listener:
+        listener.settimeout(30)
+        print(listener.getsockname()[1], flush=True)
+        sending = listener.accept()[0]
+        return listener.accept()[0], sending
+
+
+def send(connection: socket.socket, seconds: float) -> None:
+    """As much as goes through."""
+    chunk, end = bytes(CHUNK), time.monotonic() + seconds
+    with contextlib.suppress(OSError), connection:
+        while time.monotonic() < end:
+            connection.sendall(chunk)
+
+
+def received(connection: socket.socket, seconds: float) -> float:
+    """Bytes per second, once the connection has found its speed."""
+    buffer = memoryview(bytearray(CHUNK))
+
+    def take(seconds: float) -> float:
+        start, count = time.monotonic(), 0
+        while time.monotonic() < start + seconds:
+            count += connection.recv_into(buffer)
+        return count / (time.monotonic() - start)
+
+    take(WARM_UP_S)
+    return take(seconds)
+
+
+def main(seconds: float, *address: str) -> None:
+    receiving, sending = meet(address)
+    for connection in (receiving, sending):
+        connection.settimeout(30)
+    sender = threading.Thread(target=send, args=(sending, seconds + 2 * WARM_UP_S))
+    sender.start()
+    print(f"{received(receiving, seconds):.0f}", flush=True)
+    sender.join(10)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), *sys.argv[2:])

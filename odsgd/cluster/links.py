@@ -1,0 +1,63 @@
+"""Rates of links, and the queueing discipline that makes a link so slow."""
+from __future__ import annotations
+
+import re
+from typing import Dict, List, Mapping, Optional, Sequence
+
+from kvstore.errors import ConfigError
+
+UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+LEAST, MOST = 10**6, 100 * 10**9
+MOST_HOSTS = 250
+
+SEGMENT_NBYTES = 16384
+"""What the kernel may hand to a link as one packet, to be cut into frames by hardware that is not there."""
+BURST_NBYTES = 2 * SEGMENT_NBYTES
+"""What a link that was idle takes at once; less than two packets, and the rate is not reached."""
+QUEUE_S = 0.005
+"""How long the last byte of a full queue has to wait."""
+LEAST_QUEUE_NBYTES = 256 * 1024
+
+
+def parse_rate(text: str, option: str) -> int:
+    """Bits per second.
+
+    >>> parse_rate("1gbit", "--rate"), parse_rate("2.5mbit", "--rate")
+    (1000000000, 2500000)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
+    rate = round(float(match[1]) * UNITS[match[2]]) if match else 0
+    if not LEAST <= rate <= MOST:
+        raise ConfigError(f"{option} {text}: expected a rate from 1mbit to 100gbit, e.g. `1gbit` or `100mbit`")
+    return rate
+
+
+def link_rates(hosts: int, rate: Optional[str], rates: Mapping[int, str]) -> List[Optional[int]]:
+    """The rate of each host's link in bits per second; None: not shaped."""
+    if not 1 <= hosts <= MOST_HOSTS:
+        raise ConfigError(f"--hosts {hosts}: expected 1 to {MOST_HOSTS}")
+    common = None if rate is None else parse_rate(rate, "--rate")
+    links = [common] * hosts
+    for index, slower in rates.items():
+        if not 0 <= index < hosts:
+            raise ConfigError(f"--host-rate {index}={slower}: there is no host {index}; with --hosts {hosts} they are "
+                              f"0 to {hosts - 1}")
+        links[index] = parse_rate(slower, f"--host-rate {index}=")
+    return links
+
+
+def parse_host_rates(values: Sequence[str]) -> Dict[int, str]:
+    """`["2=100mbit"]` as {2: "100mbit"}."""
+    rates: Dict[int, str] = {}
+    for value in values:
+        index, equals, rate = value.partition("=")
+        if not equals or not index.isdigit():
+            raise ConfigError(f"--host-rate {value}: expected HOST=RATE, e.g. `2=100mbit` (hosts count from 0)")
+        rates[int(index)] = rate
+    return rates
+
+
+def discipline(rate: int) -> str:
+    """The words for `tc qdisc add dev DEVICE root` of a link of `rate` bits per second."""
+    queue = max(LEAST_QUEUE_NBYTES, round(rate / 8 * QUEUE_S))
+    return f"tbf rate {rate}bit burst {BURST_NBYTES}b limit {queue}b"
