@@ -31,10 +31,16 @@ def _cluster(argv: List[str]) -> int:
     return cluster(argv)
 
 
+def _bench(argv: List[str]) -> int:
+    from odsgd.bench.cli import main as bench
+    return bench(argv)
+
+
 COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
     "train": (_train, "train a model; alone, or as one of a job's workers"),
     "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
     "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
+    "bench": (_bench, "measure systems side by side, on emulated links"),
 }
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.py"

@@ -1,0 +1,41 @@
+"""``odsgd bench``: measure, and say what was measured."""
+from __future__ import annotations
+
+import os
+import sys
+from typing import Sequence
+
+from kvstore.errors import EXIT_FAILURE
+from odsgd.bench import figure, report
+from odsgd.bench.config import BenchConfig
+from odsgd.bench.results import rows
+from odsgd.bench.run import measure
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a benchmark; 70 if one of its jobs failed."""
+    config = BenchConfig.from_flags(argv)
+    if config.png:
+        figure.check()
+    load_before = os.getloadavg()[0]
+    try:
+        measured = measure(config, _say)
+    finally:
+        _say("")
+    found = rows(config, measured)
+    print(report.table(config, found, measured))
+    machine = report.machine(config, (load_before, os.getloadavg()[0]))
+    command = ["odsgd", "bench", *argv]
+    report.write(config.json, report.dumps(report.as_json(config, found, measured, machine)))
+    report.write(config.markdown, report.markdown(config, found, measured, machine, command))
+    if config.png and found:
+        figure.draw(found, config.title, config.png)
+    return EXIT_FAILURE if measured.failures else 0
+
+
+def _say(text: str) -> None:
+    """One line that the next overwrites, on a terminal; elsewhere a line each."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,36 @@
+"""The limit of an iteration: no schedule of a system's traffic pattern beats it.
+
+M workers, N bytes of parameters (times what a codec leaves of them), full-duplex links of B bytes per second, and
+T_wire the time that the busiest link needs for one direction:
+
+    S servers on hosts of their own       M N / (S B)
+    one server beside every worker        2 (M-1)/M N / B       what it sends as a worker, and as a server
+    ring                                  2 (M-1)/M N / B
+
+An iteration that computes for T_cop takes at least max(T_cop, T_wire), whatever it overlaps. A method that
+communicates every T iterations needs T_wire / T on average.
+"""
+from __future__ import annotations
+
+from odsgd.bench.systems import AUTO, System
+
+CODECS = {"none": 1.0, "truncate": 1 / 2, "quantize": 1 / 4}
+EVERY = {"easgd": 4, "eamsgd": 4}
+"""Iterations per exchange where a store's default is not 1."""
+
+
+def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
+    """What the busiest link carries in one direction per iteration, of `nbytes` of parameters."""
+    sent = nbytes * CODECS[system.options.get("codec", "none")] / _every(system)
+    if system.servers in (None, AUTO):
+        return 2 * (workers - 1) / workers * sent
+    return workers * sent / int(system.servers)
+
+
+def bound_ms(compute_ms: float, nbytes: float, goodput: float) -> float:
+    """max(T_cop, T_wire); `goodput` in bytes per second, infinite where links are not shaped."""
+    return max(compute_ms, 1000 * nbytes / goodput)
+
+
+def _every(system: System) -> float:
+    return float(system.options.get("push_every", system.options.get("T", EVERY.get(system.name, 1))))

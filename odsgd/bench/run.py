@@ -1,0 +1,206 @@
+"""The jobs of a benchmark, one after the other: for each rate a cluster, and on it every system in turn, repeatedly."""
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.bench import models
+from odsgd.bench.config import NO_CLUSTER, BenchConfig, Compute
+from odsgd.bench.systems import DDP, STOCK_SERVER, System
+from odsgd.bench.usage import MARK
+
+LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
+LOOPBACK_GUESS = 5e8
+"""Bytes per second, only to guess how many iterations fill a measurement."""
+
+GRACE_S = 15.0
+"""For a launcher to end its job after a SIGTERM."""
+
+
+class Links(NamedTuple):
+    """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
+
+    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+    flags: Sequence[str]
+    measure_goodput: Callable[[], List[float]]
+
+
+class Run(NamedTuple):
+    """What one job measured of one case."""
+
+    rate: str
+    model: str
+    compute: str
+    compute_ms: float
+    workers: int
+    system: str
+    times_ms: List[float]
+    """Of every iteration, the mean over the workers."""
+    worker_cpu_ms: float
+    worker_memory_mb: float
+    server_cpu_ms: Optional[float]
+    server_memory_mb: Optional[float]
+
+    @property
+    def iteration_ms(self) -> float:
+        """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
+        return statistics.mean(self.times_ms)
+
+
+class Measured(NamedTuple):
+    """All that a benchmark measured."""
+
+    runs: List[Run]
+    goodput: Dict[str, List[float]]
+    """Per rate, what the links carried each way, before and after the jobs."""
+    failures: List[str]
+
+
+class JobFailed(Exception):
+    """One job has not come to its end; the others go on."""
+
+
+def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
+    """Run everything."""
+    measured = Measured([], {}, [])
+    systems = _available(config, say)
+    for rate in config.rates:
+        hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
+        with _links(rate, hosts) as links:
+            goodput = measured.goodput[rate] = links.measure_goodput()
+            total = config.repeat * len(config.workers) * len(systems)
+            for number, (repetition, workers, system) in enumerate(
+                    (repetition, workers, system) for repetition in range(config.repeat)
+                    for workers in config.workers for system in systems):
+                say(f"{rate}: job {number + 1} of {total}: {system.label}, {workers} workers")
+                try:
+                    measured.runs.extend(_job(config, links, rate, statistics.median(goodput), workers, system))
+                except JobFailed as failure:
+                    measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
+                                             f"{repetition + 1}: {failure}")
+            goodput.extend(links.measure_goodput())
+    return measured
+
+
+def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[System]:
+    if config.torch_python:
+        return config.systems
+    systems = [system for system in config.systems if system.name != DDP]
+    if len(systems) < len(config.systems):
+        say(f"{DDP} is left out: say where a Python with PyTorch is, --torch-python PATH\n")
+    if not systems:
+        raise ConfigError(f"{DDP} needs a Python with PyTorch: --torch-python PATH")
+    return systems
+
+
+# Where jobs run
+
+@contextlib.contextmanager
+def _links(rate: str, hosts: int) -> Iterator[Links]:
+    if rate == NO_CLUSTER:
+        yield Links(_run_here, (), lambda: [math.inf])
+        return
+    from odsgd.cluster import Cluster
+    with Cluster.up(hosts=hosts, rate=rate) as cluster:
+        yield Links(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
+                    ("-H", cluster.hostfile, "--env", "UCX_TLS"),
+                    lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
+
+
+def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               universal_newlines=True)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except BaseException:
+        process.terminate()  # the launcher ends its job
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=GRACE_S)
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+# One job
+
+def _job(config: BenchConfig, links: Links, rate: str, goodput: float, workers: int, system: System) -> List[Run]:
+    cases = {model: [Case.of(config, model, compute, workers, goodput) for compute in config.computes(model)]
+             for model in config.models}
+    with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
+        spec = {"folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
+                "models": [{"shapes": models.shapes(model), "cases": [case.spec() for case in cases[model]]}
+                           for model in config.models]}
+        _write(folder, "spec", spec)
+        flags = ["-n", str(workers), "-s", system.servers or "0", *links.flags, "--startup-timeout", "0",
+                 "--env", "OMP_NUM_THREADS:1", "--env", f"{MARK}:{uuid.uuid4().hex}"]
+        for variable, value in system.env.items():
+            flags += ["--env", f"{variable}:{value}"]
+        job = {"flags": [*flags, *system.worker_command(config.torch_python), folder + "/spec.json"],
+               "server_command": STOCK_SERVER if system.stock else None}
+        _await(links, [sys.executable, "-m", "odsgd.bench.job", _write(folder, "job", job)], config.timeout_s)
+        found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
+    flat = [(model, case) for model in config.models for case in cases[model]]
+    return [Run(rate, model, str(case.compute), case.compute_ms, workers, system.label, *_merged(by_worker))
+            for (model, case), by_worker in zip(flat, zip(*found))]
+
+
+def _await(links: Links, command: Sequence[str], timeout_s: float) -> None:
+    try:
+        done = links.run(command, timeout_s)
+    except subprocess.TimeoutExpired:
+        raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`)") from None
+    if done.returncode:
+        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise JobFailed(f"exit code {done.returncode}: " + "\n    ".join(lines[-12:]))
+
+
+def _merged(by_worker: Sequence[Dict[str, Any]]) -> Tuple[Any, ...]:
+    """The means over workers and over servers."""
+    times = [round(statistics.mean(of_workers), 3) for of_workers in zip(*(worker["times_ms"] for worker in by_worker))]
+    servers = [server for worker in by_worker for server in worker["servers"]]
+
+    def mean(processes: Sequence[Dict[str, float]], what: str) -> Optional[float]:
+        return round(statistics.mean(process[what] for process in processes), 3) if processes else None
+    used = [worker["worker"] for worker in by_worker]
+    return (times, mean(used, "cpu_ms"), mean(used, "memory_mb"), mean(servers, "cpu_ms"), mean(servers, "memory_mb"))
+
+
+def _write(folder: str, name: str, content: Any) -> str:
+    path = Path(folder, name + ".json")
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+class Case(NamedTuple):
+    """One model with one computing time, in one job."""
+
+    model: str
+    compute: Compute
+    compute_ms: float
+    iterations: int
+    warm_up: int
+
+    @classmethod
+    def of(cls, config: BenchConfig, model: str, compute: Compute, workers: int, goodput: float) -> "Case":
+        wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
+        compute_ms = compute.milliseconds(wire_ms)
+        iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
+        return cls(model, compute, compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
+
+    def spec(self) -> Dict[str, Any]:
+        """What a worker is told."""
+        return {"compute_s": self.compute_ms / 1000, "warm_up": self.warm_up, "iterations": self.iterations}
+
+
+def nbytes(model: str) -> int:
+    """N, of single precision."""
+    return 4 * sum(map(models.size, models.shapes(model)))

@@ -1,0 +1,95 @@
+"""The systems that can be measured, by name, and how a job of each is launched.
+
+    NAME[:OPTION=VALUE...][@SERVERS]      odsgd@auto   odsgd:transport=ring   pipesgd:codec=quantize   mxnet/p3@1
+
+Names are our stores', and the others below. SERVERS is how many parameter servers there are, each on a host of its own
+(on loopback all are on one machine); `auto`, the default, puts one beside every worker. A system on a ring has none.
+"""
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from kvstore.errors import ConfigError, unknown
+from odsgd.config import STORES
+
+STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
+"""Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
+
+DDP = "torch/ddp"
+RINGS = ("dsync", "sasgd", "pipesgd")
+OURS = tuple(name for name in dict.fromkeys((*STORES, *RINGS)) if name != "local")
+NAMES = (*OURS, *STOCK, DDP)
+AUTO = "auto"
+
+OPTIONS: Dict[str, Tuple[str, ...]] = {**{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
+"""Options of the systems that are not ours; a store's are its own."""
+
+STOCK_SERVER = (sys.executable, "-c", "import numpy; numpy.bool = bool; import mxnet")
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train, as a user would start it."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+    servers: Optional[str]
+    """A number, `auto`, or None where gradients go round a ring."""
+
+    @property
+    def stock(self) -> bool:
+        return self.name in STOCK
+
+    @property
+    def env(self) -> Dict[str, str]:
+        return STOCK.get(self.name, {})
+
+    def extra_hosts(self) -> int:
+        """Hosts it needs beside the workers'."""
+        return int(self.servers) if self.servers not in (None, AUTO) else 0
+
+    def num_servers(self, workers: int) -> int:
+        return workers if self.servers == AUTO else self.extra_hosts()
+
+    def worker_command(self, torch_python: Optional[str]) -> List[str]:
+        """What every worker runs, before the name of the file that says what to measure."""
+        if self.name == DDP:
+            return [str(torch_python), str(Path(__file__).with_name("ddp.py"))]
+        return [sys.executable, "-m", "odsgd.bench.worker"]
+
+
+def parse(text: str) -> System:
+    """The system that `text` names.
+
+    >>> parse("pipesgd:codec=quantize:K=3").options, parse("odsgd@1").servers, parse("ssgd").servers
+    ({'codec': 'quantize', 'K': 3}, '1', 'auto')
+    """
+    words, at, servers = text.partition("@")
+    name, *pairs = words.split(":")
+    if name not in NAMES:
+        raise unknown("system", name, NAMES)
+    options = dict(_option(text, pair) for pair in pairs)
+    for option in options:
+        if name in OPTIONS and option not in OPTIONS[name]:
+            raise ConfigError(f"`{text}`: {name} has no option `{option}` here; known: "
+                              f"{', '.join(OPTIONS[name]) or 'none'}")
+    if name in RINGS or name == DDP or options.get("transport") == "ring":
+        if at:
+            raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
+        return System(text, name, options, None)
+    servers = servers if at else AUTO
+    if servers != AUTO and not (servers.isdigit() and int(servers)):
+        raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
+    return System(text, name, options, servers)
+
+
+def _option(text: str, pair: str) -> Tuple[str, Any]:
+    import yaml
+    key, equals, value = pair.partition("=")
+    if not (key.isidentifier() and equals and value):
+        raise ConfigError(f"`{text}`: expected OPTION=VALUE, got `{pair}`")
+    return key, yaml.safe_load(value)

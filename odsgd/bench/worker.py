@@ -1,0 +1,110 @@
+"""One worker of a measured job, on MXNet: ``python -m odsgd.bench.worker SPEC.json``.
+
+Per case it runs `warm_up` iterations and then `iterations`. An iteration is what a training loop queues: the emulated
+accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in the order
+and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read. The loop
+is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each other.
+
+Written to FOLDER/RANK.json: per case the milliseconds of every iteration, and what the process used.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+import odsgd  # noqa: F401
+from kvstore import engine
+from kvstore._mxnet import NDArray, mx
+from odsgd import emulate
+from odsgd.bench import usage
+from odsgd.emulate import Emulated
+
+emulate.FORWARD = 0.0
+
+LATE_S = 60.0
+"""An iteration that takes longer ends the job."""
+
+KEYS_PER_MODEL = 10000
+
+
+class Moment:
+    """When all of `arrays` had been written, in seconds."""
+
+    def __init__(self, arrays: Sequence[NDArray]) -> None:
+        self._come = threading.Event()
+        engine.push(self._now, arrays, [])
+
+    def _now(self) -> None:
+        self._at = time.perf_counter()
+        self._come.set()
+
+    def wait(self) -> float:
+        if not self._come.wait(LATE_S):
+            raise RuntimeError(f"an iteration has not ended within {LATE_S:g} s")
+        return self._at
+
+
+class Training:
+    """One model on one store."""
+
+    def __init__(self, system: Dict[str, Any], shapes: Sequence[Sequence[int]], first_key: int) -> None:
+        self.weights = [mx.nd.ones(shape) for shape in shapes]
+        self.grads = [mx.nd.zeros(shape) for shape in shapes]
+        self.keys = range(first_key, first_key + len(shapes))
+        self.store = _store(system)
+        # Nothing writes the gradients: with this rate no rule makes much of what happens to be in them.
+        self.store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9))
+        for key, weight in zip(self.keys, self.weights):
+            self.store.broadcast(key, weight, weight)
+
+    def measure(self, case: Dict[str, Any]) -> Dict[str, Any]:
+        compute = Emulated(zip(self.weights, self.grads), case["compute_s"]) if case["compute_s"] else None
+        self._iterations(compute, case["warm_up"])
+        me, servers = "self", usage.servers() if _rank() == 0 else []
+        before = {pid: usage.of(pid) for pid in (me, *servers)}
+        moments = self._iterations(compute, case["iterations"])
+        used = {pid: usage.since(pid, before[pid], case["iterations"]) for pid in before}
+        return {"times_ms": [1000 * (after - moment) for moment, after in zip(moments, moments[1:])],
+                "worker": used[me], "servers": [used[pid] for pid in servers]}
+
+    def _iterations(self, compute: Any, count: int) -> List[float]:
+        """When `count` iterations began and ended."""
+        moments = [Moment(self.weights)]
+        for _ in range(count):
+            if compute:
+                compute.iteration()
+            for number, key in enumerate(self.keys):
+                self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
+            moments.append(Moment(self.weights))
+            moments[-2 if compute else -1].wait()
+        return [moment.wait() for moment in moments]
+
+
+def _store(system: Dict[str, Any]) -> Any:
+    if system["stock"]:
+        return mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
+    import kvstore
+    return kvstore.create(system["name"], **system["options"])
+
+
+def _rank() -> int:
+    return int(os.environ["ODSGD_WORKER_RANK"])
+
+
+def main(file: str) -> None:
+    """Measure every case of a job; a model's computing times on one store."""
+    spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    measured = []
+    for number, model in enumerate(spec["models"]):
+        training = Training(spec["system"], model["shapes"], number * KEYS_PER_MODEL)
+        measured += [training.measure(case) for case in model["cases"]]
+    Path(spec["folder"], f"{_rank()}.json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
