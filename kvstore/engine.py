@@ -5,8 +5,10 @@ The engine runs an operation once every array it reads has been written and ever
 asking the engine, and are right only where their docstrings say so.
 
 A fork waits, with Python's lock held, for all that the engine has under way, and a Python function needs that lock.
-So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire).
+So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire), and so the
+end of the process, after which no Python runs.
 """
+import atexit
 import ctypes
 import itertools
 import os
@@ -64,7 +66,7 @@ def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: 
 
 def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray],
           priority: int) -> None:
-    _wait_before_forks()
+    _wait_in_time()
     number = next(_numbers)
     _pushed[number] = function
     arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
@@ -95,14 +97,15 @@ def _guarded(function: Callable[..., None], *arguments: Any) -> None:
         control.die(traceback.format_exc(), EXIT_FAILURE)
 
 
-_forks_wait = False
+_waits = False
 
 
-def _wait_before_forks() -> None:
-    global _forks_wait
-    if not _forks_wait:
-        _forks_wait = True
+def _wait_in_time() -> None:
+    global _waits
+    if not _waits:
+        _waits = True
         os.register_at_fork(before=mx.nd.waitall)
+        atexit.register(mx.nd.waitall)
 
 
 def memory(array: NDArray) -> np.ndarray:

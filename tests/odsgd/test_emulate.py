@@ -1,5 +1,7 @@
 """The emulated accelerator: what its operations wait for, in which order gradients appear, and that numerics stay."""
 import itertools
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -11,6 +13,7 @@ from kvstore.errors import ConfigError
 from kvstore.inprocess import Cluster
 from odsgd.emulate import STEP_S, Emulated, factors
 from tests import paper
+from tests.jobs import ROOT, environment
 from tests.scenarios import SHAPES, SIZE, initial
 from tests.scenarios import gradient as whole_gradient
 
@@ -102,6 +105,14 @@ def test_a_pass_begins_when_its_weights_have_been_written():
     written.set()
     through[0].wait_to_read()
     assert seen == [5]
+
+
+def test_a_process_may_end_with_iterations_under_way():
+    script = ("from odsgd.emulate import Emulated; from kvstore._mxnet import mx; "
+              "Emulated([(mx.nd.zeros(9), mx.nd.zeros(9))], 0.2).iteration(); print('last line')")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
+                          universal_newlines=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "last line\n")
 
 
 def test_every_device_of_a_worker_has_its_gradients():
