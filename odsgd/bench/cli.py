@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Sequence
 
@@ -17,6 +18,7 @@ def main(argv: Sequence[str]) -> int:
     config = BenchConfig.from_flags(argv)
     if config.png:
         figure.check()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the jobs and the cluster end with us
     load_before = os.getloadavg()[0]
     try:
         measured = measure(config, _say)

@@ -121,10 +121,12 @@ def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.Completed
                                universal_newlines=True)
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
-    except BaseException:
+    except BaseException as error:
         process.terminate()  # the launcher ends its job
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=GRACE_S)
+            stderr = process.communicate(timeout=GRACE_S)[1]
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.stderr = stderr
         process.kill()
         raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -156,11 +158,15 @@ def _job(config: BenchConfig, links: Links, rate: str, goodput: float, workers: 
 def _await(links: Links, command: Sequence[str], timeout_s: float) -> None:
     try:
         done = links.run(command, timeout_s)
-    except subprocess.TimeoutExpired:
-        raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`)") from None
+    except subprocess.TimeoutExpired as overdue:
+        said = overdue.stderr if isinstance(overdue.stderr, str) else ""
+        raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`){_last_lines(said)}") from None
     if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise JobFailed(f"exit code {done.returncode}: " + "\n    ".join(lines[-12:]))
+        raise JobFailed(f"exit code {done.returncode}{_last_lines(done.stderr.strip() or done.stdout)}")
+
+
+def _last_lines(said: str) -> str:
+    return "".join("\n    " + line for line in said.strip().splitlines()[-12:])
 
 
 def _merged(by_worker: Sequence[Dict[str, Any]]) -> Tuple[Any, ...]:

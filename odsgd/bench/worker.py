@@ -9,14 +9,16 @@ Written to FOLDER/RANK.json: per case the milliseconds of every iteration, and w
 """
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterator, List, Sequence
 
+import kvstore
 import odsgd  # noqa: F401
 from kvstore import engine
 from kvstore._mxnet import NDArray, mx
@@ -52,13 +54,11 @@ class Moment:
 class Training:
     """One model on one store."""
 
-    def __init__(self, system: Dict[str, Any], shapes: Sequence[Sequence[int]], first_key: int) -> None:
+    def __init__(self, store: Any, shapes: Sequence[Sequence[int]], first_key: int) -> None:
         self.weights = [mx.nd.ones(shape) for shape in shapes]
         self.grads = [mx.nd.zeros(shape) for shape in shapes]
         self.keys = range(first_key, first_key + len(shapes))
-        self.store = _store(system)
-        # Nothing writes the gradients: with this rate no rule makes much of what happens to be in them.
-        self.store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9))
+        self.store = store
         for key, weight in zip(self.keys, self.weights):
             self.store.broadcast(key, weight, weight)
 
@@ -85,11 +85,21 @@ class Training:
         return [moment.wait() for moment in moments]
 
 
-def _store(system: Dict[str, Any]) -> Any:
+def _stores(system: Dict[str, Any]) -> Iterator[Any]:
+    """A store per model: one of ours serves one model, of stock MXNet's there can be one in a process."""
     if system["stock"]:
-        return mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
-    import kvstore
-    return kvstore.create(system["name"], **system["options"])
+        store = mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
+        store.set_optimizer(_optimizer())
+        yield from itertools.repeat(store)
+    while True:
+        store = kvstore.create(system["name"], **system["options"])
+        store.set_optimizer(_optimizer())
+        yield store
+
+
+def _optimizer() -> Any:
+    """Nothing writes the gradients: at this rate no rule makes much of what happens to be in them."""
+    return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
 
 
 def _rank() -> int:
@@ -100,8 +110,8 @@ def main(file: str) -> None:
     """Measure every case of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     measured = []
-    for number, model in enumerate(spec["models"]):
-        training = Training(spec["system"], model["shapes"], number * KEYS_PER_MODEL)
+    for number, (model, store) in enumerate(zip(spec["models"], _stores(spec["system"]))):
+        training = Training(store, model["shapes"], number * KEYS_PER_MODEL)
         measured += [training.measure(case) for case in model["cases"]]
     Path(spec["folder"], f"{_rank()}.json").write_text(json.dumps(measured), encoding="utf-8")
 
