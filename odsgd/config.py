@@ -313,6 +313,11 @@ class TrainConfig:
         return self.kvstore in ASYNCHRONOUS
 
     @property
+    def needs_servers(self) -> bool:
+        """Whether the store sends to servers; a job of one that does not has none."""
+        return self.kvstore != "local"
+
+    @property
     def steps_locally(self) -> bool:
         """Whether `lr_local` is the learning rate of something."""
         return self.kvstore == "downpour" or self.optimizer_local not in (None, "none")

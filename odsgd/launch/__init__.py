@@ -4,6 +4,7 @@
     hosts.py      the hostfile                                                -> a list of slots
     plan.py       which process runs where, with which environment            -> Plan
     reach.py      how an agent gets onto a host: subprocess, ssh, mpirun      -> Link
+    pmi.py        how the workers of a job without servers find each other    -> Server
     agent.py      runs on each host: starts processes, forwards what they say, kills them
     watch.py      decides, without any I/O, when and how the job ends         -> Verdict
     supervise.py  the loop between agents, watch and console

@@ -2,9 +2,14 @@
 
 ps-lite binds exactly the text of DMLC_NODE_HOST and cannot bind a host name, so names become numbers here.
 """
+import array
+import fcntl
 import ipaddress
+import os
 import socket
-from typing import List, Optional
+import struct
+import sys
+from typing import Dict, List, Mapping, Optional
 
 from kvstore.errors import ConfigError
 
@@ -76,3 +81,44 @@ def launching_address(names: List[str]) -> str:
         if address and (candidate in others or not is_loopback(address)):
             return address
     return numeric(socket.gethostname()) or LOOPBACK
+
+
+# MPI takes interfaces where ps-lite takes an address
+
+RDMA = "/sys/class/infiniband"
+SIOCGIFCONF = 0x8912
+_ENTRY = struct.Struct("16s4x4s16x")  # struct ifreq of 64-bit Linux: name, family and port, address
+
+
+def interface_of(address: str) -> Optional[str]:
+    """The network interface that has this IPv4 address; None if none has, or if it cannot be found out here."""
+    if is_loopback(address):
+        address = LOOPBACK  # all of 127.0.0.0/8 is the loopback interface's, which lists one
+    if not sys.platform.startswith("linux") or struct.calcsize("P") != 8:
+        return None
+    listed = array.array("B", bytes(1024 * _ENTRY.size))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        asked = struct.pack("iP", len(listed), listed.buffer_info()[0])
+        size = struct.unpack("iP", fcntl.ioctl(probe.fileno(), SIOCGIFCONF, asked))[0]
+    entries = _ENTRY.iter_unpack(listed[:size - size % _ENTRY.size])
+    names = (name.rstrip(b"\0").decode().partition(":")[0] for name, packed in entries
+             if packed == socket.inet_aton(address))
+    return next(names, None)
+
+
+def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
+    """Variables that keep a process's MPI to the interface of its DMLC_NODE_HOST.
+
+    Left alone, UCX and libfabric listen on all interfaces and choose among them by speed; a bridge of Docker's, whose
+    address is the same on every host, looks as fast as any, and the job would not come up. With RDMA in the machine
+    the choice is theirs; so it is on the loopback interface for a user who has chosen the transports.
+    """
+    address = env["DMLC_NODE_HOST"]
+    interface = interface_of(address)
+    if interface is None or _has_rdma() or is_loopback(address) and "UCX_TLS" in env:
+        return {}
+    return {"UCX_NET_DEVICES": interface, "FI_TCP_IFACE": interface}
+
+
+def _has_rdma() -> bool:
+    return os.path.isdir(RDMA) and bool(os.listdir(RDMA))

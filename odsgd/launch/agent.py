@@ -34,9 +34,9 @@ import sys
 import tempfile
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from odsgd.launch.addresses import address_towards
+from odsgd.launch.addresses import address_towards, mpi_interface
 
 CHUNK = 65536
 MAX_LINE = 65536
@@ -48,8 +48,11 @@ PROGRESS_EVERY_S = 0.1
 JOBS_VARIABLE = "ODSGD_AGENT_JOBS"
 MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
-MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR|MPIEXEC|GFORKER)_\w+")
+MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
 """What mpirun tells the agent about itself; a process that believed it would speak into the agent's connection."""
+MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
+"""Memory that MPICH's processes share, as /proc/PID/maps has it. It has a name, and stays when they have gone, unless
+they end MPI in good order; those that are killed do not, nor do our workers, which just leave."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
@@ -191,14 +194,15 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.paused = False
         self.lost_file = _new_lost_file() if job.get("tells_losses") else None
+        self.mpi_memory: Set[str] = set()
 
     def run(self) -> int:
         """Start everything, stay until told to stop and everything is gone."""
         try:
             self._run()
         finally:
-            if self.lost_file:
-                _quietly(os.unlink, self.lost_file)
+            for path in [*self.mpi_memory, *([self.lost_file] if self.lost_file else [])]:
+                _quietly(os.unlink, path)
         self.channel.send({"event": "ended"})
         self._drain_channel()
         return 0
@@ -253,6 +257,8 @@ class Agent:
         env.setdefault("OMP_NUM_THREADS", str(self._threads()))
         if "DMLC_NODE_HOST" not in env:
             env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
+        if "PMI_PORT" in env:
+            env = {**mpi_interface(env), **env}
         if env.get("PYTHONPATH"):
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         return env
@@ -299,6 +305,8 @@ class Agent:
         except ValueError:
             return  # a process killed while it wrote
         if isinstance(report, dict):
+            if report.get("event") == "joined":
+                self.mpi_memory |= mpi_memory(child.pid)
             self.channel.send({"event": "report", "process": child.name, "report": report})
 
     def _forget(self, fd: int) -> None:
@@ -342,6 +350,7 @@ class Agent:
         now = time.monotonic()
         if not self.stopping:
             for pid in self.children:
+                self.mpi_memory |= mpi_memory(pid)
                 _signal_group(pid, signal.SIGTERM)
                 _signal_group(pid, signal.SIGCONT)  # a stopped process would not even notice
         self.stopping = True
@@ -439,6 +448,15 @@ def descendants(ancestor: int) -> List[int]:
         below += children
         frontier += children
     return below
+
+
+def mpi_memory(pid: int) -> Set[str]:
+    """Files of shared memory that MPI has made for a process, and that somebody has to take away."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            return {path.decode() for path in MPI_MEMORY.findall(maps.read())}
+    except OSError:  # it has ended, or there is no /proc
+        return set()
 
 
 def _die_with_parent(parent: int) -> Callable[[], None]:

@@ -10,13 +10,16 @@ import argparse
 import os
 import shutil
 import sys
-from typing import Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, unknown
 from odsgd.cli import check_command
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
+
+if TYPE_CHECKING:
+    from odsgd.config import TrainConfig
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -50,9 +53,14 @@ def parse(argv: Sequence[str]) -> plan.Job:
     if launcher == "mpi" and any(host.user or host.port for host in slots):
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
+    command = _command(options.command, launcher)
+    training = _training(command, launcher)
+    if options.on_worker_loss == "continue" and training and not training.asynchronous:
+        raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
+                          f"kvstore `{training.kvstore}`; leave it out, or choose another store")
     return plan.Job(
-        command=_command(options.command, launcher, options.on_worker_loss), num_workers=options.num_workers,
-        num_servers=options.num_workers if options.num_servers in (None, "auto") else options.num_servers,
+        command=command, num_workers=options.num_workers,
+        num_servers=_num_servers(options.num_servers, options.num_workers, training),
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
         remote_python=options.remote_python or sys.executable,
@@ -77,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
 
     add("-n", "--num-workers", type=_whole(1), required=True, metavar="N", help="number of workers")
     add("-s", "--num-servers", type=_servers, metavar="N|auto",
-        help="number of servers; default: as many as workers; auto: one beside each worker; 0: no server, no scheduler")
+        help="number of servers; default: as many as workers, or none for a store that needs none; auto: one beside "
+             "each worker; 0: no server, no scheduler")
     add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
     add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
@@ -106,7 +115,7 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
         raise ConfigError("--sync-dst-dir works with --launcher ssh only")
 
 
-def _command(words: List[str], launcher: str, on_worker_loss: str) -> Tuple[str, ...]:
+def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
     words = words[1:] if words[:1] == ["--"] else words
     if not words:
         raise ConfigError("no command: say what the workers run, e.g. `odsgd launch -n 2 train.py`")
@@ -115,14 +124,26 @@ def _command(words: List[str], launcher: str, on_worker_loss: str) -> Tuple[str,
             raise ConfigError(f"no such file: {words[0]}")
         if not words[0].endswith(".py") and not shutil.which(words[0]):
             raise ConfigError(f"no such program: {words[0]}")
+    return tuple(words)
+
+
+def _training(command: Sequence[str], launcher: str) -> "Optional[TrainConfig]":
+    """The configuration that the workers will train with, if the command is ours and it can be known here."""
     try:
-        config = check_command(words, elsewhere=launcher != "local")
+        return check_command(command, elsewhere=launcher != "local")
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
-    if on_worker_loss == "continue" and config and not config.asynchronous:
-        raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
-                          f"kvstore `{config.kvstore}`; leave it out, or choose another store")
-    return tuple(words)
+
+
+def _num_servers(asked: Union[int, str, None], num_workers: int, training: "Optional[TrainConfig]") -> int:
+    """As asked, or by default as many as workers, or none for a training that needs none."""
+    needed = training is None or training.needs_servers
+    count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
+    if training and needed != (count > 0):
+        why = "cannot do without servers" if needed else "has no use for servers"
+        raise ConfigError(f"-s {asked}: the workers' command trains with kvstore `{training.kvstore}`, which {why}; "
+                          "leave -s out")
+    return count
 
 
 def _whole(least: int, most: Optional[int] = None) -> Callable[[str], int]:

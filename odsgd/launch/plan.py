@@ -4,6 +4,9 @@ Placement. The hostfile is a list of slots, in its order. Workers take one slot 
 slots; whoever comes after the last slot begins again at the first. So `-n 4 -s 1` on four hosts of one slot puts the
 server beside worker 0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker
 k whatever the slots. The scheduler, which only introduces the others to each other, runs on the launching machine.
+
+A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
+introduces them itself (`pmi.py`), at the address that would be the scheduler's.
 """
 import os
 import re
@@ -13,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
+from odsgd.launch import pmi
 from odsgd.launch.addresses import node_host
 from odsgd.launch.hosts import Host
 
@@ -24,11 +28,11 @@ ON_WORKER_LOSS = ("fail", "continue")
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: What reaches another host without being asked for: the switches of the libraries a job is made of.
-FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL)_\w+"
+FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
 
@@ -87,7 +91,12 @@ class Plan(NamedTuple):
     processes: List[Process]
     secret: str
     root: Tuple[str, int]
-    """Address and port of the scheduler."""
+    """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Server`."""
+
+    @property
+    def workers(self) -> List[Process]:
+        """The workers, by rank."""
+        return [process for process in self.processes if process.role == "worker"]
 
     def on(self, host: Host) -> List[Process]:
         """The processes of one host."""
@@ -107,7 +116,8 @@ def make_plan(job: Job, root: Tuple[str, int]) -> Plan:
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
-    processes += [process("worker", rank, host, _worker_command(job), job.env_worker)
+    meeting = [{}] * job.num_workers if job.num_servers else _meeting(job, root)
+    processes += [process("worker", rank, host, _worker_command(job), {**job.env_worker, **meeting[rank]})
                   for rank, host in enumerate(worker_hosts)]
     return Plan(processes, secret, root)
 
@@ -195,6 +205,13 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     if role != "scheduler":
         env.update({f"DMLC_{role.upper()}_ID": str(rank), f"ODSGD_{role.upper()}_RANK": str(rank)})
     return env
+
+
+def _meeting(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
+    """What tells MPI where to ask for the other workers, for each of them."""
+    common = {"PMI_PORT": "{}:{}".format(*root), "PMI_SIZE": str(job.num_workers)}
+    return [{**common, "PMI_RANK": str(rank), "PMI_ID": number}
+            for rank, number in enumerate(pmi.new_numbers(job.num_workers))]
 
 
 def _worker_command(job: Job) -> Tuple[str, ...]:

@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
 
 from kvstore.errors import ConfigError
-from odsgd.launch import reach
+from odsgd.launch import pmi, reach
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.agent import CHUNK, Lines
 from odsgd.launch.console import Console
@@ -58,6 +58,7 @@ class Supervisor:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.links: List[Link] = []
+        self.pmi: Optional[pmi.Server] = None
         self.mpirun: Optional[reach.Mpirun] = None
         self.carriers: "List[subprocess.Popen[bytes]]" = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
@@ -97,6 +98,11 @@ class Supervisor:
     # Opening
 
     def _open(self) -> None:
+        if not self.job.num_servers:
+            workers = self.plan.workers
+            table = pmi.Table([worker.env["PMI_ID"] for worker in workers],
+                              pmi.process_mapping([worker.host for worker in workers]))
+            self.pmi = pmi.Server(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher == "mpi":
             self.mpirun = reach.Mpirun(self.job, self.plan)
@@ -122,6 +128,9 @@ class Supervisor:
             self._add(link)
             if self.ending:
                 link.channel.send({"do": "kill"})
+
+    def _cut_off(self, worker_rank: int, what: str) -> None:
+        self.console.say(f"worker {worker_rank}: its MPI asked for {what}; it was cut off")
 
     # One turn of the loop
 
@@ -219,6 +228,8 @@ class Supervisor:
             link.close()
         if self.mpirun:
             self.mpirun.listener.close()
+        if self.pmi:
+            self.pmi.close()
         left_alone = any(link.greeted and not link.ended for link in self.links)
         deadline = time.monotonic() + (HUNG_UP_WITHIN_S if left_alone else 0.5)
         for carrier in self.carriers:

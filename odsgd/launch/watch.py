@@ -18,7 +18,8 @@ The rules, in the order in which `tick` applies them:
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not everybody joined within the startup timeout: a failure, with a table of who is where. When the scheduler and all
    servers have joined everybody has, since ps-lite lets all of them go on at once; so a worker that never reports, a
-   plain MXNet script, is not missed.
+   plain MXNet script, is not missed. Without servers everybody is there who runs, until a worker asks for the others,
+   at any time: the timeout counts from then on.
 """
 import collections
 import signal
@@ -128,6 +129,8 @@ class Watch:
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
         self.deserted_at: Optional[float] = None
+        self.without_servers = all(member.role == "worker" for member in members)
+        self.asked_at: Optional[float] = None
         self.up = False
 
     # Events
@@ -147,6 +150,8 @@ class Watch:
         member, event = self.members[name], report.get("event")
         if event in ("connecting", "joined", "done"):
             member.reached(event)
+            if self.asked_at is None:
+                self.asked_at = now
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(_Failure(member, "", EXIT_FAILURE, bool(report.get("consequence"))), now)
@@ -182,7 +187,7 @@ class Watch:
 
     def tick(self, now: float) -> Optional[Verdict]:
         """The verdict, once there is one."""
-        self.up = self.up or self._everybody_is_there()
+        self.up = self.up and not self.without_servers or self._everybody_is_there()
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
@@ -314,7 +319,8 @@ class Watch:
         return all(member.joined for member in self.members.values() if member.role == "worker")
 
     def _late(self, now: float) -> bool:
-        return not self.up and 0 < self.startup_timeout_s <= now - self.started_at
+        since = self.asked_at if self.without_servers and self.asked_at is not None else self.started_at
+        return not self.up and 0 < self.startup_timeout_s <= now - since
 
     def _startup_table(self) -> str:
         members = list(self.members.values())

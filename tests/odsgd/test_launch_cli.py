@@ -96,6 +96,24 @@ def test_only_an_asynchronous_training_goes_on_without_a_worker():
             f"kvstore `{store}`; leave it out, or choose another store")
 
 
+TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
+
+
+@pytest.mark.parametrize("store, servers", [("odsgd", 2), ("dist_async", 2), ("local", 0)])
+def test_the_store_of_a_training_says_whether_there_are_servers(store, servers):
+    assert cli.parse(["-n", "2", *TRAIN, store]).num_servers == servers
+
+
+@pytest.mark.parametrize("asked, store, why", [("2", "local", "has no use for servers"),
+                                               ("auto", "local", "has no use for servers"),
+                                               ("0", "odsgd", "cannot do without servers")])
+def test_servers_that_do_not_go_with_the_store_are_told(asked, store, why):
+    with pytest.raises(ConfigError) as error:
+        cli.parse(["-n", "2", "-s", asked, *TRAIN, store])
+    assert str(error.value) == (
+        f"-s {asked}: the workers' command trains with kvstore `{store}`, which {why}; leave -s out")
+
+
 def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts):
     options = ["-n", "2", "--on-worker-loss", "continue"]
     assert cli.parse([*options, sys.executable, "own.py"]).on_worker_loss == "continue"

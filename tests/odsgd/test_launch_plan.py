@@ -47,8 +47,16 @@ def test_names_and_environment_of_an_ssh_job():
     assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.server")
 
 
-def test_a_job_without_servers_has_no_scheduler():
-    assert [process.name for process in make_plan(job(1, 0), ROOT).processes] == ["worker 0"]
+def test_workers_without_servers_have_no_scheduler_and_meet_where_it_would_be():
+    plan = make_plan(job(2, 0), ROOT)
+    assert [process.name for process in plan.processes] == ["worker 0", "worker 1"]
+    for rank, env in enumerate(process.env for process in plan.processes):
+        assert (env["PMI_PORT"], env["PMI_SIZE"], env["PMI_RANK"]) == ("10.0.0.9:4000", "2", str(rank))
+    assert len({process.env["PMI_ID"] for process in plan.processes}) == 2
+
+
+def test_workers_of_servers_are_told_nothing_of_mpi():
+    assert not any(name.startswith("PMI") for process in make_plan(job(2, 1), ROOT).processes for name in process.env)
 
 
 def test_only_a_py_file_is_run_with_this_python():
@@ -61,8 +69,8 @@ def test_every_job_has_its_own_secret():
 
 
 def test_what_all_processes_share_is_told_once():
-    plan = make_plan(job(2, 0), ("127.0.0.1", 4000))
-    told = agent_job(job(2, 0), plan.processes, remote=False)
+    plan = make_plan(job(2, 1), ("127.0.0.1", 4000))
+    told = agent_job(job(2, 1), plan.workers, remote=False)
     assert told["env"]["ODSGD_SECRET"] == plan.secret
     assert [spec["env"] for spec in told["processes"]] == [
         {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]
@@ -77,9 +85,11 @@ def test_only_a_job_that_goes_on_tells_of_losses():
 
 def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job():
     environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
-               "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80"}
-    assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE"}
-    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT"}
+               "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80", "UCX_TLS": "tcp",
+               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_PORT": "a:1"}
+    assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE", "UCX_TLS",
+                                       "MPIR_CVAR_CH4_NETMOD"}
+    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_PORT"}
 
 
 @pytest.mark.parametrize("values, expected", [

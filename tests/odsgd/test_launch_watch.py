@@ -191,6 +191,33 @@ def test_a_worker_that_left_before_joining_is_missing():
     assert "worker 1   hostA  103  exited with code 0 without joining" in verdict_at(job, 60.0).message
 
 
+WORKERS = ("worker 0", "worker 1")
+
+
+def test_without_servers_nobody_is_missed_before_a_worker_asks_for_the_others():
+    job = running(names=WORKERS)
+    assert job.tick(1e6) is None
+    job.reported("worker 0", {"event": "connecting"}, 1e6)
+    assert job.tick(1e6 + 299) is None
+    verdict = verdict_at(job, 1e6 + 300)
+    assert verdict.exit_code == 75 and "missing: worker 1 (1 of 2)" in verdict.message
+
+
+def test_without_servers_a_worker_that_left_instead_of_joining_is_missing():
+    job = running(names=WORKERS)
+    job.reported("worker 0", {"event": "connecting"}, 0.0)
+    job.exited("worker 1", 0, 1.0)
+    assert "missing: worker 1" in verdict_at(job, 300).message
+
+
+def test_without_servers_those_who_have_met_are_up():
+    job = running(names=WORKERS)
+    for name in WORKERS:
+        job.reported(name, {"event": "connecting"}, 10.0)
+        job.reported(name, {"event": "joined"}, 11.0)
+    assert job.tick(1e6) is None
+
+
 def test_startup_timeout_0_waits_for_ever():
     assert running(startup_timeout_s=0.0).tick(1e9) is None
 
