@@ -8,6 +8,7 @@ Environment. ODSGD_SECRET and ODSGD_REPORT_FD come from the launcher. A foreign 
 commands are signed with a key that anyone on the network could derive, `trusted()` is False, and servers accept only
 optimizers that come with MXNet or with this package.
 """
+import atexit
 import contextlib
 import hashlib
 import hmac
@@ -16,9 +17,10 @@ import os
 import sys
 import threading
 import time
+import traceback
 from typing import Any, Callable, Dict, Iterator, Set, Tuple
 
-from .errors import EXIT_DEADLINE, ProtocolError
+from .errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ProtocolError
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -59,6 +61,29 @@ def die(message: str, status: int) -> None:
         sys.stdout.flush()
     finally:  # whoever read our output may be gone
         os._exit(status)
+
+
+def end_well(leave: Callable[[], None]) -> None:
+    """However this process ends, it must neither wait for others for ever nor let them wait for it.
+
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if previous is not sys.__excepthook__:
+            previous(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt):
+            die("interrupted", EXIT_INTERRUPTED)
+        die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
+
+    def end() -> None:
+        if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
+            die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
+        leave()
+
+    sys.excepthook = hook
+    atexit.register(end)
 
 
 def lost_workers() -> Set[int]:

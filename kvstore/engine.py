@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import itertools
 import os
+import sys
 import traceback
 from typing import Any, Callable, Dict, Sequence
 
@@ -106,6 +107,13 @@ def _wait_in_time() -> None:
         _waits = True
         os.register_at_fork(before=mx.nd.waitall)
         atexit.register(mx.nd.waitall)
+        if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
+            sys.addaudithook(_wait_before_subprocess)
+
+
+def _wait_before_subprocess(event: str, _: Any) -> None:
+    if event == "subprocess.Popen":
+        mx.nd.waitall()
 
 
 def memory(array: NDArray) -> np.ndarray:

@@ -1,198 +1,68 @@
-"""Sums over the workers without a server: a ring of workers, each sending to the next, over MPI.
+"""A ring of workers as a transport: buckets summed without a server, by `rounds` over MPI.
 
-An array is cut into as many blocks as there are workers. First the sums grow: partial sums of every block travel round
-the ring, each worker adding its own (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends
-2 (p - 1)/p of the array's bytes, which no allreduce can beat.
-
-One thread of each process moves all messages. It has several rounds under way at once, so that one adds while others
-transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
-start on every worker in the order in which its script asked for them.
+Every worker holds the whole of W and the optimizer's state, and applies the same sums to them (`replica`).
+One `Rounds` per process carries every store, so that all sums of a process are in one order.
 """
-import threading
-import time
-import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from functools import partial
+from typing import Any, List, Optional, Sequence
 
 import numpy as np
 
-from . import control
-from .codecs import Codec, NotFiniteError
-from .control import watch
-from .errors import EXIT_FAILURE, KVStoreError
-
-Messages = Iterator[Tuple[np.ndarray, np.ndarray]]
-
-
-def messages(worker_rank: int, num_workers: int, codec: Codec, own: np.ndarray, total: np.ndarray,
-             scratch: Tuple[np.ndarray, np.ndarray]) -> Messages:
-    """The sum of every worker's `own` in `total`, as one worker's pairs of messages (to the next, from the previous).
-
-    The caller sends and receives each pair, and goes on when both are over. `scratch`: two buffers, each large enough
-    for the message of one block.
-    """
-    p, m = num_workers, worker_rank
-    ours, sums = blocks(own, p), blocks(total, p)
-    mine, theirs = scratch
-
-    def encode(block: int, values: np.ndarray) -> np.ndarray:
-        message = codec.wire(values, mine)
-        try:
-            codec.encode(values, message)
-        except NotFiniteError as error:
-            raise KVStoreError(f"block {block} of {p}: {error}") from None
-        return message
-
-    if p == 1:
-        np.copyto(total, own)
-        return
-    block = m
-    outgoing = encode(m, ours[m])
-    for step in range(p - 1):  # reduce-scatter
-        block = (m - 1 - step) % p
-        incoming = codec.wire(sums[block], theirs)
-        yield outgoing, incoming
-        codec.decode(incoming, sums[block])
-        np.add(sums[block], ours[block], out=sums[block])
-        outgoing = encode(block, sums[block])
-    codec.decode(outgoing, sums[block])  # its owner goes on with what the others will decode
-    for step in range(p - 1):  # allgather
-        block = (m - step) % p
-        incoming = codec.wire(sums[block], theirs)
-        yield outgoing, incoming
-        codec.decode(incoming, sums[block])
-        outgoing, mine, theirs = incoming, theirs, mine  # forwarded as it came
+from . import control, engine
+from ._mxnet import NDArray, mx
+from .buckets import Bucket, Keys, plan
+from .codecs import codec
+from .mpi import Connection
+from .replica import Replicated
+from .rounds import Round, Rounds
 
 
-def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
-    """`array` in `number` parts of about the same size, some empty if it is short."""
-    bounds = [array.size * index // number for index in range(number + 1)]
-    return [array[start:stop] for start, stop in zip(bounds, bounds[1:])]
+class Ring(Replicated):
+    """One store on the ring of this process. Floats travel as `codec` has it (`codecs`)."""
+
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, codec_name: str = "none") -> None:
+        self._codec = codec(codec_name)
+        self._process = _process(timeout_s)
+        self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
+        super().__init__()
+
+    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+        return plan(parameters, self._process.keys, nbytes, whole)
+
+    def _allreduce_into(self, bucket: Bucket, array: NDArray, out: NDArray) -> None:
+        round_ = self._process.rounds.ask(str(bucket), self._codec)
+        engine.push_async(partial(self._begin, round_, array, out), [array], [out])
+
+    def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
+        self._process.rounds.begin(round_, engine.view(array), engine.view(out), done)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._process.rounds.total(array)
+
+    def close(self) -> None:
+        """Forget the buffers. The ring stays for other stores, until the process ends."""
 
 
-class Round:
-    """One allreduce, from the moment it is asked for."""
+class _Process:
+    """What the stores of a process share."""
 
-    def __init__(self, number: int, what: str, codec: Codec) -> None:
-        self.number, self.what, self.codec = number, what, codec
-        self.own: np.ndarray
-        self.total: np.ndarray
-        self.over: Callable[[], None]
-        self.messages: Messages
-        self.left = 0  # pairs of messages
+    def __init__(self, timeout_s: float) -> None:
+        self._connection = Connection(timeout_s)
+        self.rounds = Rounds(self._connection.comm, self._connection.mpi, timeout_s)
+        self.keys = Keys(1)
+        control.end_well(self._leave)
+
+    def _leave(self) -> None:
+        mx.nd.waitall()  # rounds under way; their own deadline holds
+        self._connection.close()
 
 
-class Rounds:
-    """All allreduces of this process. `ask` on the main thread, `begin` on any.
+_shared: Optional[_Process] = None
 
-    Invariants:
-      1. Rounds begin in the order of their numbers: round n only when all before it have begun.
-      2. A slot has one round, and that one pair of messages under way.
-      3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
-    """
 
-    WINDOW = 4  # rounds under way
-    SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
-
-    def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
-        self._comm, self._mpi, self._timeout_s = comm, mpi, timeout_s
-        self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
-        self._asked = 0
-        self._given: Dict[int, Round] = {}  # arrays are there, not begun
-        self._begun = 0
-        self._news = threading.Condition()
-        self._slots: List[Optional[Round]] = [None] * self.WINDOW
-        self._scratch = [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
-        self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
-        self._moved = 0  # messages that have come or gone
-        threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
-        watch.follow(self, timeout_s, self._under_way, self._overdue)
-
-    def ask(self, what: str, codec: Codec) -> Round:
-        """The next round, in the same order on every worker."""
-        self._asked += 1
-        return Round(self._asked, what, codec)
-
-    def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
-        """Sum `own` into `total`, when all rounds before have begun; `over` is called then, on the ring's thread."""
-        round_.own, round_.total, round_.over = own, total, over
-        with self._news:
-            self._given[round_.number] = round_
-            self._news.notify()
-
-    def _guarded_run(self) -> None:
-        try:
-            self._run()
-        except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)
-
-    def _run(self) -> None:
-        pause_s = self.SHORTEST_S
-        while True:
-            self._fill_slots()
-            over = self._mpi.Request.Testsome(self._requests)
-            if over:
-                self._advance(over)
-                pause_s = self.SHORTEST_S
-            else:
-                time.sleep(pause_s)
-                pause_s = min(1.25 * pause_s, self.LONGEST_S)
-
-    def _fill_slots(self) -> None:
-        """Begin what may begin; wait while there is nothing to do."""
-        while None in self._slots:
-            round_ = self._given.pop(self._begun + 1, None)
-            if round_ is not None:
-                self._begin(self._slots.index(None), round_)
-            elif any(self._slots):
-                return
-            else:
-                with self._news:
-                    self._news.wait_for(lambda: self._begun + 1 in self._given)
-
-    def _begin(self, slot: int, round_: Round) -> None:
-        self._begun = round_.number
-        longest = round_.codec.nbytes(-(-round_.own.size // self.num_workers))
-        if self._scratch[slot][0].size < longest:
-            self._scratch[slot] = (np.empty(longest, np.uint8), np.empty(longest, np.uint8))
-        round_.messages = messages(self.worker_rank, self.num_workers, round_.codec, round_.own, round_.total,
-                                   self._scratch[slot])
-        round_.left = 2 * (self.num_workers - 1)
-        self._slots[slot] = round_
-        self._go_on(slot)
-
-    def _advance(self, over: List[int]) -> None:
-        self._moved += len(over)
-        null = self._mpi.REQUEST_NULL
-        for slot in {index // 2 for index in over}:
-            if self._requests[2 * slot] == null and self._requests[2 * slot + 1] == null:
-                self._go_on(slot)
-
-    def _go_on(self, slot: int) -> None:
-        """The next pair of messages of the round in `slot`, if there is one."""
-        round_ = self._slots[slot]
-        assert round_ is not None
-        try:
-            pair = next(round_.messages, None)
-        except KVStoreError as error:
-            control.die(f"round {round_.number}, {round_.what}, {error}", EXIT_FAILURE)
-        if pair is None:
-            self._slots[slot] = None
-            round_.over()
-            return
-        outgoing, incoming = pair
-        tag = round_.number % 32768
-        round_.left -= 1
-        # The last message is only over when it has been received, and all before it have then, too.
-        send = self._comm.Isend if round_.left else self._comm.Issend
-        self._requests[2 * slot] = self._comm.Irecv(incoming, (self.worker_rank - 1) % self.num_workers, tag)
-        self._requests[2 * slot + 1] = send(outgoing, (self.worker_rank + 1) % self.num_workers, tag)
-
-    def _under_way(self) -> Optional[int]:
-        return self._moved if any(self._slots) else None
-
-    def _overdue(self) -> str:
-        first = min((round_ for round_ in self._slots if round_), key=lambda round_: round_.number)
-        previous = (self.worker_rank - 1) % self.num_workers
-        return (f"round {first.number}, {first.what}: nothing has moved on the ring for {self._timeout_s:g} s; worker "
-                f"{previous}, from which this one receives, or one before it is late, stopped or unreachable, or has "
-                "taken fewer steps and left. Check that all are alive, or raise `timeout_s`")
+def _process(timeout_s: float) -> _Process:
+    """Made on first use; the job is left in good order when the process ends."""
+    global _shared
+    if _shared is None:
+        _shared = _Process(timeout_s)
+    return _shared

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.codecs import CODECS, NotFiniteError, codec
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.ring import blocks, messages
+from kvstore.rounds import blocks, messages
 
 SIZES = [0, 1, 7, 1000]
 # Error of one encoding of a block, by value; what the classes' docstrings say.

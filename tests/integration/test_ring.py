@@ -1,0 +1,163 @@
+"""Rounds of a ring on real ranks, under a plain mpiexec: bits, order, errors, deadlines."""
+import hashlib
+import importlib.util
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore import control
+from kvstore.codecs import CODECS, codec
+from kvstore.errors import ConfigError
+from kvstore.mpi import Connection
+from kvstore.rounds import Rounds
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+pytestmark = pytest.mark.skipif(MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
+                                reason="no MPI here: pip install 'odsgd[mpi]'")
+SIZES = [1, 7, 64, 1000, 3]
+ROUNDS = 200
+
+
+def mpi_job(workers, function, *arguments, **variables):
+    """`function` of this file on so many ranks; what came of it."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run([str(MPIEXEC), "-n", str(workers), sys.executable, __file__, function, *map(str, arguments)],
+                          env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=100)
+
+
+def start(timeout_s=60.0):
+    connection = Connection(timeout_s)
+    control.end_well(connection.close)
+    return Rounds(connection.comm, connection.mpi, timeout_s)
+
+
+def allreduce(rounds, arrays, name):
+    """The sums of buckets that become ready in an order of this worker's own."""
+    totals = [np.empty_like(array) for array in arrays]
+    over = threading.Semaphore(0)
+    asked = [rounds.ask(f"bucket {index}", codec(name)) for index in range(len(arrays))]
+    for index in random.sample(range(len(arrays)), len(arrays)):
+        rounds.begin(asked[index], arrays[index], totals[index], over.release)
+    for _ in arrays:
+        over.acquire()
+    return totals
+
+
+def say(line):
+    """In one piece, since several ranks write to one pipe."""
+    os.write(1, f"{line}\n".encode())
+
+
+def descend():
+    """Gradient descent on bowls of one centre per worker; the weights' bits at the end."""
+    rounds = start()
+    m, p = rounds.worker_rank, rounds.num_workers
+    random.seed(m)
+    for name in CODECS:
+        centres = [np.random.RandomState(100 * m + size).standard_normal(size).astype(np.float32) for size in SIZES]
+        weights = [np.zeros(size, np.float32) for size in SIZES]
+        for _ in range(ROUNDS):
+            grads = [w - centre for w, centre in zip(weights, centres)]
+            for w, total in zip(weights, allreduce(rounds, grads, name)):
+                w -= np.float32(0.1 / p) * total
+        means = [rounds.total(centre) / p for centre in centres]
+        worst = max(np.abs(w - mean).max() for w, mean in zip(weights, means))
+        say(f"{name} {hashlib.sha256(np.concatenate(weights).tobytes()).hexdigest()} {worst}")
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+def test_all_ranks_have_the_same_bits_after_200_rounds(workers):
+    job = mpi_job(workers, "descend")
+    assert job.returncode == 0, job.stderr
+    lines = [line.split() for line in job.stdout.splitlines()]
+    for name in CODECS:
+        bits = [line[1] for line in lines if line[0] == name]
+        assert len(bits) == workers and len(set(bits)) == 1, job.stdout
+    assert all(float(worst) < 0.1 for _, _, worst in lines)  # and they have gone where they should
+
+
+def totals():
+    """Small, empty, large and shaped arrays."""
+    rounds = start()
+    p = rounds.num_workers
+    for shape in [(), (0,), (1,), (3, 5), (400_001,)]:
+        total = rounds.total(np.full(shape, rounds.worker_rank + 1))
+        assert total.shape == shape and np.all(total == p * (p + 1) / 2), (shape, total)
+    say("right")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_totals(workers):
+    job = mpi_job(workers, "totals")
+    assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
+
+
+def diverge():
+    rounds = start()
+    grad = np.ones(6, np.float32)
+    grad[4] = np.inf if rounds.worker_rank == 1 else 1
+    allreduce(rounds, [np.ones(6, np.float32), grad], "quantize")
+
+
+def test_quantize_names_the_bucket_that_it_cannot_send():
+    job = mpi_job(2, "diverge")
+    assert job.returncode
+    assert "round 2, bucket 1, block 1 of 2: the codec quantize cannot send inf" in job.stderr
+
+
+def desert():
+    """The last worker takes one round less, and stays."""
+    rounds = start(timeout_s=2.0)
+    for _ in range(2 if rounds.worker_rank < 2 else 1):
+        allreduce(rounds, [np.ones(6, np.float32)], "none")
+    time.sleep(60)
+
+
+def test_a_round_that_does_not_end_is_named():
+    job = mpi_job(3, "desert")
+    assert job.returncode
+    assert "round 2, bucket 0: nothing has moved on the ring for 2 s; worker" in job.stderr
+
+
+def alone():
+    start()
+
+
+def test_ranks_of_the_launcher_and_of_mpi_must_agree():
+    job = mpi_job(1, "alone", ODSGD_WORKER_RANK="1")
+    assert job.returncode and "ODSGD_WORKER_RANK is 1 and MPI's rank 0" in job.stderr
+    job = mpi_job(1, "alone", DMLC_NUM_WORKER="2")
+    assert job.returncode and "sees 1 workers and the job has 2; mpi4py must be built" in job.stderr
+
+
+def test_a_process_without_a_job_is_told_how_to_get_one():
+    done = subprocess.run([sys.executable, __file__, "alone"], env={**os.environ, "PYTHONPATH": str(ROOT)},
+                          stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    assert done.returncode and "this store needs a job; start the script with `odsgd launch" in done.stderr
+
+
+def test_without_mpi4py_the_way_to_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ConfigError, match=r"pip install 'odsgd\[mpi\]'"):
+        Connection(1.0)
+
+
+def test_servers_are_not_asked_for(monkeypatch):
+    monkeypatch.setenv("ODSGD_REPORT_FD", "-1")
+    monkeypatch.setenv("DMLC_NUM_SERVER", "2")
+    monkeypatch.delenv("PMI_PORT", raising=False)
+    with pytest.raises(ConfigError, match="the job has 2 servers; launch it with `-s 0`"):
+        Connection(1.0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])
