@@ -80,14 +80,16 @@ class Wire:
         """What is composed from here on goes out after the answer that `buffer` waits for."""
         buffer.version.copyto(self.latest)
 
-    def compose(self, payload: NDArray, tag: Tag, version: NDArray) -> Buffer:
+    def compose(self, payload: NDArray, tag: Tag, version: NDArray, behind: Optional[Buffer] = None) -> Buffer:
         """The next message. What was `last` stays readable until the next but one.
 
-        The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were
+        It leaves once `behind`, another message, has been answered. The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were
         two pushes of one worker for a bucket at a synchronous server at once, MXNet, which counts pushes and not
         workers, would take the second for another worker's.
         """
         self._buffers.reverse()
+        if behind is not None:
+            behind.version.copyto(self.last.version)  # overwritten in a moment: it is only to be waited for
         payload.copyto(self.last.payload)
         version.copyto(self.last.version)
         tag.array.copyto(self.last.tag)
