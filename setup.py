@@ -28,6 +28,8 @@ MXNET = {
     "cu100": "mxnet-cu100==1.9.0",
 }
 
+MPI = ["mpi4py>=4.1", "mpich>=5.0"]  # both the first that need no compiler: wheels, for every Python
+
 setup(
     name="odsgd",
     version="0.1.0",
@@ -38,7 +40,8 @@ setup(
     install_requires=REQUIRES,
     extras_require={
         **{name: [requirement] for name, requirement in MXNET.items()},
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3"],
+        "mpi": MPI,
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", *MPI],
         "check": ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-tqdm"],
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},

@@ -1,0 +1,102 @@
+"""Python functions as operations of MXNet's engine."""
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from kvstore import engine
+from kvstore._mxnet import mx
+from kvstore.errors import EXIT_FAILURE
+
+
+def later(function):
+    """An operation's start: `function` runs after a while on a thread of its own."""
+    def start(done):
+        def run():
+            time.sleep(0.2)
+            function()
+            done()
+        threading.Thread(target=run).start()
+    return start
+
+
+def set_to(array, value):
+    def function():
+        engine.view(array)[:] = value
+    return function
+
+
+def test_operations_run_in_the_order_that_their_arrays_ask_for():
+    first, second = mx.nd.ones(10), mx.nd.zeros(10)
+
+    def double():
+        engine.view(second)[:] = engine.view(first) * 2
+
+    engine.push_async(later(set_to(first, 3)), [], [first])
+    engine.push(double, [first], [second])  # reads what comes later
+    engine.push(set_to(first, 5), [], [first])  # waits for the reader
+    np.testing.assert_array_equal(second.asnumpy(), 6)
+    np.testing.assert_array_equal(first.asnumpy(), 5)
+
+
+def test_the_caller_does_not_wait():
+    array = mx.nd.zeros(10)
+    go, went = threading.Event(), []
+
+    def hold():
+        went.append(go.wait(60))
+
+    engine.push(hold, [], [array])
+    other = mx.nd.ones(10) + 1  # and other operations go on
+    other.wait_to_read()
+    assert not went
+    go.set()
+    array.wait_to_read()
+    assert went == [True]
+
+
+def test_an_array_that_was_never_written_can_be_viewed():
+    array = mx.nd.empty(10)
+    engine.push(set_to(array, 4), [], [array])
+    np.testing.assert_array_equal(array.asnumpy(), 4)
+
+
+def test_a_view_is_the_memory_itself():
+    array = mx.nd.zeros(10)
+    engine.memory(array)[3] = 7
+    assert array.asnumpy().tolist() == [0, 0, 0, 7, 0, 0, 0, 0, 0, 0]
+    assert list(engine.floats(array, 2, 4)) == [0, 7]
+
+
+@pytest.mark.parametrize("start_child", ["fork", "subprocess"])
+def test_a_child_starts_while_an_operation_is_under_way(start_child):
+    """MXNet waits for it inside the fork, with Python's lock held, unless somebody has waited before."""
+    array = mx.nd.zeros(10)
+    engine.push_async(later(set_to(array, 1)), [], [array])
+    if start_child == "subprocess":
+        assert subprocess.run([sys.executable, "-c", ""], timeout=60).returncode == 0
+    else:
+        child = os.fork()
+        if child == 0:
+            os._exit(7)
+        assert os.waitpid(child, 0)[1] >> 8 == 7
+    np.testing.assert_array_equal(array.asnumpy(), 1)
+
+
+@pytest.mark.parametrize("push", ["push(lambda: 1 / 0, [], [array])", "push_async(lambda done: 1 / 0, [], [array])"])
+def test_an_error_ends_the_process_and_is_told(push):
+    script = f"from kvstore import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()"
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    assert done.returncode == EXIT_FAILURE and "ZeroDivisionError" in done.stderr
+
+
+def test_the_end_of_a_process_waits_for_operations():
+    script = ("import threading, time\nfrom kvstore import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\n"
+              "def start(done):\n    threading.Thread(target=lambda: (time.sleep(0.3), print('over'), done())).start()\n"
+              "engine.push_async(start, [], [array])")
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "over\n")
