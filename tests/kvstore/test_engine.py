@@ -95,8 +95,13 @@ def test_an_error_ends_the_process_and_is_told(push):
 
 
 def test_the_end_of_a_process_waits_for_operations():
-    script = ("import threading, time\nfrom kvstore import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\n"
-              "def start(done):\n    threading.Thread(target=lambda: (time.sleep(0.3), print('over'), done())).start()\n"
-              "engine.push_async(start, [], [array])")
+    script = """if True:
+        import threading, time
+        from kvstore import _mxnet, engine
+        array = _mxnet.mx.nd.zeros(1)
+        def start(done):
+            threading.Thread(target=lambda: (time.sleep(0.3), print("over"), done())).start()
+        engine.push_async(start, [], [array])
+    """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "over\n")
