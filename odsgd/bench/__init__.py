@@ -8,8 +8,9 @@
     job.py       one of them, run on the launching machine of the cluster
     worker.py    runs as its workers: ours, and stock MXNet's
     ddp.py       runs as its workers, for PyTorch; standard library and torch only
+    server.py    runs as its servers
     usage.py     what a process has used; standard library only
-    results.py   medians and spread from what the workers wrote
+    results.py   medians and spread from what workers and servers wrote
     report.py    the table, Markdown and JSON
     figure.py    the picture
 """

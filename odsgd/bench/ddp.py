@@ -82,14 +82,15 @@ def measure(shapes: Sequence[Sequence[int]], case: Dict[str, Any], options: Dict
     moments: List[float] = []
     for number in range(case["warm_up"] + case["iterations"]):
         if number == case["warm_up"]:
-            before = usage.of("self")
+            before = {"at_s": time.monotonic(), **usage.now()}
             moments = [time.perf_counter()]
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
         moments.append(time.perf_counter())
-    return {"times_ms": [1000 * (after - moment) for moment, after in zip(moments, moments[1:])],
-            "worker": usage.since("self", before, case["iterations"]), "servers": []}
+    after = {"at_s": time.monotonic(), **usage.now()}
+    return {"times_ms": [1000 * (end - start) for start, end in zip(moments, moments[1:])],
+            "began_s": before["at_s"], "ended_s": after["at_s"], "usage": [before, after]}
 
 
 def interface(address: str) -> str:

@@ -14,7 +14,7 @@ def draw(rows: Sequence[Row], title: str, path: str) -> None:
     pyplot = _pyplot()
     panels: Dict[Tuple[str, str, str], List[Row]] = {}
     for row in rows:
-        panels.setdefault((row.case.model, row.case.rate, row.case.compute), []).append(row)
+        panels.setdefault((row.case.model, row.case.rate, row.case.compute.rpartition("=")[2]), []).append(row)
     columns = min(PANELS_PER_LINE, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = pyplot.subplots(lines, columns, squeeze=False, figsize=(1.5 + 4.5 * columns, 1 + 3.5 * lines))

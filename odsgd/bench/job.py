@@ -1,6 +1,6 @@
 """One measured job, on the launching machine: ``python -m odsgd.bench.job FLAGS.json``.
 
-It is `odsgd launch` with those flags; but stock MXNet's jobs get stock servers.
+It is `odsgd launch` with those flags and with servers that note what they use, stock MXNet's where that is measured.
 """
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from odsgd.launch import cli, supervise
 def main(file: str) -> int:
     """Run it to its end; returns the launcher's exit code."""
     asked = json.loads(Path(file).read_text(encoding="utf-8"))
-    job = cli.parse(asked["flags"])
-    if asked["server_command"]:
-        job = dataclasses.replace(job, server_command=tuple(asked["server_command"]))
-    return supervise.run(job)
+    return supervise.run(dataclasses.replace(cli.parse(asked["flags"]), server_command=tuple(asked["server_command"])))
 
 
 if __name__ == "__main__":

@@ -189,6 +189,8 @@ def _millions(model: str) -> float:
 def _words(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_words, value))
+    if value is None:
+        return "–"
     return str(getattr(value, "label", value))
 
 

@@ -8,15 +8,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import uuid
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.bench import models
 from odsgd.bench.config import NO_CLUSTER, BenchConfig, Compute
-from odsgd.bench.systems import DDP, STOCK_SERVER, System
-from odsgd.bench.usage import MARK
+from odsgd.bench.systems import DDP, System
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
@@ -63,6 +61,9 @@ class Measured(NamedTuple):
     goodput: Dict[str, List[float]]
     """Per rate, what the links carried each way, before and after the jobs."""
     failures: List[str]
+
+
+Usage = Dict[str, float]
 
 
 class JobFailed(Exception):
@@ -124,9 +125,9 @@ def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.Completed
     except BaseException as error:
         process.terminate()  # the launcher ends its job
         with contextlib.suppress(subprocess.TimeoutExpired):
-            stderr = process.communicate(timeout=GRACE_S)[1]
+            said = process.communicate(timeout=GRACE_S)
             if isinstance(error, subprocess.TimeoutExpired):
-                error.stderr = stderr
+                error.output, error.stderr = said  # type: ignore[assignment]
         process.kill()
         raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
@@ -143,15 +144,16 @@ def _job(config: BenchConfig, links: Links, rate: str, goodput: float, workers: 
                            for model in config.models]}
         _write(folder, "spec", spec)
         flags = ["-n", str(workers), "-s", system.servers or "0", *links.flags, "--startup-timeout", "0",
-                 "--env", "OMP_NUM_THREADS:1", "--env", f"{MARK}:{uuid.uuid4().hex}"]
+                 "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
         for variable, value in system.env.items():
             flags += ["--env", f"{variable}:{value}"]
         job = {"flags": [*flags, *system.worker_command(config.torch_python), folder + "/spec.json"],
-               "server_command": STOCK_SERVER if system.stock else None}
+               "server_command": system.server_command}
         _await(links, [sys.executable, "-m", "odsgd.bench.job", _write(folder, "job", job)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
+        servers = [_log(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
     flat = [(model, case) for model in config.models for case in cases[model]]
-    return [Run(rate, model, str(case.compute), case.compute_ms, workers, system.label, *_merged(by_worker))
+    return [Run(rate, model, str(case.compute), case.compute_ms, workers, system.label, *_merged(by_worker, servers))
             for (model, case), by_worker in zip(flat, zip(*found))]
 
 
@@ -169,15 +171,39 @@ def _last_lines(said: str) -> str:
     return "".join("\n    " + line for line in said.strip().splitlines()[-12:])
 
 
-def _merged(by_worker: Sequence[Dict[str, Any]]) -> Tuple[Any, ...]:
-    """The means over workers and over servers."""
+def _merged(by_worker: Sequence[Dict[str, Any]], servers: Sequence[List[Usage]]) -> Tuple[Any, ...]:
+    """The means over workers and over servers; a server's use is that of the time in which worker 0 measured."""
     times = [round(statistics.mean(of_workers), 3) for of_workers in zip(*(worker["times_ms"] for worker in by_worker))]
-    servers = [server for worker in by_worker for server in worker["servers"]]
+    of_workers = [used(worker["usage"], worker["began_s"], worker["ended_s"]) for worker in by_worker]
+    of_servers = [used(log, by_worker[0]["began_s"], by_worker[0]["ended_s"]) for log in servers]
+    return times, *_per_iteration(of_workers, len(times)), *_per_iteration(of_servers, len(times))
 
-    def mean(processes: Sequence[Dict[str, float]], what: str) -> Optional[float]:
-        return round(statistics.mean(process[what] for process in processes), 3) if processes else None
-    used = [worker["worker"] for worker in by_worker]
-    return (times, mean(used, "cpu_ms"), mean(used, "memory_mb"), mean(servers, "cpu_ms"), mean(servers, "memory_mb"))
+
+def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
+    """What a process used from one moment to another: CPU seconds, and the largest memory.
+
+    >>> log = [{"at_s": 0, "cpu_s": 0, "memory_mb": 8}, {"at_s": 2, "cpu_s": 1, "memory_mb": 9}]
+    >>> used(log, 1, 2)
+    {'cpu_s': 0.5, 'memory_mb': 9.0}
+    """
+    import numpy as np
+    at_s, cpu_s, memory_mb = ([line[what] for line in log] for what in ("at_s", "cpu_s", "memory_mb"))
+    began_cpu_s, ended_cpu_s = np.interp([began_s, ended_s], at_s, cpu_s)
+    return {"cpu_s": float(ended_cpu_s - began_cpu_s), "memory_mb": float(np.interp(ended_s, at_s, memory_mb))}
+
+
+def _per_iteration(processes: Sequence[Usage], iterations: int) -> Tuple[Optional[float], Optional[float]]:
+    """CPU milliseconds per iteration and memory, the means over processes; None, None if there are none."""
+    if not processes:
+        return None, None
+    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / iterations, 3),
+            round(statistics.mean(process["memory_mb"] for process in processes), 1))
+
+
+def _log(path: Path) -> List[Usage]:
+    """What a server noted; it may have been ended while it wrote a line."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def _write(folder: str, name: str, content: Any) -> str:

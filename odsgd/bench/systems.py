@@ -2,8 +2,9 @@
 
     NAME[:OPTION=VALUE...][@SERVERS]      odsgd@auto   odsgd:transport=ring   pipesgd:codec=quantize   mxnet/p3@1
 
-Names are our stores', and the others below. SERVERS is how many parameter servers there are, each on a host of its own
-(on loopback all are on one machine); `auto`, the default, puts one beside every worker. A system on a ring has none.
+Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. SERVERS is how many
+parameter servers there are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts
+one beside every worker. A system on a ring has none.
 """
 from __future__ import annotations
 
@@ -21,13 +22,15 @@ STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VA
 DDP = "torch/ddp"
 RINGS = ("dsync", "sasgd", "pipesgd")
 OURS = tuple(name for name in dict.fromkeys((*STORES, *RINGS)) if name != "local")
+FOLDER = Path(__file__).parent
 NAMES = (*OURS, *STOCK, DDP)
 AUTO = "auto"
 
-OPTIONS: Dict[str, Tuple[str, ...]] = {**{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
-"""Options of the systems that are not ours; a store's are its own."""
-
-STOCK_SERVER = (sys.executable, "-c", "import numpy; numpy.bool = bool; import mxnet")
+_WIRE = ("bucket_nbytes", "timeout_s")
+OPTIONS: Dict[str, Tuple[str, ...]] = {
+    "dsync": _WIRE, "sasgd": (*_WIRE, "T", "lr_local", "gamma_p"), "pipesgd": (*_WIRE, "K", "codec", "warmup"),
+    **STORES, **{name: (*STORES[name], "transport") for name in ("odsgd", "delayed")},
+    **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
 
 
 @dataclass(frozen=True)
@@ -55,10 +58,14 @@ class System:
     def num_servers(self, workers: int) -> int:
         return workers if self.servers == AUTO else self.extra_hosts()
 
+    @property
+    def server_command(self) -> List[str]:
+        return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
+
     def worker_command(self, torch_python: Optional[str]) -> List[str]:
         """What every worker runs, before the name of the file that says what to measure."""
         if self.name == DDP:
-            return [str(torch_python), str(Path(__file__).with_name("ddp.py"))]
+            return [str(torch_python), str(FOLDER / "ddp.py")]
         return [sys.executable, "-m", "odsgd.bench.worker"]
 
 
@@ -72,11 +79,10 @@ def parse(text: str) -> System:
     name, *pairs = words.split(":")
     if name not in NAMES:
         raise unknown("system", name, NAMES)
-    options = dict(_option(text, pair) for pair in pairs)
+    options = {**_past_warm_up(name), **dict(_option(text, pair) for pair in pairs)}
     for option in options:
-        if name in OPTIONS and option not in OPTIONS[name]:
-            raise ConfigError(f"`{text}`: {name} has no option `{option}` here; known: "
-                              f"{', '.join(OPTIONS[name]) or 'none'}")
+        if option not in OPTIONS[name]:
+            raise unknown(f"option of {name}", option, OPTIONS[name])
     if name in RINGS or name == DDP or options.get("transport") == "ring":
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
@@ -85,6 +91,11 @@ def parse(text: str) -> System:
     if servers != AUTO and not (servers.isdigit() and int(servers)):
         raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
     return System(text, name, options, servers)
+
+
+def _past_warm_up(name: str) -> Dict[str, Any]:
+    """A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's."""
+    return {"warmup": 0} if "warmup" in STORES.get(name, ()) else {}
 
 
 def _option(text: str, pair: str) -> Tuple[str, Any]:

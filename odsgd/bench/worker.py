@@ -65,12 +65,11 @@ class Training:
     def measure(self, case: Dict[str, Any]) -> Dict[str, Any]:
         compute = Emulated(zip(self.weights, self.grads), case["compute_s"]) if case["compute_s"] else None
         self._iterations(compute, case["warm_up"])
-        me, servers = "self", usage.servers() if _rank() == 0 else []
-        before = {pid: usage.of(pid) for pid in (me, *servers)}
+        before = {"at_s": time.monotonic(), **usage.now()}
         moments = self._iterations(compute, case["iterations"])
-        used = {pid: usage.since(pid, before[pid], case["iterations"]) for pid in before}
-        return {"times_ms": [1000 * (after - moment) for moment, after in zip(moments, moments[1:])],
-                "worker": used[me], "servers": [used[pid] for pid in servers]}
+        after = {"at_s": time.monotonic(), **usage.now()}
+        return {"times_ms": [1000 * (end - start) for start, end in zip(moments, moments[1:])],
+                "began_s": before["at_s"], "ended_s": after["at_s"], "usage": [before, after]}
 
     def _iterations(self, compute: Any, count: int) -> List[float]:
         """When `count` iterations began and ended."""
