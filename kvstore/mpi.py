@@ -8,13 +8,13 @@ is seen at once. Under a foreign `mpiexec` all workers leave together, as MPI ha
 ends with `control.die`, never with MPI_Abort, which may wait.
 """
 import contextlib
+import ctypes
 import os
-import re
 from typing import Any, Optional
 
 from . import control
 from .control import watch
-from .errors import ConfigError
+from .errors import ConfigError, KVStoreError
 
 INSTALL = "pip install 'odsgd[mpi]'"
 
@@ -38,11 +38,10 @@ class Connection:
         with watch.deadline(timeout_s, f"not all {self.num_workers} workers made a store within {timeout_s:g} s; "
                             "check that all are alive and run the same script"):
             self.comm = world.Dup()
-        _unname_memory()
         self.comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
-        control.report("joined")
         _unlink_shared_memory()
         _check_place(self.worker_rank, self.num_workers, self.mpi)
+        control.report("joined")
 
     def _start(self) -> None:
         where = os.environ.get("PMI_PORT", "mpiexec's socket")
@@ -51,26 +50,23 @@ class Connection:
         with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: "
                             f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet through {where}; check that "
                             "each was started and can reach it"):
-            self.mpi.Init_thread(self.mpi.THREAD_MULTIPLE)
+            _let_wait(self.mpi, "MPI_Init_thread", None, None, self.mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
         """Leave the job."""
         if self._collective_end and not self.mpi.Is_finalized():
             with watch.deadline(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
                                 "under a plain mpiexec all leave together"):
-                self.mpi.Finalize()
+                _let_wait(self.mpi, "MPI_Finalize")
         control.report("done")
 
 
-def _unname_memory() -> None:
-    """Take away the name of the memory that MPICH's processes on a host share, now that all of them have opened it.
-
-    MPICH does so at its end, which workers that just leave, or are killed, do not see.
-    """
-    with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as maps:
-        for path in set(re.findall(rb" (/dev/shm/mpich_\w+)$", maps.read(), re.MULTILINE)):
-            with contextlib.suppress(OSError):  # another worker of this host has done it
-                os.unlink(path)
+def _let_wait(mpi: Any, name: str, *arguments: Any) -> None:
+    """Call a function of the library that mpi4py has loaded. Its own call would keep Python's lock while it waits for
+    other workers, and no deadline would ever be noticed."""
+    code = getattr(ctypes.CDLL(mpi.__file__), name)(*arguments)
+    if code:
+        raise KVStoreError(f"{name} failed: {mpi.Get_error_string(code)}")
 
 
 def _library() -> Any:

@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 from odsgd.launch.addresses import address_towards, mpi_interface
 
@@ -51,8 +51,8 @@ MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASK
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
 """What mpirun tells the agent about itself; a process that believed it would speak into the agent's connection."""
 MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
-"""Memory that MPICH's processes share, as /proc/PID/maps has it. It has a name, and stays when they have gone, unless
-they end MPI in good order; those that are killed do not, nor do our workers, which just leave."""
+"""Memory that MPICH's processes share, as /proc/PID/maps has it. It stays when they are killed, unless they have taken
+its name away, as our workers do when they have met (kvstore/mpi.py); until then it is for the agent to remember."""
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
@@ -115,6 +115,8 @@ class Child:
         self.lines = {fd: Lines() for fd in self.kinds}
         self.open = list(self.kinds)  # reports first: why a process failed comes before that it ended
         self.progress_at = 0.0
+        self.asking = False
+        """For the other workers of its job, which it has not met yet."""
 
     def close(self) -> None:
         """Give the pipes back."""
@@ -218,6 +220,7 @@ class Agent:
         while not (self.stopping and (not self.children or self._hopeless())):
             for key, _ in self.selector.select(self._patience()):
                 key.data()
+            self._note_memory(child for child in self.children.values() if child.asking)
             self._reap()
             self._check_channel()
             self._enforce()
@@ -305,8 +308,7 @@ class Agent:
         except ValueError:
             return  # a process killed while it wrote
         if isinstance(report, dict):
-            if report.get("event") == "joined":
-                self.mpi_memory |= mpi_memory(child.pid)
+            child.asking = report.get("event") == "connecting"
             self.channel.send({"event": "report", "process": child.name, "report": report})
 
     def _forget(self, fd: int) -> None:
@@ -349,8 +351,8 @@ class Agent:
         """SIGTERM now, SIGKILL after `grace_s`; a second, shorter stop brings the SIGKILL forward."""
         now = time.monotonic()
         if not self.stopping:
+            self._note_memory(self.children.values())
             for pid in self.children:
-                self.mpi_memory |= mpi_memory(pid)
                 _signal_group(pid, signal.SIGTERM)
                 _signal_group(pid, signal.SIGCONT)  # a stopped process would not even notice
         self.stopping = True
@@ -362,6 +364,10 @@ class Agent:
             for pid in self.children:
                 _signal_group(pid, signal.SIGKILL)
             self.give_up_at = self.give_up_at or now + KILLED_WITHIN_S
+
+    def _note_memory(self, children: Iterable[Child]) -> None:
+        for child in children:
+            self.mpi_memory |= mpi_memory(child.pid)
 
     def _hopeless(self) -> bool:
         """A process can be beyond SIGKILL (waiting for a dead disk); the launcher must not wait for that."""

@@ -18,16 +18,19 @@ PATIENCE_S = 60.0
 
 
 class Launch:
-    """`odsgd launch` with these arguments. Every process of it carries a mark, by which it is found in /proc."""
+    """`odsgd launch` with these arguments. Every process of it carries a mark, by which it is found in /proc.
 
-    def __init__(self, *arguments, env=None, cwd=None, unread=False):
+    `within`: a command that runs it, e.g. in another network namespace.
+    """
+
+    def __init__(self, *arguments, env=None, cwd=None, unread=False, within=()):
         self.mark = uuid.uuid4().hex
         environ = {**os.environ, "PYTHONPATH": ROOT, MARK: self.mark, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.output, self.errors = [], []
         self._news = threading.Condition()
-        self.process = subprocess.Popen([sys.executable, __file__, *map(str, arguments)], env=environ, cwd=cwd,
-                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        universal_newlines=True)
+        command = [*within, sys.executable, __file__, *map(str, arguments)]
+        self.process = subprocess.Popen(command, env=environ, cwd=cwd, stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
         pairs = [(self.process.stderr, self.errors)]
         if not unread:
             pairs.append((self.process.stdout, self.output))

@@ -1,0 +1,38 @@
+"""A worker that sends by MPI, without MXNet: it joins as ours do, sums its rank over the workers, acts and leaves.
+
+What it does instead is its first argument, or MEMBER_WORKER_<RANK> in the environment:
+
+    ok | wait | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
+    stop (stops before it asks for the others)
+"""
+import os
+import signal
+import sys
+import time
+
+from kvstore import mpi
+
+RANK = int(os.environ["ODSGD_WORKER_RANK"])
+ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
+TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
+
+
+def main():
+    if ACTION == "late":
+        print("late")
+        time.sleep(600)
+    if ACTION == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    connection = mpi.Connection(TIMEOUT_S)
+    print("rank %d of %d, sum %d, by %s" % (connection.worker_rank, connection.num_workers,
+                                            connection.comm.allreduce(RANK + 1), os.environ.get("UCX_NET_DEVICES")))
+    if ACTION == "wait":
+        time.sleep(600)
+    if ACTION == "spawn":
+        connection.mpi.COMM_SELF.Spawn(sys.executable)
+    connection.comm.Barrier()
+    connection.close()
+
+
+if __name__ == "__main__":
+    main()

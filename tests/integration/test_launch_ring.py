@@ -1,0 +1,184 @@
+"""Jobs without servers, whose workers find each other through the launcher and send by MPI; real MPI processes."""
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from launching import HERE, MARK, PATIENCE_S, Launch, marked, python_program, stand_in_ssh
+from test_launch_mpi import OPEN_MPI
+
+MEMBER = os.path.join(HERE, "launch_ring_member.py")
+ENDS_WITHIN_S = 15.0
+
+VENDOR = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+
+
+def why_not():
+    """Why these tests cannot run here."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return "no mpi4py here"
+    asked = subprocess.run([sys.executable, "-c", VENDOR], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    if asked.returncode:
+        return "mpi4py finds no MPI here"
+    return "Open MPI does not speak PMI-1" if b"Open MPI" in asked.stdout else ""
+
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+
+def shared_memory(launch):
+    """Files of the memory that the job's processes share by MPICH, whether they still have a name or not."""
+    found, deadline = set(), time.monotonic() + PATIENCE_S
+    while not found and time.monotonic() < deadline:
+        for pid in marked(launch.mark):
+            with contextlib.suppress(OSError), open("/proc/%d/maps" % pid) as maps:
+                found |= set(re.findall(r" (/dev/shm/mpich_\w+)(?: \(deleted\))?$", maps.read(), re.MULTILINE))
+    assert found, str(launch)
+    return found
+
+
+@pytest.fixture(params=["local", "ssh", "mpi"])
+def launcher(request, tmp_path):
+    """Options and environment of a job on two hosts, both this machine, or on one."""
+    if request.param == "local":
+        return [], {}
+    if request.param == "ssh":
+        hosts = tmp_path / "hosts"
+        hosts.write_text("127.0.0.1\n127.0.0.2\n")
+        return ["-H", hosts], {"ODSGD_SSH": stand_in_ssh(tmp_path)}
+    real = shutil.which("mpiexec") or shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    program = real or python_program(tmp_path / "mpirun", OPEN_MPI.format(note=""))
+    return ["--launcher", "mpi", "--host-ip", "127.0.0.1"], {"ODSGD_MPIRUN": program, "HYDRA_LAUNCHER": "fork"}
+
+
+def test_workers_meet_and_have_the_launchers_ranks(launcher):
+    options, env = launcher
+    with Launch("-n", 3, "-s", 0, *options, MEMBER, env=env) as launch:
+        assert launch.wait() == 0
+    assert sorted(launch.output) == ["worker %d | rank %d of 3, sum 6, by lo" % (rank, rank) for rank in range(3)]
+    assert launch.said == ""
+
+
+def test_kill_9_of_a_worker_ends_the_job_and_names_it(launcher):
+    options, env = launcher
+    with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env=env) as launch:
+        launch.wait_for(*("worker %d | rank %d of 2, sum 3, by lo" % (rank, rank) for rank in range(2)))
+        memory = shared_memory(launch)
+        launch.kill("worker 1", signal.SIGKILL)
+        begun = time.monotonic()
+        assert launch.wait() == 137
+    assert time.monotonic() - begun < ENDS_WITHIN_S
+    assert launch.said.startswith("worker 1 failed (host ") and "killed by SIGKILL" in launch.said
+    assert not any(map(os.path.exists, memory))
+
+
+FOREIGN = """from mpi4py import MPI
+import time
+print("rank %d of %d" % (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()))
+time.sleep(600)
+"""
+
+
+def test_a_script_of_mpi4py_is_served_and_ctrl_c_leaves_nothing_of_it(launcher, tmp_path):
+    options, env = launcher
+    script = tmp_path / "foreign.py"
+    script.write_text(FOREIGN)
+    with Launch("-n", 2, "-s", 0, *options, script, env=env) as launch:
+        launch.wait_for("worker 0 | rank 0 of 2", "worker 1 | rank 1 of 2")
+        memory = shared_memory(launch)
+        assert any(map(os.path.exists, memory))
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.wait() == 130
+    assert launch.said == "stopped by SIGINT; nothing of the job is left"
+    assert not any(map(os.path.exists, memory))
+
+
+def test_a_worker_that_stands_still_is_missed_at_the_deadline():
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:stop", "--env-worker", "MEMBER_TIMEOUT_S:2",
+                MEMBER) as launch:
+        memory = shared_memory(launch)
+        assert launch.wait() == 75
+    assert not any(map(os.path.exists, memory))
+    assert launch.said.startswith("worker 0 failed")
+    assert "the job did not come up within 2 s: 2 workers expected to meet through 127.0.0.1:" in launch.said
+
+
+def test_who_does_not_come_is_missed_though_there_is_no_scheduler():
+    with Launch("-n", 2, "-s", 0, "--startup-timeout", 2, "--env-worker", "MEMBER_WORKER_1:late", MEMBER) as launch:
+        assert launch.wait() == 75
+    assert launch.said.startswith("the job has not come up within 2 s; missing: worker 1 (1 of 2)")
+
+
+def test_two_jobs_at_once_do_not_meet():
+    with Launch("-n", 2, "-s", 0, MEMBER) as one, Launch("-n", 2, "-s", 0, MEMBER) as two:
+        assert one.wait() == 0 and two.wait() == 0
+    assert sorted(one.output) == sorted(two.output)
+
+
+def test_what_the_launcher_does_not_serve_is_told():
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:spawn", MEMBER) as launch:
+        assert launch.wait() != 0
+    assert "worker 1: its MPI asked for " in launch.said
+
+
+# -- hosts with networks of their own ---------------------------------------------------------------------------------
+
+def ip(*words):
+    return subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
+
+
+def wait_for_carrier(name, interface):
+    deadline = time.monotonic() + PATIENCE_S
+    while b"state UP" not in ip("-n", name, "link", "show", interface, "up") and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def can_make_namespaces():
+    if not shutil.which("ip"):
+        return False
+    made = subprocess.run(["ip", "netns", "add", "odsgd-probe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    subprocess.run(["ip", "netns", "del", "odsgd-probe"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return made.returncode == 0
+
+
+@pytest.fixture
+def networks():
+    """Two namespaces joined by `e0`; each has another interface besides, of the same address, as Docker makes."""
+    if not can_make_namespaces():
+        pytest.skip("needs root and iproute2")
+    names = ["odsgd-%d-%d" % (os.getpid(), number) for number in (1, 2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "add", "d0", "type", "veth", "peer", "name", "d1")
+            ip("-n", name, "addr", "add", "172.17.0.1/16", "dev", "d0")
+            for interface in ("lo", "d0", "d1"):
+                ip("-n", name, "link", "set", interface, "up")
+        ip("link", "add", "e0", "netns", names[0], "type", "veth", "peer", "name", "e0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", "10.77.0.%d/24" % number, "dev", "e0")
+            ip("-n", name, "link", "set", "e0", "up")
+        for name in names:
+            wait_for_carrier(name, "e0")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], stderr=subprocess.PIPE)
+
+
+def test_mpi_takes_the_network_that_leads_to_the_others(networks, tmp_path):
+    hosts = tmp_path / "hosts"
+    hosts.write_text("10.77.0.1\n10.77.0.2\n")
+    ssh = stand_in_ssh(tmp_path, """
+exec ip netns exec odsgd-%d-${host##*.} env -i PATH="$PATH" HOME="$HOME" %s="$%s" sh -c "$*" """ % (
+        os.getpid(), MARK, MARK))
+    env = {"ODSGD_SSH": ssh, "UCX_TLS": "tcp,self"}  # one kernel: it would take its memory for a network
+    with Launch("-n", 2, "-s", 0, "-H", hosts, MEMBER, env=env, within=("ip", "netns", "exec", networks[0])) as launch:
+        assert launch.wait() == 0, str(launch)
+    assert sorted(launch.output) == ["worker %d | rank %d of 2, sum 3, by e0" % (rank, rank) for rank in range(2)]
