@@ -24,7 +24,7 @@ class Connection:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        _check_servers()
+        _check_job()
         self.mpi = _library()
         self._collective_end = not control.launched() or self.mpi.Is_initialized()
         control.report("connecting")
@@ -91,7 +91,11 @@ def _unlink_shared_memory() -> None:
             os.unlink(file)
 
 
-def _check_servers() -> None:
+def _check_job() -> None:
+    """The launcher's options must go with a ring."""
+    if "ODSGD_LOST" in os.environ:
+        raise ConfigError("--on-worker-loss continue is for asynchronous stores, and this one cannot do without any "
+                          "worker; leave it out")
     servers = os.environ.get("DMLC_NUM_SERVER", "0")
     if control.launched() and servers != "0" and "PMI_PORT" not in os.environ:
         raise ConfigError(f"this store sends from worker to worker and the job has {servers} servers; launch it with "

@@ -127,6 +127,16 @@ def test_what_the_launcher_does_not_serve_is_told():
     assert "worker 1: its MPI asked for " in launch.said
 
 
+@pytest.mark.parametrize("options, complaint", [
+    (["-s", 1], "this store sends from worker to worker and the job has 1 servers; launch it with `-s 0`"),
+    (["-s", 0, "--on-worker-loss", "continue"], "--on-worker-loss continue is for asynchronous stores"),
+])
+def test_a_script_whose_store_does_not_go_with_the_job_says_so(options, complaint):
+    with Launch("-n", 1, *options, MEMBER) as launch:
+        assert launch.wait() == 1
+    assert "ConfigError: " + complaint in launch.said
+
+
 # -- hosts with networks of their own ---------------------------------------------------------------------------------
 
 def ip(*words):
