@@ -9,7 +9,7 @@ The head's init holds a line to the tool, its stdin. Closed without a word it me
 from __future__ import annotations
 
 import shlex
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from odsgd.cluster import links
 
@@ -138,6 +138,7 @@ def entering(pid: int, directory: str, command: Sequence[str]) -> List[str]:
     return ["nsenter", *into, "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", directory, *command]
 
 
-def on_host(directory: str, command: Sequence[str]) -> str:
+def on_host(directory: str, env: Mapping[str, str], command: Sequence[str]) -> str:
     """The line for the shell of a host."""
-    return f"cd {shlex.quote(directory)} && exec {' '.join(map(shlex.quote, command))}"
+    words = ["env", *(f"{name}={value}" for name, value in env.items()), *command]
+    return f"cd {shlex.quote(directory)} && exec {' '.join(map(shlex.quote, words))}"

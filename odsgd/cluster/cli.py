@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import shutil
 import signal
 import sys
 from typing import Any, List, NoReturn, Sequence
 
 from kvstore.errors import ConfigError, unknown
 from odsgd.cluster import links
-from odsgd.cluster.cluster import Cluster, forgotten, names
+from odsgd.cluster.cluster import Cluster, check_machine, forgotten, names
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"
 SI_KERNEL = 0x80
 """Where a signal comes from that a terminal sends, to all of its foreground processes."""
@@ -36,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv else 64
     if argv[0] not in actions:
         raise unknown("action", argv[0], actions)
+    for number in _heeded():
+        signal.signal(number, _interrupt)  # so that what is half up, or up for one command, goes down
     return actions[argv[0]](list(argv[1:]))
 
 
@@ -59,12 +64,12 @@ def run(argv: List[str]) -> int:
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         raise ConfigError("no command: say what to run, e.g. `odsgd cluster run -- odsgd launch -n 2 -H @hosts …`")
+    if not shutil.which(command[0]):
+        raise ConfigError(f"no such program: {command[0]}")
     if options.hosts is None:
         if options.rate or options.host_rate:
             raise ConfigError("--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out")
         return _attend(Cluster.find(options.name or DEFAULT_NAME), command)
-    signal.signal(signal.SIGTERM, _interrupt)  # so that the cluster is taken down
-    signal.signal(signal.SIGHUP, _interrupt)
     with _up(options, options.name) as cluster:
         return _attend(cluster, command)
 
@@ -74,6 +79,7 @@ def down(argv: List[str]) -> int:
     parser = _Parser("down", name=DEFAULT_NAME)
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args(argv)
+    check_machine()
     chosen = sorted({*names(), *forgotten()}) if options.all else [options.name]
     if not options.all and options.name not in forgotten():
         Cluster.find(options.name)
@@ -91,21 +97,25 @@ def _listed(hosts: Sequence[str]) -> str:
     return hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
 
 
+def _heeded() -> List[signal.Signals]:
+    """Without those that `nohup` and `&` have us ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
 def _interrupt(number: int, frame: object) -> NoReturn:
     sys.exit(128 + number)
 
 
 def _attend(cluster: Cluster, command: Sequence[str]) -> int:
     """Run the command in the foreground; signals are for it, and this process stays as long as it does."""
+    signals = _heeded()
+    ours = [*signals, signal.SIGCHLD]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     try:
-        process = cluster.popen(command)
-    except OSError as error:
-        raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
-    signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals | {signal.SIGCHLD})
-    try:
+        process = cluster.popen(command, preexec_fn=functools.partial(
+            signal.pthread_sigmask, signal.SIG_SETMASK, before))
         while process.poll() is None:
-            told = signal.sigtimedwait(signals | {signal.SIGCHLD}, 0.5)
+            told = signal.sigtimedwait(ours, 0.5)
             if told and told.si_signo in signals and told.si_code != SI_KERNEL:
                 process.send_signal(told.si_signo)
     finally:

@@ -58,6 +58,8 @@ class Cluster:
     def __init__(self, name: str) -> None:
         self.name, self.folder = name, FOLDER / name
         self._line: Optional[int] = None
+        self._process: "Optional[subprocess.Popen[bytes]]" = None
+        self._commands: "List[subprocess.Popen[Any]]" = []
 
     @classmethod
     def up(cls, hosts: int, rate: Optional[str] = None, rates: Optional[Mapping[int, str]] = None,
@@ -69,7 +71,7 @@ class Cluster:
         """
         speeds = links.link_rates(hosts, rate, rates or {})
         name = _checked(name or f"run-{os.getpid()}-{next(_numbers)}")
-        _check_machine()
+        check_machine()
         with _alone():
             _sweep()
             cluster = cls(name)
@@ -86,6 +88,7 @@ class Cluster:
     @classmethod
     def find(cls, name: str) -> "Cluster":
         """A cluster that is up."""
+        check_machine()
         cluster = cls(_checked(name))
         init = cluster._init()
         if not (init and init.alive):
@@ -96,9 +99,10 @@ class Cluster:
 
     def stay(self) -> None:
         """Let the cluster outlive this process, until somebody takes it down."""
-        assert self._line is not None
+        assert self._line is not None and self._process is not None
         os.write(self._line, b"stay\n")
         self._hang_up()
+        self._process.returncode = 0  # no child to wait for any more
 
     def down(self) -> None:
         """End every process on it; the kernel takes the namespaces and links away."""
@@ -134,19 +138,21 @@ class Cluster:
               **options: Any) -> "subprocess.Popen[Any]":
         """Start a command on the head, or on one host as ssh would; `@hosts` in it becomes the hosts file's path.
 
-        `env` comes on top of this process's environment; on a host there is only what a login there sets. Everything
-        else is `subprocess.Popen`'s. Not thread-safe.
+        `env` comes on top of this process's environment; on a host, of what a login there sets. `options` are those of
+        `subprocess.Popen`.
         """
         words = [self._word(word) for word in command]
         directory = str(options.pop("cwd", None) or os.getcwd())
         if host is not None:
-            words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, words)]
+            words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
         init = self._init()
         if not (init and init.alive):
             raise ConfigError(f"cluster `{self.name}` is not up any more")
         with _children_in(init.pid):
-            return subprocess.Popen(boot.entering(init.pid, directory, words),
-                                    env={**os.environ, **self.variables, **(env or {})}, **options)
+            process = subprocess.Popen(boot.entering(init.pid, directory, words),
+                                       env={**os.environ, **self.variables, **(env or {})}, **options)
+        self._commands = [earlier for earlier in self._commands if earlier.poll() is None] + [process]
+        return process
 
     def run(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
             host: Optional[int] = None) -> "subprocess.CompletedProcess[str]":
@@ -190,7 +196,7 @@ class Cluster:
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
         with contextlib.closing(_Booting(boot.head_command(str(self.folder)), their_line)) as booting:
-            os.close(their_line)
+            self._process = booting.process
             pid = booting.word("init")
             (self.folder / "init").write_text(f"{pid} {_start_time(int(pid))}", encoding="ascii")
             pids = dict(booting.word("host").split() for _ in rates)
@@ -213,10 +219,14 @@ class Cluster:
             os.kill(init.pid, signal.SIGKILL)
             deadline = time.monotonic() + DOWN_WITHIN_S
             while init.alive:
+                for command in self._commands:
+                    command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
                 if time.monotonic() > deadline:
                     raise ConfigError(f"cluster `{self.name}`: process {init.pid} has not ended {DOWN_WITHIN_S:g} s "
-                                      "after SIGKILL; something on it hangs in the kernel")
+                                      "after SIGKILL; is an `odsgd cluster run` of it stopped (Ctrl-Z)?")
                 time.sleep(0.005)
+        if self._process:
+            self._process.wait(DOWN_WITHIN_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hang_up(self) -> None:
@@ -240,8 +250,11 @@ class _Booting:
     """The head's script while it brings the cluster up, and what it says."""
 
     def __init__(self, command: Sequence[str], line: int) -> None:
-        self.process = subprocess.Popen(command, stdin=line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                        start_new_session=True, cwd="/")
+        try:
+            self.process = subprocess.Popen(command, stdin=line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                            start_new_session=True, cwd="/")
+        finally:
+            os.close(line)
         self.deadline = time.monotonic() + UP_WITHIN_S
         self.complaint = ""
         self.partial = b""
@@ -277,7 +290,8 @@ class _Booting:
 
 # The machine
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Refuse what this machine or this user cannot do."""
     if not sys.platform.startswith("linux"):
         raise ConfigError("an emulated cluster needs Linux")
     if os.geteuid() != 0:

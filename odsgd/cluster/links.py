@@ -10,13 +10,14 @@ UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
 MOST_HOSTS = 250
 
-SEGMENT_NBYTES = 16384
-"""What the kernel may hand to a link as one packet, to be cut into frames by hardware that is not there."""
-BURST_NBYTES = 2 * SEGMENT_NBYTES
-"""What a link that was idle takes at once; less than two packets, and the rate is not reached."""
-QUEUE_S = 0.005
-"""How long the last byte of a full queue has to wait."""
-LEAST_QUEUE_NBYTES = 256 * 1024
+SEGMENT_NBYTES = 32768
+"""What the kernel hands to a link as one packet, for hardware to cut into frames. Smaller costs more of the cores."""
+BURST_NBYTES, BURST_S = 40_000, 1e-4
+"""What an idle link takes at once, whichever is more: a packet and its headers at least, and what is sent while a timer
+is late; with less the rate is not reached."""
+QUEUE_NBYTES, QUEUE_S = 500_000, 0.032
+"""The buffer of a port, whichever is more: that of a switch. In a smaller one the packets of several senders to one
+receiver get lost, and TCP waits 200 ms before it sends the last of them again; a larger one delays what goes back."""
 
 
 def parse_rate(text: str, option: str) -> int:
@@ -59,5 +60,6 @@ def parse_host_rates(values: Sequence[str]) -> Dict[int, str]:
 
 def discipline(rate: int) -> str:
     """The words for `tc qdisc add dev DEVICE root` of a link of `rate` bits per second."""
-    queue = max(LEAST_QUEUE_NBYTES, round(rate / 8 * QUEUE_S))
-    return f"tbf rate {rate}bit burst {BURST_NBYTES}b limit {queue}b"
+    burst = max(BURST_NBYTES, round(rate / 8 * BURST_S))
+    queue = max(QUEUE_NBYTES, round(rate / 8 * QUEUE_S))
+    return f"tbf rate {rate}bit burst {burst}b limit {queue}b"
