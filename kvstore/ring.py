@@ -14,7 +14,7 @@ from .buckets import Bucket, Keys, plan
 from .codecs import codec
 from .mpi import Connection
 from .replica import Replicated
-from .rounds import Round, Rounds
+from .rounds import Round, Rounds, bucket_nbytes
 
 
 class Ring(Replicated):
@@ -26,8 +26,10 @@ class Ring(Replicated):
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
         super().__init__()
 
-    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
-        return plan(parameters, self._process.keys, nbytes, whole)
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
+        floats = sum(parameter.size for parameter in parameters)
+        suits = bucket_nbytes(self._codec, self.num_workers, floats)
+        return plan(parameters, self._process.keys, nbytes or suits, whole)
 
     def _allreduce_into(self, bucket: Bucket, array: NDArray, out: NDArray) -> None:
         round_ = self._process.rounds.ask(str(bucket), self._codec)
