@@ -3,8 +3,9 @@
 What it does instead is its first argument, or MEMBER_WORKER_<RANK> in the environment:
 
     ok | wait | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
-    stop (stops before it asks for the others)
+    stop (stops before it asks for the others) | sums (sums for ever, and stops after a while on rank 1)
 """
+import itertools
 import os
 import signal
 import sys
@@ -15,6 +16,17 @@ from kvstore import mpi
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
 ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
 TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
+
+
+def sum_for_ever(connection):
+    import numpy
+
+    from kvstore.rounds import Rounds
+    rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
+    for number in itertools.count():
+        rounds.total(numpy.ones(1000, numpy.float32))
+        if number == 100 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def main():
@@ -30,6 +42,8 @@ def main():
         time.sleep(600)
     if ACTION == "spawn":
         connection.mpi.COMM_SELF.Spawn(sys.executable)
+    if ACTION == "sums":
+        sum_for_ever(connection)
     connection.comm.Barrier()
     connection.close()
 

@@ -109,6 +109,12 @@ def test_a_worker_that_stands_still_is_missed_at_the_deadline():
     assert "the job did not come up within 2 s: 2 workers expected to meet through 127.0.0.1:" in launch.said
 
 
+def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline():
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_TIMEOUT_S:2", MEMBER, "sums") as launch:
+        assert launch.wait() == 75
+    assert launch.said.startswith("worker 0 failed") and "late, stopped or unreachable" in launch.said
+
+
 def test_who_does_not_come_is_missed_though_there_is_no_scheduler():
     with Launch("-n", 2, "-s", 0, "--startup-timeout", 2, "--env-worker", "MEMBER_WORKER_1:late", MEMBER) as launch:
         assert launch.wait() == 75
