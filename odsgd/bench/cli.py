@@ -1,12 +1,13 @@
 """``odsgd bench``: measure, and say what was measured."""
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
-from typing import Sequence
+from typing import Iterator, Sequence
 
-from kvstore.errors import EXIT_FAILURE
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
 from odsgd.bench import figure, report
 from odsgd.bench.config import BenchConfig
 from odsgd.bench.results import rows
@@ -18,12 +19,9 @@ def main(argv: Sequence[str]) -> int:
     config = BenchConfig.from_flags(argv)
     if config.png:
         figure.check()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the jobs and the cluster end with us
     load_before = os.getloadavg()[0]
-    try:
+    with _ending_well():
         measured = measure(config, _say)
-    finally:
-        _say("")
     found = rows(config, measured)
     print(report.table(config, found, measured))
     machine = report.machine(config, (load_before, os.getloadavg()[0]))
@@ -33,6 +31,19 @@ def main(argv: Sequence[str]) -> int:
     if config.png and found:
         figure.draw(found, config.title, config.png)
     return EXIT_FAILURE if measured.failures else 0
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """Let a signal end what is under way, the cluster and its job, and then this process."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _say("")
 
 
 def _say(text: str) -> None:

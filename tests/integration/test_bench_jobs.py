@@ -2,10 +2,16 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
 
 import pytest
 
 from odsgd.bench import cli
+from tests.integration.launching import MARK, ROOT, marked
 
 CLUSTER = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "unshare")))
 
@@ -35,3 +41,24 @@ def test_no_iteration_beats_the_limit_of_a_slow_link(tmp_path, capfd):
     row, = found["rows"]
     assert row["limit_ms"] > 150  # 2 workers x 1.09 MB at less than 12.5 MB/s
     assert row["iteration_ms"] > 0.95 * row["limit_ms"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_is_left_of_an_interrupted_benchmark(number):
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+         "from odsgd.bench import cli; sys.exit(cli.main(sys.argv[1:]))",
+         "--systems", "odsgd@1", "--compute", "50ms", "--seconds", "600"],
+        env={**os.environ, MARK: mark, "PYTHONPATH": ROOT}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while sum(env.get("DMLC_ROLE") == "worker" for env in marked(mark).values()) < 2:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+        assert not marked(mark)
+    finally:
+        process.kill()
+        process.wait()
