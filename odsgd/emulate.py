@@ -49,7 +49,8 @@ class Emulated:
     Parameters
     ----------
     layers : Gluon parameters, or pairs (weights, gradient) of arrays, in the order of the forward pass
-    seconds : what an iteration takes, in the mean; a third of it forward
+    seconds : what an iteration takes, in the mean
+    forward : the forward pass's share of it
     spread : sigma of the lognormal distribution of that time, drawn anew in each iteration; the mean stays
     seed : of these draws; a number or several, different on each worker
     shares : how much of the time each layer takes, in any unit; None: as it has elements
@@ -57,7 +58,8 @@ class Emulated:
     """
 
     def __init__(self, layers: Iterable[Any], seconds: float, spread: float = 0.0, seed: Any = 0,
-                 shares: Optional[Sequence[float]] = None, gradient: Optional[Gradient] = None) -> None:
+                 shares: Optional[Sequence[float]] = None, gradient: Optional[Gradient] = None,
+                 forward: float = FORWARD) -> None:
         replicas = _by_device(layers)
         sizes = [weight.size for weight, _ in replicas[0]]
         parts = np.array(sizes if shares is None else shares, float)
@@ -66,7 +68,7 @@ class Emulated:
         durations = seconds * parts / parts.sum()
         self.iterations = 0
         self._factors = factors(spread, seed)
-        self._devices = [_Device(pairs, durations, gradient) for pairs in replicas]
+        self._devices = [_Device(pairs, durations, forward, gradient) for pairs in replicas]
 
     def iteration(self) -> List[NDArray]:
         """Queue a forward and a backward pass; returns at once, for each device an array written when it is through."""
@@ -100,12 +102,12 @@ class _Device:
     `durations` : seconds of each layer, forward and backward together
     """
 
-    def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray,
+    def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray, forward: float,
                  gradient: Optional[Gradient]) -> None:
         self._layers, self._gradient = layers, gradient
         numbers = list(range(len(layers)))
-        self._forward = _steps(numbers, FORWARD * durations)
-        self._backward = _steps(numbers[::-1], (1 - FORWARD) * durations)
+        self._forward = _steps(numbers, forward * durations)
+        self._backward = _steps(numbers[::-1], (1 - forward) * durations)
         self._asked: "queue.SimpleQueue[_Task]" = queue.SimpleQueue()
         self._end_s = 0.0
         threading.Thread(target=self._run, name="odsgd-device", daemon=True).start()

@@ -113,7 +113,7 @@ def _links(rate: str, hosts: int) -> Iterator[Links]:
     from odsgd.cluster import Cluster
     with Cluster.up(hosts=hosts, rate=rate) as cluster:
         yield Links(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
-                    ("-H", cluster.hostfile, "--env", "UCX_TLS"),
+                    ("-H", cluster.hostfile),
                     lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
 
 
