@@ -23,12 +23,14 @@ from kvstore.errors import ConfigError, unknown
 from odsgd.flags import parse_flags
 from odsgd.names import MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
 from odsgd.options import (
+    COMPUTE,
     FLAG,
     KEYWORDS,
     PATH,
     SHAPE,
     SPAN,
     TEXT,
+    Compute,
     Span,
     convert,
     integer,
@@ -222,6 +224,9 @@ class TrainConfig:
     keep_checkpoints: int = option("Run", 3, integer(1), "how many of the newest are kept", result=False)
     on_nan: str = option("Run", "stop", name("answer", ("stop", "continue")),
                          "what to do when the loss is infinite or not a number", result=False)
+    emulate_compute: Optional[Compute] = option(
+        "Run", None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
+        "layer; their values are those of the first batch. For measuring time: nothing is learned, evaluated or kept")
     bucket_nbytes: Optional[int] = option("Run", None, integer(1), "bytes of one message (default: the store's)",
                                           result=False)
     timeout_s: Optional[float] = option("Run", None, real(above=0),
@@ -235,6 +240,7 @@ class TrainConfig:
         self._resolve_algorithm()
         self._check_model_and_devices()
         self._check_schedule()
+        self._resolve_emulation()
         if self.out is None:
             self._set("out", str(Path("runs") / self.name))
 
@@ -429,6 +435,15 @@ class TrainConfig:
             raise ConfigError("lr_warmup_from needs lr_warmup, the span over which lr rises")
 
 
+    def _resolve_emulation(self) -> None:
+        if self.emulate_compute is None:
+            return
+        if self.resume:
+            raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; leave "
+                              "one of them out")
+        self._set("eval_every", 0)
+
+
 def read_yaml(config_class: Any, path: str, program: str = "odsgd train") -> Dict[str, Any]:
     """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
     try:
@@ -481,6 +496,6 @@ def _device_count(options: Mapping[str, Any]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Span):
+    if isinstance(value, (Span, Compute)):
         return value.plain()
     return list(value) if isinstance(value, tuple) else value

@@ -39,6 +39,24 @@ class Span:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compute:
+    """How long an emulated accelerator computes per iteration, written ``200ms`` or ``0.2s,lognormal:0.1``.
+
+    `spread` : sigma of the lognormal distribution of that time, whose mean is `seconds`; 0: always the same
+    """
+
+    seconds: float
+    spread: float = 0.0
+
+    def plain(self) -> str:
+        """The value as YAML has it; reading it back gives this Compute."""
+        return f"{1000 * self.seconds:.12g}ms" + (f",lognormal:{self.spread:.12g}" if self.spread else "")
+
+    def __str__(self) -> str:
+        return self.plain()
+
+
+@dataclasses.dataclass(frozen=True)
 class Kind:
     """How a value of an option is written: the word in the help, what is expected, and the conversion.
 
@@ -82,6 +100,19 @@ def _span(value: Any) -> Span:
     if not match:
         raise ValueError
     return Span(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
+
+
+def _compute(value: Any) -> Compute:
+    if isinstance(value, Compute):
+        return value
+    match = re.fullmatch(r"([\d.]+) ?(ms|s)(?:, ?lognormal:([\d.]+))?", _text(value).strip())
+    if not match:
+        raise ValueError
+    number, unit, spread = match.groups()
+    compute = Compute(float(number) / (1000 if unit == "ms" else 1), float(spread or 0))
+    if not compute.seconds > 0:
+        raise ValueError
+    return compute
 
 
 def _keyword_value(text: str) -> Any:
@@ -163,6 +194,7 @@ TEXT = Kind("TEXT", "text", _text)
 PATH = Kind("PATH", "a path", _text)
 FLAG = Kind("", "true or false", _flag)
 SPAN = Kind("SPAN", "iterations (200) or epochs (2epochs)", _span)
+COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
 KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
 SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")
 

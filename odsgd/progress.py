@@ -32,7 +32,7 @@ class Progress:
     def interval(self, record: Dict[str, Any]) -> None:
         """Numbers of the last iterations: into the bar, or as a line."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {record['train_accuracy']:.2%}{stale(record)}")
+            self._bar.set_postfix_str(learned(record, "loss {:.4f}, {:.2%}") + stale(record))
         else:
             self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
 
@@ -49,10 +49,15 @@ class Progress:
             self._bar.close()
 
 
+def learned(record: Dict[str, Any], words: str) -> str:
+    """Loss and accuracy of a record, where it has them."""
+    return words.format(record["train_loss"], record["train_accuracy"]) if "train_loss" in record else "emulated compute"
+
+
 def measured(record: Dict[str, Any]) -> str:
     """Loss, accuracy, speed, learning rates and staleness of a record, for a line."""
     local = record.get("lr_local")
-    return (f"loss {record['train_loss']:.4f}, accuracy {record['train_accuracy']:.2%}, "
+    return (f"{learned(record, 'loss {:.4f}, accuracy {:.2%}')}, "
             f"{record['samples_per_s']:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
             + ("" if local is None else f", lr_local {local:g}") + stale(record))
 

@@ -13,6 +13,9 @@ at the end of an epoch (to sum, and for the evaluation of weights that nobody ch
 Reported per epoch and per interval: loss and accuracy of the weights trained on (interval: worker 0's batches alone),
 samples_per_s of all workers together, without evaluation and checkpoints (an asynchronous job's intervals take the
 others to be as fast as worker 0). Asynchronous jobs report their staleness, too (staleness.py).
+
+With `emulate_compute` an emulated accelerator takes the place of forward and backward, and only time is reported: the
+gradients of the first batch are sent again and again, so that there is no loss, and no weights worth a checkpoint.
 """
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -32,8 +35,10 @@ from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from kvstore.factory import connect
 from odsgd import checkpoint, data, devices, models, randomness
 from odsgd.config import TrainConfig
+from odsgd.emulate import Emulated
 from odsgd.journal import Journal, versions
 from odsgd.metrics import Clock, Meter, Sums, Tally, Window
+from odsgd.options import Compute
 from odsgd.schedule import lr_at, lr_local_at
 from odsgd.stability import warnings_about
 from odsgd.staleness import Gauge
@@ -96,6 +101,7 @@ class Training:
         self.interval = self.epoch = Window(0, 0.0)
         self.tested: Optional[Sums] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
+        self.emulated: Optional[Emulated] = None
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -110,6 +116,8 @@ class Training:
             for line in warnings_about(self.config, self.store.num_workers):
                 self.journal.warn(line)
             while self.store.iteration < self.total:
+            if self.config.emulate_compute is not None:
+                self._emulate(self.config.emulate_compute)
                 self._train_epoch()
             if self.gauge is not None:
                 self.journal.staleness(self.gauge.result())
@@ -125,7 +133,7 @@ class Training:
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
         self.epoch = self._window()
-        for xs, ys in itertools.islice(self.data.train(epoch, position), end - self.store.iteration):
+        for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
             self._iterate(xs, ys)
             if self.store.iteration < end and self._checkpoint_due():
                 self._checkpoint()
@@ -141,11 +149,7 @@ class Training:
         self.store.lr_local = lr_local
         if self.draws:
             randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
-        with mx.autograd.record():
-            outputs = [self.net(x) for x in xs]
-            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
-        mx.autograd.backward(losses)
-        tallies = [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+        tallies = self._compute(xs, ys) if self.emulated is None else self._pretend()
         self.trainer.step(self.config.worker_batch_size)
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.journal.iteration()
@@ -155,6 +159,33 @@ class Training:
             self._log_interval()
 
     def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
+    def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        """Queue forward and backward on every device; what they count."""
+        with mx.autograd.record():
+            outputs = [self.net(x) for x in xs]
+            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
+        mx.autograd.backward(losses)
+        return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+
+    def _emulate(self, compute: Compute) -> None:
+        """From here on an emulated accelerator computes. What the gradients hold, of the first batch, they keep."""
+        self._compute(*next(iter(self.data.train(0))))
+        self.emulated = Emulated(self.net.collect_params().values(), compute.seconds, compute.spread,
+                                 seed=[self.config.seed, self.store.rank])
+        self.journal.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
+                          "learned, evaluated or kept")
+
+    def _pretend(self) -> List[Any]:
+        """Queue an iteration of the emulated accelerator, which counts nothing."""
+        assert self.emulated is not None
+        return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
+
+    def _batches(self, epoch: int, position: int) -> Iterator[Any]:
+        """What is left of an epoch; an emulated accelerator needs no data."""
+        if self.emulated is not None:
+            return iter([([], [])] * (self.batches_per_epoch - position))
+        return self.data.train(epoch, position)
+
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
         return (lr_at(self.config, iteration, self.batches_per_epoch),
                 lr_local_at(self.config, iteration, self.batches_per_epoch))
@@ -197,7 +228,8 @@ class Training:
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.steps_locally else None
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
-                "train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy,
+        learned = {"train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy}
+                **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * self._present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local}
@@ -259,6 +291,8 @@ class Training:
 
     def _checkpoint_due(self) -> bool:
         every = self.config.checkpoint_every.iterations(self.batches_per_epoch)
+        if self.emulated is not None:
+            return False
         return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
 
     def _checkpoint(self) -> None:

@@ -185,6 +185,19 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
     assert TrainConfig(**config.to_dict()) == config
 
 
+def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread():
+    config = TrainConfig.from_flags(["--emulate-compute", "0.2s,lognormal:0.1"])
+    assert (config.emulate_compute.seconds, config.emulate_compute.spread) == (0.2, 0.1)
+    assert config.to_dict()["emulate_compute"] == "200ms,lognormal:0.1" and config.eval_every == 0
+    assert TrainConfig(**config.to_dict()) == config
+    assert TrainConfig(emulate_compute="33.3ms").to_dict()["emulate_compute"] == "33.3ms"
+    for wrong in ("200", "0ms", "200ms,normal:1", "-1s"):
+        with pytest.raises(ConfigError, match="emulate_compute: expected a time"):
+            TrainConfig(emulate_compute=wrong)
+    with pytest.raises(ConfigError, match="resume has no meaning"):
+        TrainConfig(emulate_compute="1ms", resume=True)
+
+
 def test_a_span_may_count_epochs():
     assert [TrainConfig(warmup=text).warmup.iterations(50) for text in ("3epochs", "1epoch", "2e", "7", 7)] == \
         [150, 50, 100, 7, 7]

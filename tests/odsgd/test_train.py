@@ -72,6 +72,17 @@ def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(tmp
     assert TrainConfig.from_flags(["--config", str(tmp_path / "config.yaml")]) == tiny(tmp_path, epochs=3)
 
 
+def test_emulated_compute_reports_speed_and_neither_loss_nor_accuracy(tmp_path, capsys):
+    assert train.run(tiny(tmp_path, emulate_compute="10ms")) == 0
+    epochs = records(tmp_path, "epoch")
+    assert len(epochs) == 2 and not any("accuracy" in name or "loss" in name for record in epochs for name in record)
+    assert all(record["samples_per_s"] > 0 and record["iteration_ms"] >= 10 for record in epochs[1:])
+    printed = capsys.readouterr().out
+    assert "epoch 2/2: emulated compute, " in printed and "accuracy" not in printed.partition("epoch")[2]
+    assert "warning: forward and backward are emulated, 10ms per iteration" in printed
+    assert not (tmp_path / "checkpoints").exists()
+
+
 def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_last(tmp_path):
     train.run(tiny(tmp_path, log_interval=1, epochs=1))
     shown = [record["iteration"] for record in records(tmp_path, "interval")]
