@@ -4,7 +4,7 @@ from typing import Any, Dict
 
 from ._mxnet import mx
 from .algorithms import STORES
-from .errors import unknown
+from .errors import ConfigError, unknown
 from .store import Store
 from .transport import Transport
 
@@ -13,25 +13,42 @@ LOCAL = "local"
 
 def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
     """`kvstore.create`, whose documentation it is."""
+    checked = read(name, options)
+    program = STORES[_algorithm(name)]
+    transport = transport or connect(name, checked)
+    if transport.has_servers == program.on_ring(checked):
+        needs, has = ("a ring", "servers") if transport.has_servers else ("servers", "none")
+        raise ConfigError(f"store {name} needs {needs} and the transport given has {has}")
+    return Store(_algorithm(name), program, transport, checked)
+
+
+def read(name: str, options: Dict[str, Any]) -> Any:
+    """The checked `Options` of the store of this name."""
     if name not in (*STORES, LOCAL):
         raise unknown("store", name, [*STORES, LOCAL])
-    algorithm = "ssgd" if name == LOCAL else name
-    program = STORES[algorithm]
-    known = [field.name for field in dataclasses.fields(program.Options)]
+    kind = STORES[_algorithm(name)].Options
+    known = [field.name for field in dataclasses.fields(kind)]
     for option in options:
         if option not in known:
             raise unknown(f"option of store {name}", option, known)
-    checked = program.Options(**options)
-    return Store(algorithm, program, transport or connect(name, checked.timeout_s), checked)
+    return kind(**options)
 
 
-def connect(name: str, timeout_s: float) -> Transport:
-    """The transport a store of this name runs on by default."""
+def _algorithm(name: str) -> str:
+    return "ssgd" if name == LOCAL else name
+
+
+def connect(name: str, options: Any) -> Transport:
+    """The transport that a store of this name with these `Options` runs on by default."""
     if name == LOCAL:
         from .inprocess import Cluster
-        return Cluster(1, timeout_s=timeout_s).worker(0)
+        return Cluster(1, timeout_s=options.timeout_s).worker(0)
+    program = STORES[name]
+    if program.on_ring(options):
+        from .ring import Ring
+        return Ring(options.timeout_s, getattr(options, "codec", "none"))
     from .ps import ParameterServer
-    return ParameterServer(timeout_s, STORES[name].synchronous)
+    return ParameterServer(options.timeout_s, program.synchronous)
 
 
 def register() -> None:

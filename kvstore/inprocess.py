@@ -1,4 +1,4 @@
-"""A whole job inside one process: workers as threads, a shard instead of servers, no sockets.
+"""A whole job inside one process: workers as threads, a shard instead of servers or a ring without a network.
 
 For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
 algorithm files run on it unchanged.
@@ -13,32 +13,53 @@ import collections
 import json
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import control
 from ._mxnet import NDArray
 from .buckets import Bucket, Keys, plan
+from .codecs import Codec, codec
 from .errors import RoundTimeoutError, WorkerLostError
 from .messages import FETCH
+from .replica import Replicated
+from .rounds import messages
 from .shard import Shard, un_npz
-from .transport import Opening, Pending, by_bucket
+from .transport import Opening, Pending, State, by_bucket
 from .wires import Buffer, Taken, Wire, Wired
 
 
 class _Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, cluster: "Cluster", what: str, buffer: Buffer) -> None:
-        super().__init__(buffer.payload)
-        self.buffer = buffer
+    def __init__(self, cluster: "Cluster", what: str, array: NDArray) -> None:
+        super().__init__(array)
         self._cluster, self._what = cluster, what
         self.arrived = False
 
     def result(self) -> NDArray:
         self._cluster.wait_until(lambda: self.arrived, self._what)
         return super().result()
+
+    def wait(self) -> None:
+        self.result().wait_to_read()
+
+    def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
+        return _Then(self, function)
+
+
+class _Then(Pending):
+    """What a function makes of a late answer, as soon as somebody asks."""
+
+    def __init__(self, late: _Late, function: Callable[[NDArray], NDArray]) -> None:
+        self._late, self._function = late, function
+        self._made: Optional[NDArray] = None
+
+    def result(self) -> NDArray:
+        if self._made is None:
+            self._made = self._function(self._late.result())
+        return self._made
 
     def wait(self) -> None:
         self.result().wait_to_read()
@@ -64,24 +85,30 @@ class Cluster:
         self._baton = threading.Condition(threading.RLock())
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
-        self._rounds: Dict[int, List[_Late]] = collections.defaultdict(list)  # pushes not answered yet
-        self._sums: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
-        self._asked = [0] * num_workers  # sums that each worker has asked for
+        self._rounds: Dict[int, List[Tuple[Buffer, _Late]]] = collections.defaultdict(list)  # pushes not answered yet
+        self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
+        self._asked = [0] * num_workers  # totals that each worker has asked for
+        self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
+        self._begun: Dict[Tuple[int, int], int] = collections.Counter()  # (worker rank, bucket id) -> sums asked for
 
     def worker(self, worker_rank: int) -> "InProcess":
         return InProcess(self, worker_rank)
 
-    def run(self, function: Callable[["InProcess"], Any]) -> List[Any]:
+    def ring_worker(self, worker_rank: int, codec_name: str = "none") -> "InProcessRing":
+        return InProcessRing(self, worker_rank, codec_name)
+
+    def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
         """Call `function` on every worker's transport, each in a thread; their results.
 
-        Raises what the first failure raised.
+        `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
         """
+        make = make or self.worker
         results: List[Any] = [None] * self.num_workers
 
         def body(worker_rank: int) -> None:
             with self._baton:
                 try:
-                    results[worker_rank] = function(self.worker(worker_rank))
+                    results[worker_rank] = function(make(worker_rank))
                 except BaseException as error:  # noqa: B902  raised again below
                     self._failure = self._failure or error
                 self._baton.notify_all()
@@ -127,33 +154,72 @@ class Cluster:
             if worker_rank != FETCH:
                 self.take_turn(worker_rank)
             round_ = self._rounds[bucket.id]
-            round_.append(_Late(self, f"worker {worker_rank}, {bucket}: the answer", answer))
-            late = round_[-1]
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
+            round_.append((answer, late))
             if len(round_) == (self.num_workers if synchronous else 1):
                 self._answer(bucket, self._rounds.pop(bucket.id))
             return late
 
-    def _answer(self, bucket: Bucket, round_: List["_Late"]) -> None:
-        merged = round_[0].buffer.whole.copy()
-        for late in round_[1:]:
-            merged += late.buffer.whole
+    def _answer(self, bucket: Bucket, round_: List[Tuple[Buffer, _Late]]) -> None:
+        merged = round_[0][0].whole.copy()
+        for buffer, _ in round_[1:]:
+            merged += buffer.whole
         stored = self._stored[bucket.id]
         stored.wait_to_read()
         self.shard.update(bucket.id, merged, stored)
-        for late in round_:
-            stored.copyto(late.buffer.whole)
+        for buffer, late in round_:
+            stored.copyto(buffer.whole)
             late.arrived = True
         self._baton.notify_all()
 
-    def sum(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> _Late:
+        """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
+        with self._baton:
+            self._begun[worker_rank, bucket.id] += 1
+            number = bucket.id, self._begun[worker_rank, bucket.id]
+            round_ = self._sums[number]
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
+            round_[worker_rank] = _Term(array.asnumpy(), out, how, late)
+            if len(round_) == self.num_workers:
+                _travel_round([round_[rank] for rank in range(self.num_workers)])
+                del self._sums[number]
+                self._baton.notify_all()
+            return late
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of what every worker asks for as its nth, always in the same order."""
         with self._baton:
-            parts = self._sums[self._asked[worker_rank]]
+            parts = self._totals[self._asked[worker_rank]]
             self._asked[worker_rank] += 1
             parts[worker_rank] = array
             self._baton.notify_all()
             self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
             return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
+
+
+class _Term:
+    """What one worker adds to a sum, and where it waits for the whole."""
+
+    def __init__(self, own: np.ndarray, out: NDArray, how: Codec, late: _Late) -> None:
+        self.own, self.out, self.how, self.late = own, out, how, late
+
+
+def _travel_round(terms: List[_Term]) -> None:
+    """The messages of a ring, all workers' at once: the bits are those of a real one."""
+    p, totals = len(terms), [np.empty_like(term.own) for term in terms]
+    room = terms[0].how.nbytes(-(-terms[0].own.size // p))
+    travels = [messages(m, p, term.how, term.own, totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
+               for m, term in enumerate(terms)]
+    while True:
+        pairs = [pair for pair in [next(travel, None) for travel in travels] if pair is not None]
+        if not pairs:
+            break
+        sent = [outgoing.copy() for outgoing, _ in pairs]
+        for m, (_, incoming) in enumerate(pairs):
+            incoming[:] = sent[m - 1]
+    for term, total in zip(terms, totals):
+        term.out[:] = total
+        term.late.arrived = True
 
 
 class InProcess(Wired):
@@ -162,7 +228,7 @@ class InProcess(Wired):
     def __init__(self, cluster: Cluster, worker_rank: int) -> None:
         super().__init__(worker_rank, synchronous=True)  # until `open` says otherwise
         self._cluster = cluster
-        self.num_workers, self.num_servers = cluster.num_workers, 1
+        self.num_workers = cluster.num_workers
         self._last: Dict[int, Pending] = {}
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
@@ -175,7 +241,7 @@ class InProcess(Wired):
             self._cluster.open(key, wire.last.whole)
         if self.worker_rank == 0:
             self._cluster.shard.command("open", opening.command())
-        self.allreduce(np.zeros(1))
+        self.total(np.zeros(1))
         return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
@@ -194,18 +260,41 @@ class InProcess(Wired):
         self._cluster.push(FETCH, bucket, send, synchronous=False)
         return Taken(send, wire)
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
-        return self._cluster.sum(self.worker_rank, np.array(array, np.float32))
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for key, one in json.loads(self._cluster.shard.statistics()).items()}
 
-    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
+    def export_state(self) -> State:
         return by_bucket(un_npz(self._cluster.shard.export()))
 
-    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        if state is None or self.worker_rank != 0:
+            return
         self._cluster.shard.restore({f"{bucket}/{part}": array for bucket, parts in state.items()
                                      for part, array in parts.items()})
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class InProcessRing(Replicated):
+    """One worker of a `Cluster` without a shard."""
+
+    def __init__(self, cluster: Cluster, worker_rank: int, codec_name: str) -> None:
+        super().__init__()
+        self._cluster, self._codec = cluster, codec(codec_name)
+        self.worker_rank, self.num_workers = worker_rank, cluster.num_workers
+
+    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
+
+    def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
+        return self._cluster.sum(self.worker_rank, bucket, array, self._sums[bucket.id].next(), self._codec)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
 
     def close(self) -> None:
         """Nothing to end."""

@@ -25,7 +25,7 @@ from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
 from .messages import FETCH, HEADER
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
-from .transport import Opening, Pending, by_bucket
+from .transport import Opening, Pending, State, by_bucket
 from .wires import Buffer, Taken, Wire, Wired
 
 WINDOW_NBYTES = 512 * 1024
@@ -81,7 +81,7 @@ class Connection:
                 empty.wait_to_read()
         mine = np.zeros(self.num_workers, np.float32)
         mine[self.worker_rank] = 1
-        present = self.allreduce(mine)
+        present = self.total(mine)
         if not np.all(present == 1):
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
@@ -99,7 +99,7 @@ class Connection:
         with self._waiting(f"command `{name}` to the servers"):
             self.native._send_command_to_servers(0, self._signer.sign(name, payload))
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
+    def total(self, array: np.ndarray) -> np.ndarray:
         """The sum over workers, through keys whose answer is the sum; waits."""
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         result = np.empty_like(flat)
@@ -294,8 +294,8 @@ class ParameterServer(Wired):
         """One message there, one back into the same buffer."""
         self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
-        return self._connection.allreduce(array)
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._connection.total(array)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         counted: Dict[int, Dict[str, Any]] = {}
@@ -303,13 +303,15 @@ class ParameterServer(Wired):
             counted.update({int(key): one for key, one in json.loads(answer).items()})
         return counted
 
-    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
+    def export_state(self) -> State:
         arrays: Dict[str, np.ndarray] = {}
         for answer in self._connection.read_mail("export"):
             arrays.update(un_npz(answer))
         return by_bucket(arrays)
 
-    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        if state is None or self.worker_rank != 0:
+            return
         for server_rank in range(self.num_servers):
             mine = {f"{bucket.id}/{part}": array for bucket in buckets if bucket.server_rank == server_rank
                     for part, array in state[bucket.id].items()}

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
-from . import engine
+from . import control, engine
 from ._mxnet import NDArray, mx
 from .algorithms import STORES
 from .algorithms.program import Rule
@@ -86,7 +86,7 @@ class Shard:
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"store {store} opens bucket {taken[0]}, which another store has")
-        applied = build(optimizer)
+        applied = build(optimizer, control.trusted())
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
         program = STORES[store]
@@ -100,9 +100,7 @@ class Shard:
         """The optimizer state of every bucket here, as an .npz file: `<bucket>/<i>` arrays, `<bucket>/meta` JSON."""
         arrays: Dict[str, np.ndarray] = {}
         for key, entry in self._entries.items():
-            for i, array in enumerate(entry.rule.memory()):
-                arrays[f"{key}/{i}"] = (array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
-            arrays[f"{key}/meta"] = text_array(entry.rule.progress())
+            arrays.update({f"{key}/{part}": array for part, array in saved(entry.rule).items()})
         return npz(arrays)
 
     def statistics(self) -> bytes:
@@ -121,12 +119,22 @@ class Shard:
     def restore(self, arrays: Dict[str, np.ndarray]) -> None:
         """Put back what `export` gave, in its arrays and names."""
         for key, parts in by_bucket(arrays).items():
-            rule = self._entries[key].rule
             self._entries[key].start(mx.nd.zeros(self._entries[key].size))
-            rule.resume(array_text(parts.pop("meta")))
-            for part, array in parts.items():
-                mine = rule.memory()[int(part)]
-                mine[:] = array.reshape(mine.shape)
+            put_back(self._entries[key].rule, parts)
+
+
+def saved(rule: Rule) -> Dict[str, np.ndarray]:
+    """What a checkpoint keeps of one bucket: arrays `0`, `1` …, and `meta`, which is JSON."""
+    arrays = {str(i): (array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
+              for i, array in enumerate(rule.memory())}
+    return {**arrays, "meta": text_array(rule.progress())}
+
+
+def put_back(rule: Rule, parts: Dict[str, np.ndarray]) -> None:
+    """The inverse of `saved`, on a rule that has started."""
+    rule.resume(array_text(parts["meta"]))
+    for part, mine in enumerate(rule.memory()):
+        mine[:] = parts[str(part)].reshape(mine.shape)
 
 
 def npz(arrays: Dict[str, np.ndarray]) -> bytes:

@@ -129,9 +129,9 @@ class Store(mx.kvstore.KVStoreBase):
         return capability.lower() == "optimizer"
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """The global optimizer. Its settings travel to the servers with the first step."""
+        """The global optimizer. Its settings travel to the servers, if there are any, with the first step."""
         if self._lanes:
-            raise ConfigError("set_optimizer after the first step: the servers keep the optimizer they have. "
+            raise ConfigError("set_optimizer after the first step: the global weights keep the optimizer they have. "
                               "Make a new store")
         self._optimizer = optimizer
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
@@ -160,7 +160,7 @@ class Store(mx.kvstore.KVStoreBase):
         if self._resuming:
             return
         mine = value.asnumpy() if self.rank == 0 else np.zeros(value.shape)
-        shared = mx.nd.array(self._transport.allreduce(mine), dtype=value.dtype)
+        shared = mx.nd.array(self._transport.total(mine), dtype=value.dtype)
         for array in out:
             shared.copyto(array)
 
@@ -184,16 +184,17 @@ class Store(mx.kvstore.KVStoreBase):
             self.iteration += 1
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the servers' optimizer state: arrays and JSON, no pickle. Waits; any one worker may call it."""
+        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
             np.savez(file, **arrays, **{"meta": text_array(meta)})
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
-        if not self._program_type.synchronous:
-            raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run: its servers keep versions "
-                              "and backups as well; use load_state (`odsgd train --resume`)")
+        if not self._program_type.resumes_from_optimizer:
+            raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
+                              "them (versions and backups, unfinished intervals, sums under way); use load_state "
+                              "(`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         with np.load(fname, allow_pickle=False) as file:
@@ -206,7 +207,7 @@ class Store(mx.kvstore.KVStoreBase):
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
         self._check_usable()
-        return self._transport.allreduce(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
+        return self._transport.total(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
         """Wait until every worker is here with nothing under way. Collective."""
@@ -242,6 +243,7 @@ class Store(mx.kvstore.KVStoreBase):
         """
         self._check_usable()
         self._idle()
+        self._transport.check()
         own = self._statistics()
         for key, mine in own.items():
             mean = self._mean(np.mean(mine, axis=0))
@@ -259,7 +261,7 @@ class Store(mx.kvstore.KVStoreBase):
     def worker_state(self) -> State:
         """What this worker knows: arrays ``global/NAME``, ``local/NAME``, ``aux/DEVICE/NAME``, ``memory/i/NAME``; JSON.
 
-        Waits; collective in an asynchronous job.
+        Collective; waits.
         """
         self._check_begun("worker_state")
         self._idle()
@@ -281,7 +283,7 @@ class Store(mx.kvstore.KVStoreBase):
         return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
 
     def server_state(self) -> State:
-        """The servers' optimizer state: arrays ``i/NAME``, and JSON. Waits; any one worker may call it."""
+        """The global optimizer's state: arrays ``i/NAME``, and JSON. Waits; any one worker may call it."""
         self._check_begun("server_state")
         self.wait()
         arrays: Dict[str, np.ndarray] = {}
@@ -350,7 +352,7 @@ class Store(mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         arriving = self._transport.open(
             Opening(self.type, updaters.describe(optimizer), self._program.rule_options(self.num_workers), planned,
-                    self._program.synchronous), self._initial_weights())
+                    self._program.synchronous, self._program.depth), self._initial_weights())
         for lane in self._lanes:
             lane.worker = self._program.worker(lane.bucket, self._transport, arriving[lane.bucket.id])
             lane.w_local = lane.worker.arriving.result()
@@ -396,8 +398,9 @@ class Store(mx.kvstore.KVStoreBase):
             self._transport.set_versions({lane.bucket.id: self._of(lane, meta["versions"]) for lane in self._lanes})
 
     def _resume_servers(self) -> None:
-        """Worker 0 puts the saved state on the servers, if it has one, and the others wait for it."""
+        """Worker 0's saved state of the global optimizer goes to where that lives, if it has one."""
         mine = self._saved_servers if self.rank == 0 else None
+        state: Optional[Dict[int, Dict[str, np.ndarray]]] = None
         updates = 0
         if mine is not None:
             arrays, meta = mine
@@ -407,8 +410,8 @@ class Store(mx.kvstore.KVStoreBase):
                      for lane in self._lanes}
             for lane in self._lanes:
                 state[lane.bucket.id]["meta"] = text_array(self._of(lane, meta))
-            self._transport.import_state(state, [lane.bucket for lane in self._lanes])
-        updates = int(self._transport.allreduce(np.array([updates]))[0])
+        self._transport.import_state(state, [lane.bucket for lane in self._lanes])
+        updates = int(self._transport.total(np.array([updates]))[0])
         if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
             self.iteration = updates
             for lane in self._lanes:
@@ -453,7 +456,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _mean(self, array: np.ndarray) -> np.ndarray:
         """The mean over the workers that take part; one may be lost between two sums, not within one."""
-        counted = self._transport.allreduce(np.append(array.reshape(-1), 1))
+        counted = self._transport.total(np.append(array.reshape(-1), 1))
         return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
 
     def _idle(self) -> None:

@@ -1,4 +1,4 @@
-"""Sums over the workers of an asynchronous job, for things outside the training loop (`Transport.allreduce`).
+"""Sums over the workers of an asynchronous job, for things outside the training loop (`Transport.total`).
 
 In a synchronous job MXNet adds up and answers when all have pushed. Here every push is answered at once, so a worker
 that has pushed its part asks again until the sum is complete:

@@ -1,25 +1,39 @@
 """What an algorithm may ask of the wire, and what carries it.
 
-An algorithm file sees two calls, and neither waits for the network:
+An algorithm file sees few calls, and none waits for the network:
 
     pending = transport.exchange(bucket, grad)     my gradient goes out; the global weights after it will come back
-    w = pending.result()                           the array that holds them, or will
+    pending = transport.allreduce(bucket, grad)    my gradient goes out; the sum of all workers' will come back
+    array = pending.result()                       the array that holds the answer, or will
+
+Parameter servers offer the first, a ring of workers both: there every worker applies the global optimizer itself
+(`replica`).
 
 On a real transport `result` returns at once with an array that is still being written; MXNet's engine lets everything
 that reads it wait. A transport that runs in a script's time (`inprocess`) may wait in `result`. Hence the rule for
 algorithms: call `result` where the answer is needed, not earlier.
 
 Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
-exchange of the same bucket: one buffer is on its way while the other still holds what came before.
-Order. Exchanges of one bucket take place in the order they were asked for, never two at a time.
+exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
+of an `allreduce`, until `Opening.depth` later ones of the bucket have been asked for; what it sums may be overwritten
+at once, which waits in the engine.
+Order. Exchanges of one bucket take place in the order they were asked for, never two at a time; so do allreduces, which
+all workers ask for in the same order.
 """
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
 from ._mxnet import NDArray
 from .buckets import Bucket
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .replica import Replica
+
+State = Dict[int, Dict[str, np.ndarray]]
+"""Bucket id -> arrays of its optimizer: ``0``, ``1`` … and ``meta``, JSON as bytes."""
 
 
 class Pending:
@@ -40,13 +54,17 @@ class Pending:
         """Wait until the answer is there, without taking it."""
         self._array.wait_to_read()
 
+    def then(self, function: Callable[[NDArray], NDArray]) -> "Pending":
+        """What `function` makes of the answer."""
+        return Pending(function(self.result()))
+
 
 class Transport:
     """The calls a store makes. One instance serves one store; several may share a connection."""
 
     worker_rank: int
     num_workers: int
-    num_servers: int
+    has_servers: bool
     lr: float  # the trainer's learning rate, which the next exchanges carry
 
     def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
@@ -54,7 +72,10 @@ class Transport:
         raise NotImplementedError
 
     def open(self, opening: "Opening", weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        """Give the servers their rule and W_0. Collective, once; returns W_0 per bucket as the first answer."""
+        """Give whoever updates the global weights the rule and W_0. Collective, once.
+
+        Returns W_0 per bucket as the first answer.
+        """
         raise NotImplementedError
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
@@ -68,7 +89,15 @@ class Transport:
         """
         raise NotImplementedError
 
-    def allreduce(self, array: np.ndarray) -> np.ndarray:
+    def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
+        """The sum of every worker's `array`, which is as long as the bucket. Rings only."""
+        raise ConfigError("servers offer no sum over the workers; this store needs a ring (`odsgd launch -s 0`)")
+
+    def replica(self, bucket: Bucket) -> "Replica":
+        """The global optimizer of `bucket` on this worker, for algorithms that apply it themselves. Rings only."""
+        raise NotImplementedError
+
+    def total(self, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. For things outside the training loop."""
         raise NotImplementedError
 
@@ -76,13 +105,16 @@ class Transport:
         """What the servers have counted, per bucket id. Any one worker may ask at any time."""
         raise NotImplementedError
 
-    def export_state(self) -> Dict[int, Dict[str, np.ndarray]]:
-        """The servers' state per bucket id. One worker may ask alone, with nothing of its own under way."""
+    def export_state(self) -> State:
+        """The global optimizer's state. One worker may ask alone, with nothing of its own under way."""
         raise NotImplementedError
 
-    def import_state(self, state: Dict[int, Dict[str, np.ndarray]], buckets: Sequence[Bucket]) -> None:
-        """Put back what `export_state` gave. One worker, before the first exchange."""
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""
         raise NotImplementedError
+
+    def check(self) -> None:
+        """ProtocolError if workers have come to mean different things. Collective; may wait."""
 
     def versions(self) -> Dict[int, int]:
         """Bucket id -> version of the weights this worker has taken; empty in a synchronous job."""
@@ -98,13 +130,17 @@ class Transport:
 
 @dataclass(frozen=True)
 class Opening:
-    """How a store begins: what its servers are told."""
+    """How a store begins: what its servers are told.
+
+    `depth`: how many results of a bucket's allreduces the algorithm reads at a time.
+    """
 
     store: str
     optimizer: Dict[str, Any]
     rule_options: Dict[str, Any]
     buckets: Sequence[Bucket]
     synchronous: bool
+    depth: int = 2
 
     def command(self) -> Dict[str, Any]:
         """The payload of the command `open`."""
@@ -113,9 +149,9 @@ class Opening:
                         "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in self.buckets}}
 
 
-def by_bucket(arrays: Dict[str, np.ndarray]) -> Dict[int, Dict[str, np.ndarray]]:
+def by_bucket(arrays: Dict[str, np.ndarray]) -> State:
     """``{"7/meta": …}`` as ``{7: {"meta": …}}``."""
-    state: Dict[int, Dict[str, np.ndarray]] = {}
+    state: State = {}
     for name, array in arrays.items():
         bucket, part = name.split("/")
         state.setdefault(int(bucket), {})[part] = array

@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from . import control, engine
+from . import engine
 from ._mxnet import NDArray, mx
 from .buckets import Bucket
 from .errors import ConfigError, unknown
@@ -245,14 +245,16 @@ def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
     return {"class": f"{kind.__module__}:{kind.__name__}", "settings": settings}
 
 
-def build(description: Dict[str, Any]) -> mx.optimizer.Optimizer:
-    """The inverse of `describe`."""
+def build(description: Dict[str, Any], trusted: bool) -> mx.optimizer.Optimizer:
+    """The inverse of `describe`. Who trusts the sender takes optimizers from any module."""
     module, _, name = description["class"].partition(":")
-    if not control.trusted() and not module.startswith(("mxnet.", "kvstore.")):
+    if not trusted and not module.startswith(("mxnet.", "kvstore.")):
         raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by "
                           "which a server could trust the request; start it with `odsgd launch`")
-    kind = getattr(importlib.import_module(module), name)
-    optimizer = kind.__new__(kind)
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, mx.optimizer.Optimizer)):
+        raise ConfigError(f"{module}.{name} is not an optimizer; expected a subclass of mx.optimizer.Optimizer")
+    optimizer: Any = object.__new__(kind)
     mx.optimizer.Optimizer.__init__(optimizer)
     vars(optimizer).update(description["settings"])
     return optimizer

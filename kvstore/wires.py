@@ -116,6 +116,8 @@ class Wired(Transport):
     `_wires` is empty until the store opens.
     """
 
+    has_servers = True
+
     def __init__(self, worker_rank: int, synchronous: bool) -> None:
         self.worker_rank = worker_rank
         self._wires: Dict[int, Wire] = {}

@@ -32,7 +32,7 @@ import kvstore
 from kvstore import control
 from kvstore._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
-from kvstore.factory import connect
+from kvstore.factory import connect, read
 from odsgd import checkpoint, data, devices, models, randomness
 from odsgd.config import TrainConfig
 from odsgd.emulate import Emulated
@@ -67,7 +67,8 @@ def _transport(config: TrainConfig) -> Any:
     if config.kvstore == "local" and int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
         raise ConfigError("kvstore `local` is for one process and this job has "
                           f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
-    return connect(config.kvstore, config.timeout_s or control.DEFAULT_TIMEOUT_S)
+    # A warm-up in epochs, whose length nobody knows yet, matters to the store alone.
+    return connect(config.kvstore, read(config.kvstore, config.store_options(batches_per_epoch=1)))
 
 
 def _give_up(config: TrainConfig, error: Exception) -> int:
@@ -100,8 +101,8 @@ class Training:
         self.clock.stop()
         self.interval = self.epoch = Window(0, 0.0)
         self.tested: Optional[Sums] = None
-        self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
         self.emulated: Optional[Emulated] = None
+        self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
@@ -115,9 +116,9 @@ class Training:
                                devices.contexts(self.config))
             for line in warnings_about(self.config, self.store.num_workers):
                 self.journal.warn(line)
-            while self.store.iteration < self.total:
             if self.config.emulate_compute is not None:
                 self._emulate(self.config.emulate_compute)
+            while self.store.iteration < self.total:
                 self._train_epoch()
             if self.gauge is not None:
                 self.journal.staleness(self.gauge.result())
@@ -158,7 +159,6 @@ class Training:
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
-    def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
     def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue forward and backward on every device; what they count."""
         with mx.autograd.record():
@@ -186,6 +186,7 @@ class Training:
             return iter([([], [])] * (self.batches_per_epoch - position))
         return self.data.train(epoch, position)
 
+    def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
         return (lr_at(self.config, iteration, self.batches_per_epoch),
                 lr_local_at(self.config, iteration, self.batches_per_epoch))
@@ -227,8 +228,8 @@ class Training:
         iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.steps_locally else None
-        return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
         learned = {"train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy}
+        return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * self._present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
@@ -290,9 +291,9 @@ class Training:
         return self.out / "checkpoints"
 
     def _checkpoint_due(self) -> bool:
-        every = self.config.checkpoint_every.iterations(self.batches_per_epoch)
         if self.emulated is not None:
             return False
+        every = self.config.checkpoint_every.iterations(self.batches_per_epoch)
         return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
 
     def _checkpoint(self) -> None:

@@ -198,7 +198,7 @@ class ASGD(Program):
     """``kvstore.create("asgd")``."""
 
     rule: Type[Rule] = AsyncUpdate
-    synchronous = False
+    synchronous = resumes_from_optimizer = False
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Worker:
         return Asynchronous(bucket, transport, arriving)

@@ -106,9 +106,21 @@ class Program:
     rule: Type[Rule]
     synchronous = True
     """Whether servers answer when all workers have pushed, or each push by itself."""
+    resumes_from_optimizer = True
+    """Whether the global optimizer's state alone is enough to go on with."""
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         self.options, self.optimizer = options, optimizer
+
+    @staticmethod
+    def on_ring(options: Any) -> bool:
+        """Whether it runs on a ring of workers, or on parameter servers."""
+        return False
+
+    @property
+    def depth(self) -> int:
+        """How many sums of a bucket it reads at a time (`Opening.depth`)."""
+        return 2
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Worker:
         """The worker of one bucket; `arriving` holds W_0."""

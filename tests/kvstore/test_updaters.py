@@ -80,7 +80,7 @@ def test_the_local_update_is_the_papers_on_random_numbers(name):
                                   "nadam"])
 def test_an_optimizer_survives_as_text(name):
     optimizer = mx.optimizer.create(name, learning_rate=0.123, wd=0.4)
-    copy = updaters.build(json.loads(json.dumps(updaters.describe(optimizer))))
+    copy = updaters.build(json.loads(json.dumps(updaters.describe(optimizer))), trusted=False)
     assert type(copy) is type(optimizer)
     assert updaters.describe(copy) == updaters.describe(optimizer)
     w, copied = mx.nd.array([1.0, 2.0]), mx.nd.array([1.0, 2.0])
@@ -101,7 +101,13 @@ def test_an_optimizer_with_a_setting_that_is_no_json_is_refused_by_name():
 def test_strangers_are_not_imported_without_a_secret(monkeypatch):
     monkeypatch.delenv("ODSGD_SECRET", raising=False)
     with pytest.raises(ConfigError, match="subprocess.Popen is not MXNet's"):
-        updaters.build({"class": "subprocess:Popen", "settings": {}})
+        updaters.build({"class": "subprocess:Popen", "settings": {}}, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["kvstore.server:Server", "kvstore.server:main", "mxnet.optimizer:nothing"])
+def test_only_optimizers_are_built(name):
+    with pytest.raises(ConfigError, match="is not an optimizer; expected a subclass"):
+        updaters.build({"class": name, "settings": {}}, trusted=False)
 
 
 def test_an_unknown_local_optimizer_gets_the_nearest_name():
