@@ -225,8 +225,8 @@ class TrainConfig:
     on_nan: str = option("Run", "stop", name("answer", ("stop", "continue")),
                          "what to do when the loss is infinite or not a number", result=False)
     emulate_compute: Optional[Compute] = option(
-        "Run", None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
-        "layer; their values are those of the first batch. For measuring time: nothing is learned, evaluated or kept")
+        "Run", None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer "
+        "by layer; their values are those of the first batch. For measuring time: nothing is learned, evaluated or kept")
     bucket_nbytes: Optional[int] = option("Run", None, integer(1), "bytes of one message (default: the store's)",
                                           result=False)
     timeout_s: Optional[float] = option("Run", None, real(above=0),
@@ -439,8 +439,8 @@ class TrainConfig:
         if self.emulate_compute is None:
             return
         if self.resume:
-            raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; leave "
-                              "one of them out")
+            raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
+                              "leave one of them out")
         self._set("eval_every", 0)
 
 

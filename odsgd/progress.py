@@ -51,7 +51,9 @@ class Progress:
 
 def learned(record: Dict[str, Any], words: str) -> str:
     """Loss and accuracy of a record, where it has them."""
-    return words.format(record["train_loss"], record["train_accuracy"]) if "train_loss" in record else "emulated compute"
+    if "train_loss" not in record:
+        return "emulated compute"
+    return words.format(record["train_loss"], record["train_accuracy"])
 
 
 def measured(record: Dict[str, Any]) -> str:
