@@ -226,7 +226,7 @@ class TrainConfig:
                          "what to do when the loss is infinite or not a number", result=False)
     emulate_compute: Optional[Compute] = option(
         "Run", None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer "
-        "by layer; their values are those of the first batch. For measuring time: nothing is learned, evaluated or kept")
+        "by layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
     bucket_nbytes: Optional[int] = option("Run", None, integer(1), "bytes of one message (default: the store's)",
                                           result=False)
     timeout_s: Optional[float] = option("Run", None, real(above=0),

@@ -54,7 +54,6 @@ class Emulated:
     spread : sigma of the lognormal distribution of that time, drawn anew in each iteration; the mean stays
     seed : of these draws; a number or several, different on each worker
     shares : how much of the time each layer takes, in any unit; None: as it has elements
-    forward : how much of an iteration the forward pass takes, 0 to 1
     gradient : called when a gradient is due, for its values (single precision on the CPU); None: the arrays keep theirs
     """
 
