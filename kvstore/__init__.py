@@ -23,9 +23,14 @@ def create(name: str, transport: Any = None, **options: Any) -> "Store":
 
     Parameters
     ----------
-    name : ``ssgd``, ``odsgd`` or ``delayed``: a worker of a job (`odsgd launch`); ``local``: SSGD in this process alone
-    transport : what carries it; None: the parameter server of the job
+    name : ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.STORES`), in a worker of a job (`odsgd launch`);
+        or ``local``: SSGD in this process alone
+    transport : ``server`` or ``ring``, where a store runs on either; or a `Transport` of your own. None: the store's
+        default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``, ``pipesgd``
     options : see the ``Options`` of the algorithm's file in `kvstore.algorithms`
+
+    Without a server each worker applies the global optimizer itself, with the learning rate of its own trainer: set the
+    same on all. Where it differs, `Store.global_weights` raises ProtocolError.
 
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """

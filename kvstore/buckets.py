@@ -110,7 +110,7 @@ class Keys:
         return key
 
 
-def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: int = DEFAULT_NBYTES,
+def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: Optional[int] = None,
          whole: bool = False) -> List[Bucket]:
     """Lay `parameters` out in buckets of at most `nbytes`, spread over the servers by size.
 
@@ -118,14 +118,14 @@ def plan(parameters: Sequence[Parameter], keys: Keys, nbytes: int = DEFAULT_NBYT
     ----------
     parameters : in the order of the network's layers; packed last first, as their gradients appear
     keys : where the numbers on the wire come from
-    nbytes : largest bucket in bytes
+    nbytes : largest bucket in bytes; None: DEFAULT_NBYTES
     whole : one bucket per parameter, however large
     """
     for parameter in parameters:
         if parameter.dtype not in TRAINABLE_DTYPES:
             raise ConfigError(f"parameter {parameter.name} is {parameter.dtype}; "
                               f"only {' and '.join(TRAINABLE_DTYPES)} can be trained")
-    capacity = max(1, nbytes // WIRE_DTYPE.itemsize)
+    capacity = max(1, (nbytes or DEFAULT_NBYTES) // WIRE_DTYPE.itemsize)
     groups = list(_pack(reversed(parameters), None if whole else capacity))
     servers = _balance([group[-1].end for group in groups], keys.num_servers)
     return [Bucket(keys.take(server), server, tuple(group)) for server, group in zip(servers, groups)]

@@ -1,6 +1,6 @@
 """From a name and options to a store."""
 import dataclasses
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 from ._mxnet import mx
 from .algorithms import STORES
@@ -13,25 +13,35 @@ LOCAL = "local"
 
 def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
     """`kvstore.create`, whose documentation it is."""
+    if isinstance(transport, str):
+        options, transport = {**options, "transport": transport}, None
+    elif transport is not None and "transport" in _known(name):
+        options = {**options, "transport": "server" if transport.has_servers else "ring"}
     checked = read(name, options)
     program = STORES[_algorithm(name)]
     transport = transport or connect(name, checked)
     if transport.has_servers == program.on_ring(checked):
         needs, has = ("a ring", "servers") if transport.has_servers else ("servers", "none")
         raise ConfigError(f"store {name} needs {needs} and the transport given has {has}")
+    if getattr(checked, "codec", "none") != getattr(transport, "codec_name", "none"):
+        raise ConfigError(f"store {name} is to send with codec {checked.codec} and the transport given has "
+                          f"{transport.codec_name}")
     return Store(_algorithm(name), program, transport, checked)
 
 
 def read(name: str, options: Dict[str, Any]) -> Any:
     """The checked `Options` of the store of this name."""
-    if name not in (*STORES, LOCAL):
-        raise unknown("store", name, [*STORES, LOCAL])
-    kind = STORES[_algorithm(name)].Options
-    known = [field.name for field in dataclasses.fields(kind)]
+    known = _known(name)
     for option in options:
         if option not in known:
             raise unknown(f"option of store {name}", option, known)
-    return kind(**options)
+    return STORES[_algorithm(name)].Options(**options)
+
+
+def _known(name: str) -> List[str]:
+    if name not in (*STORES, LOCAL):
+        raise unknown("store", name, [*STORES, LOCAL])
+    return [field.name for field in dataclasses.fields(STORES[_algorithm(name)].Options)]
 
 
 def _algorithm(name: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from . import control
 from ._mxnet import NDArray
 from .buckets import Bucket, Keys, plan
-from .codecs import Codec, codec
+from .codecs import Codec
 from .errors import RoundTimeoutError, WorkerLostError
 from .messages import FETCH
 from .replica import Replicated
@@ -231,7 +231,7 @@ class InProcess(Wired):
         self.num_workers = cluster.num_workers
         self._last: Dict[int, Pending] = {}
 
-    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -283,11 +283,11 @@ class InProcessRing(Replicated):
     """One worker of a `Cluster` without a shard."""
 
     def __init__(self, cluster: Cluster, worker_rank: int, codec_name: str) -> None:
-        super().__init__()
-        self._cluster, self._codec = cluster, codec(codec_name)
+        super().__init__(codec_name)
+        self._cluster = cluster
         self.worker_rank, self.num_workers = worker_rank, cluster.num_workers
 
-    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:

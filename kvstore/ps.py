@@ -255,7 +255,7 @@ class ParameterServer(Wired):
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._sent: List[Deque[Buffer]] = []  # the last messages to each server, as many as may be under way
 
-    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
         return plan(parameters, self._connection.keys, nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:

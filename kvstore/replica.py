@@ -9,12 +9,11 @@ import struct
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-import numpy as np
-
 from . import agreement
 from ._mxnet import NDArray, mx
 from .algorithms.program import Rule
 from .buckets import Bucket
+from .codecs import codec
 from .errors import ConfigError
 from .shard import npz, put_back, saved, un_npz
 from .transport import Opening, Pending, State, Transport
@@ -53,7 +52,8 @@ class Replicated(Transport):
 
     has_servers = False
 
-    def __init__(self) -> None:
+    def __init__(self, codec_name: str = "none") -> None:
+        self.codec_name, self._codec = codec_name, codec(codec_name)
         self._lr = 0.0
         self._rates = 0  # checksum of all learning rates so far
         self._replicas: Dict[int, Replica] = {}

@@ -11,7 +11,6 @@ import numpy as np
 from . import control, engine
 from ._mxnet import NDArray, mx
 from .buckets import Bucket, Keys, plan
-from .codecs import codec
 from .mpi import Connection
 from .replica import Replicated
 from .rounds import Round, Rounds, bucket_nbytes
@@ -21,10 +20,9 @@ class Ring(Replicated):
     """One store on the ring of this process. Floats travel as `codec` has it (`codecs`)."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, codec_name: str = "none") -> None:
-        self._codec = codec(codec_name)
+        super().__init__(codec_name)
         self._process = _process(timeout_s)
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
-        super().__init__()
 
     def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
         floats = sum(parameter.size for parameter in parameters)

@@ -67,8 +67,8 @@ class Transport:
     has_servers: bool
     lr: float  # the trainer's learning rate, which the next exchanges carry
 
-    def plan(self, parameters: Sequence[Any], nbytes: int, whole: bool) -> List[Bucket]:
-        """The buckets, numbered for this transport."""
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
+        """The buckets, numbered for this transport; `nbytes` None: as large as suits it."""
         raise NotImplementedError
 
     def open(self, opening: "Opening", weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:

@@ -15,6 +15,7 @@ Weight decay is added beside g and is not part of g⊙g, momentum is applied to 
 MXNet's own DCASGD. On one machine w never moves between two updates, w - w_read is 0, and both are plain SGD.
 """
 import importlib
+import inspect
 import json
 from typing import Any, Dict, List, Optional, Sequence
 
@@ -143,13 +144,19 @@ class LocalUpdate:
 
 
 def create_local(name: str, options: Dict[str, Any]) -> Optional[mx.optimizer.Optimizer]:
-    """The optimizer of the local update by name, or None for ``none``. `options` that are None are left out."""
+    """The optimizer of the local update by name, or None for ``none``.
+
+    Left out are `options` that are None, and a momentum of 0 where the optimizer has none.
+    """
     name = str(name).lower()
     if name == "none":
         return None
     if name not in mx.optimizer.Optimizer.opt_registry:
         raise unknown("optimizer_local", name, ["none", *mx.optimizer.Optimizer.opt_registry])
     given = {key: value for key, value in options.items() if value is not None}
+    takes = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
+    if given.get("momentum") == 0 and "momentum" not in takes:
+        del given["momentum"]
     try:
         return mx.optimizer.create(name, **given)
     except TypeError as error:

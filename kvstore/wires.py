@@ -83,9 +83,10 @@ class Wire:
     def compose(self, payload: NDArray, tag: Tag, version: NDArray, behind: Optional[Buffer] = None) -> Buffer:
         """The next message. What was `last` stays readable until the next but one.
 
-        It leaves once `behind`, another message, has been answered. The message reads `version`. Where that is part of the last answer, this exchange is behind the last one: were
-        two pushes of one worker for a bucket at a synchronous server at once, MXNet, which counts pushes and not
-        workers, would take the second for another worker's.
+        It leaves once `behind`, another message, has been answered. The message reads `version`. Where that is part of
+        the last answer, this exchange is behind the last one: were two pushes of one worker for a bucket at a
+        synchronous server at once, MXNet, which counts pushes and not workers, would take the second for another
+        worker's.
         """
         self._buffers.reverse()
         if behind is not None:

@@ -5,7 +5,9 @@ from .asynchronous import ASGD, DCASGDA, DCASGDC, SoftsyncProgram
 from .delayed import ODSGD, Delayed
 from .downpour import Downpour
 from .elastic import EAMSGD, EASGD
+from .pipelined import DSync, PipeSGD
 from .program import Program
+from .sparse import SASGD
 from .sync import SSGD
 
 STORES: Dict[str, Type[Program]] = {
@@ -19,4 +21,7 @@ STORES: Dict[str, Type[Program]] = {
     "downpour": Downpour,
     "easgd": EASGD,
     "eamsgd": EAMSGD,
+    "sasgd": SASGD,
+    "dsync": DSync,
+    "pipesgd": PipeSGD,
 }

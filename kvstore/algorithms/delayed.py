@@ -1,7 +1,8 @@
 """OD-SGD, one-step-delay SGD, and the delayed weight update it grew from.
 
 Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv:2005.06728: Algorithm 2
-(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1).
+(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1). On a ring (`transport`) an
+allreduce takes its place, and every worker applies the global optimizer to a copy of W of its own.
 
 A worker does not wait for the exchange it has just started: it takes a local step from the global weights it
 already has and begins the next batch, so exchange t runs beside computation t + 1. For the first `warmup` iterations it
@@ -25,11 +26,13 @@ from typing import Any, Dict, List, Optional
 
 from .._mxnet import NDArray, mx
 from ..buckets import Bucket
-from ..errors import ConfigError
+from ..errors import ConfigError, unknown
 from ..transport import Pending, Transport
 from ..updaters import LocalUpdate, create_local, progress, set_progress
 from .program import Options, Program, Worker
 from .sync import SyncUpdate
+
+TRANSPORTS = ("server", "ring")
 
 
 class OneStepDelay(Worker):
@@ -72,11 +75,19 @@ class Delayed(Program):
 
         warmup: int = 0
         """Iterations of SSGD before the delay is switched on."""
+        transport: str = "server"
+        """Who sums and updates: `server`, the parameter servers, or `ring`, the workers among themselves."""
 
         def __post_init__(self) -> None:
             super().__post_init__()
+            if self.transport not in TRANSPORTS:
+                raise unknown("transport", self.transport, TRANSPORTS)
             if self.warmup < 0:
                 raise ConfigError(f"`warmup` is {self.warmup}, expected 0 iterations or more")
+
+    @staticmethod
+    def on_ring(options: Any) -> bool:
+        return bool(options.transport == "ring")
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> OneStepDelay:
         return OneStepDelay(bucket, transport, arriving, self.options.warmup, None)
@@ -109,7 +120,7 @@ class ODSGD(Delayed):
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)
         self.local = create_local(options.optimizer_local, {
-            "momentum": options.momentum_local or None, "lamda": options.lamda, "m": options.m,
+            "momentum": options.momentum_local, "lamda": options.lamda, "m": options.m,
             "epsilon": options.epsilon, "wd": optimizer.wd if options.wd_local is None else options.wd_local})
         self._buckets: List[Bucket] = []
 

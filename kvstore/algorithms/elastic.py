@@ -30,7 +30,7 @@ from ..buckets import Bucket
 from ..errors import ConfigError
 from ..transport import Pending, Transport
 from .asynchronous import ASGD, Asynchronous, AsyncUpdate
-from .program import Options
+from .program import Options, check_plain_sgd
 
 
 class Elastic(Asynchronous):
@@ -114,9 +114,7 @@ class EASGD(ASGD):
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)
-        if type(optimizer) is not mx.optimizer.SGD or optimizer.momentum or optimizer.clip_gradient is not None:
-            raise ConfigError("elastic averaging takes SGD steps of its own: the trainer's optimizer must be `sgd` "
-                              "without momentum or clip_gradient (momentum: store `eamsgd`, option `delta`)")
+        check_plain_sgd(optimizer, "elastic averaging (momentum: store `eamsgd`, option `delta`)")
         self.rates = Rates(optimizer.wd)
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Elastic:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Type
 
 from .._mxnet import NDArray, mx
-from ..buckets import DEFAULT_NBYTES, Bucket
+from ..buckets import Bucket
 from ..control import DEFAULT_TIMEOUT_S
 from ..errors import ConfigError
 from ..messages import Header
@@ -19,15 +19,22 @@ from ..updaters import progress, set_progress, shaped, state_arrays
 class Options:
     """Options of every store."""
 
-    bucket_nbytes: int = DEFAULT_NBYTES
-    """Largest message in bytes."""
+    bucket_nbytes: Optional[int] = None
+    """Most bytes of weights that travel together; None: what suits the transport, 256 KiB on servers."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long any wait for another process may last, in seconds."""
 
     def __post_init__(self) -> None:
         for name in ("bucket_nbytes", "timeout_s"):
-            if not getattr(self, name) > 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ConfigError(f"`{name}` is {getattr(self, name)}, expected a number above 0")
+
+
+def check_plain_sgd(optimizer: mx.optimizer.Optimizer, what: str) -> None:
+    """ConfigError unless the trainer's optimizer has nothing but a learning rate and weight decay."""
+    if type(optimizer) is not mx.optimizer.SGD or optimizer.momentum or optimizer.clip_gradient is not None:
+        raise ConfigError(f"{what} takes SGD steps of its own: the trainer's optimizer must be `sgd` without momentum "
+                          "or clip_gradient")
 
 
 class Worker:
