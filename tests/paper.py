@@ -117,6 +117,49 @@ def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterat
     return path, path_global
 
 
+# -- collective ----------------------------------------------------------------------------------------------------
+
+def sasgd(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, T: int, gamma: Any, gamma_p: Any,
+          wd: Any = 0.0) -> Path:
+    """Cong et al. 2017, Algorithm 1. Rates are functions of the iteration and may be arrays.
+
+    `path_global[t]` is what a run ends with that ends after t iterations, within an interval or not.
+    """
+    p = num_workers
+    x, x_prime, g_s = [w_0] * p, w_0, [np.zeros_like(w_0)] * p
+    path, path_global = [list(x)], [w_0]
+    for t in range(iterations):
+        g = [gradient(m, t, x[m]) + np.asarray(wd, F) * x[m] for m in range(p)]
+        for m in range(p):
+            x[m], g_s[m] = (x[m] - gamma(t) * g[m]).astype(F), (g_s[m] + g[m]).astype(F)
+        end = (x_prime - gamma_p(t) * sum(g_s[1:], g_s[0])).astype(F)    # x' - gamma_p allreduce(g_s)
+        if (t + 1) % T == 0:
+            x_prime, x, g_s = end, [end] * p, [np.zeros_like(w_0)] * p
+        path.append(list(x))
+        path_global.append(end)
+    return path, path_global
+
+
+def pipe_sgd(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any, K: int,
+             warmup: int = 0) -> Path:
+    """Li et al. 2018, Algorithm 1, in its own counting: w[t] is computed before the gradient of iteration t = 1, 2 …
+
+    For the first `warmup` iterations K is 1; a sum is applied once. w_0 is w[0], and, no sum being there, w[1].
+    """
+    w, g_sum, applied = {0: w_0}, {}, 0
+    for t in range(1, iterations + 2):
+        due = t - (1 if t - 1 <= warmup else K)
+        w[t] = w[t - 1]
+        if due > applied:                                                    # l.3, 5
+            mean = (g_sum[due] / F(num_workers)).astype(F)
+            w[t] = update(w[t - 1], mean, due - 1, w[t - 1])
+            applied = due
+        parts = [gradient(m, t - 1, w[t]) for m in range(num_workers)]       # l.8
+        g_sum[t] = sum(parts[1:], parts[0])
+    ws = [w[t] for t in range(1, iterations + 2)]
+    return [[one] * num_workers for one in ws], ws
+
+
 OPTIMIZERS: Dict[str, Any] = {"sgd": Sgd, "dcasgd_c": DcAsgdC, "dcasgd_a": DcAsgdA}
 
 

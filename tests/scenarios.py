@@ -6,6 +6,7 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
+import dataclasses
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -62,7 +63,9 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
     from kvstore._mxnet import mx
 
     autograd, gluon = mx.autograd, mx.gluon
-    store = None if scenario.store is None else kvstore.create(scenario.store, transport, **scenario.options)
+    options = dict(scenario.options)
+    asked = options.pop("transport", None)
+    store = None if scenario.store is None else kvstore.create(scenario.store, transport or asked, **options)
     contexts = [mx.cpu(i) for i in range(scenario.devices)]
     parameters = gluon.ParameterDict("net_")
     start = 0
@@ -182,7 +185,6 @@ SCENARIOS: Dict[str, Scenario] = {
 }
 
 
-
 #: Worker 2 is slow, worker 0 fast; no two neighbouring rounds have the same order.
 ORDER = (0, 1, 0, 2, 1, 0, 0, 1, 1, 0, 2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 0, 2)
 DECAY = {"learning_rate": 0.1, "wd": 0.01}
@@ -215,14 +217,50 @@ ASYNC: Dict[str, Scenario] = {
     "gluon_momentum": Scenario(None, optimizer_params=MOMENTUM, iterations=ORDER.count(0)),
     "gluon_decay": Scenario(None, optimizer_params=DECAY, iterations=ORDER.count(0)),
 }
-SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC}
+THIRDS = {"T": 3}
+RING: Dict[str, Scenario] = {
+    "gluon": Scenario(None, optimizer_params=MOMENTUM),
+    "gluon_plain": Scenario(None, optimizer_params=PLAIN),
+    "gluon_adam": Scenario(None, optimizer="adam", optimizer_params=PLAIN),
+    "dsync": Scenario("dsync", optimizer_params=MOMENTUM),
+    "dsync_plain": Scenario("dsync", optimizer_params=PLAIN),
+    "dsync_adam": Scenario("dsync", optimizer="adam", optimizer_params=PLAIN),
+    "dsync_lamb": Scenario("dsync", optimizer="lamb", optimizer_params=PLAIN),
+    "dsync_schedule": Scenario("dsync", optimizer_params=MOMENTUM, schedule=(2, 0.5)),
+    "dsync_mult": Scenario("dsync", optimizer_params=MOMENTUM, multipliers=MULT),
+    "dsync_tiny": Scenario("dsync", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "dsync_two_devices": Scenario("dsync", optimizer_params=MOMENTUM, devices=2),
+    "pipesgd_1": Scenario("pipesgd", {"K": 1}, optimizer_params=MOMENTUM),
+    "pipesgd": Scenario("pipesgd", optimizer_params=MOMENTUM),
+    "pipesgd_plain": Scenario("pipesgd", optimizer_params=PLAIN),
+    "pipesgd_lr_at": Scenario("pipesgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
+    "pipesgd_3": Scenario("pipesgd", {"K": 3, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "pipesgd_warmup": Scenario("pipesgd", {"K": 3, "warmup": 3}, optimizer_params=MOMENTUM),
+    "pipesgd_all_warmup": Scenario("pipesgd", {"warmup": 8}, optimizer_params=MOMENTUM),
+    "sasgd": Scenario("sasgd", optimizer_params=PLAIN),
+    "sasgd_decay": Scenario("sasgd", optimizer_params=DECAY),
+    "sasgd_3": Scenario("sasgd", THIRDS, optimizer_params=DECAY),
+    "sasgd_tiny": Scenario("sasgd", {**THIRDS, "bucket_nbytes": 16}, optimizer_params=DECAY),
+    "sasgd_rates": Scenario("sasgd", {**THIRDS, "gamma_p": 0.03}, optimizer_params=DECAY, lr_at={"3": 0.02},
+                            multipliers=MULT),
+    "sasgd_local": Scenario("sasgd", {**THIRDS, "lr_local": 0.05}, optimizer_params=DECAY, lr_local_at={"4": 0.2}),
+    "delayed": Scenario("delayed", {"transport": "ring"}, optimizer_params=MOMENTUM),
+    "delayed_plain": Scenario("delayed", {"transport": "ring"}, optimizer_params=PLAIN),
+    "delayed_lr_at": Scenario("delayed", {"transport": "ring"}, optimizer_params=MOMENTUM,
+                              lr_at={"3": 0.02, "5": 0.2}),
+    **{name: dataclasses.replace(SCENARIOS[name], options={**SCENARIOS[name].options, "transport": "ring"})
+       for name in ("odsgd", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
+}
+CODED: Dict[str, Scenario] = {
+    f"pipesgd_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=MOMENTUM)
+    for codec in ("truncate", "quantize")}
+SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED}}
 
 
-def run_all(worker_rank: int, names: List[str], make_transport: Any = lambda: None) -> Dict[str, np.ndarray]:
-    """Several scenarios one after the other; results as ``NAME/path`` and ``NAME/final``."""
+def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:
+    """Several scenarios of a kind one after the other; results as ``NAME/path`` and ``NAME/final``."""
     results: Dict[str, np.ndarray] = {}
     for name in names:
-        scenario = {**SCENARIOS, **ASYNC}[name]
-        for part, array in train(scenario, worker_rank, make_transport()).items():
+        for part, array in train(SCENARIOS_OF[kind][name], worker_rank).items():
             results[f"{name}/{part}"] = array
     return results

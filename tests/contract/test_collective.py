@@ -1,0 +1,138 @@
+"""The collective family, in one process and on real ranks, against the papers' algorithms in NumPy and the servers'."""
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from tests import paper
+from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
+from tests.jobs import Result
+from tests.scenarios import CODED, RING, SCENARIOS, Scenario, gradient, initial
+
+IN_NUMPY = [name for name, scenario in RING.items()
+            if scenario.store is not None and scenario.optimizer == "sgd" and scenario.devices == 1]
+
+
+def collective(scenario: Scenario, workers: int) -> paper.Path:
+    """What the papers' algorithms make of `scenario`."""
+    options, params = dict(scenario.options), scenario.optimizer_params
+    for key in ("bucket_nbytes", "transport", "codec"):
+        options.pop(key, None)
+    if scenario.store in ("odsgd", "delayed"):  # what carries the gradients is nothing to the algorithm
+        return by_the_paper(Scenario(scenario.store, options, **{
+            key: getattr(scenario, key) for key in ("optimizer_params", "multipliers", "schedule", "lr_at")}), workers)
+    lr = scheduled(scenario) if scenario.schedule else rates(params["learning_rate"], scenario.lr_at)
+    lr_mult, wd_mult = multipliers(scenario)
+    wd = params.get("wd", 0) * wd_mult
+    if scenario.store == "sasgd":
+        gamma = rates(options["lr_local"], scenario.lr_local_at) if "lr_local" in options else lr
+        gamma_p = options.get("gamma_p")
+        return paper.sasgd(gradient, initial(), workers, scenario.iterations, options.get("T", 1),
+                           lambda t: paper.F(gamma(t)) * lr_mult,
+                           lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p) * lr_mult, wd)
+    update = paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
+    K = 1 if scenario.store == "dsync" else options.get("K", 2)
+    return paper.pipe_sgd(gradient, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_every_iteration_of_every_worker_follows_the_paper(ring_job: List[Result], name: str) -> None:
+    path, path_global = collective(RING[name], len(ring_job))
+    for m, result in enumerate(ring_job):
+        for t, w in enumerate(result[f"{name}/path"]):
+            np.testing.assert_allclose(w, path[t][m], err_msg=f"worker {m}, iteration {t}", **CLOSE)
+        np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
+
+
+@pytest.mark.parametrize("name, error", [("pipesgd_truncate", 2.0 ** -7), ("pipesgd_quantize", 2.0 ** -7)])
+def test_a_codec_changes_the_path_by_as_much_as_it_may(ring_job: List[Result], name: str, error: float) -> None:
+    """Each hop errs by less than `error` of the largest magnitude in its block; momentum 0.9 adds up ten of them."""
+    path, _ = collective(CODED[name], len(ring_job))
+    gaps = np.abs(ring_job[0][f"{name}/path"] - np.array(path)[:, 0])
+    largest = max(np.abs(gradient(m, t, path[t][m])).max() for m in range(len(ring_job)) for t in range(len(path)))
+    assert gaps.max() < 0.1 * 10 * len(ring_job) * error * largest * len(path)
+    if len(ring_job) > 1:
+        assert gaps.max() > 100 * CLOSE["rtol"]
+
+
+def test_the_scenarios_tell_neighbouring_methods_apart(ring_job: List[Result]) -> None:
+    if len(ring_job) == 1:
+        pytest.skip("one worker is plain SGD with most of them")
+    different = ["dsync", "dsync_plain", "dsync_adam", "dsync_schedule", "dsync_mult", "pipesgd", "pipesgd_plain",
+                 "pipesgd_lr_at", "pipesgd_3", "pipesgd_warmup", "pipesgd_truncate", "pipesgd_quantize", "sasgd_decay",
+                 "sasgd_3", "sasgd_rates", "sasgd_local", "odsgd", "odsgd_a"]
+    for i, one in enumerate(different):
+        for other in different[i + 1:]:
+            gap = np.abs(ring_job[0][f"{one}/path"] - ring_job[0][f"{other}/path"]).max()
+            assert gap > 50 * CLOSE["rtol"], f"{one} and {other} differ by {gap} only"
+
+
+def test_global_weights_are_the_same_bits_on_every_worker(ring_job: List[Result]) -> None:
+    for name, scenario in {**RING, **CODED}.items():
+        if scenario.store is not None:
+            for result in ring_job[1:]:
+                np.testing.assert_array_equal(result[f"{name}/final"], ring_job[0][f"{name}/final"], err_msg=name)
+
+
+@pytest.mark.parametrize("one, other", [
+    ("sasgd", "dsync_plain"),                # identity 4
+    ("pipesgd_1", "dsync"),
+    ("pipesgd_all_warmup", "dsync"),
+    ("odsgd_none", "delayed"),               # 2
+])
+def test_identity(ring_job: List[Result], one: str, other: str) -> None:
+    for result in ring_job:
+        for part in ("path", "final"):
+            np.testing.assert_array_equal(result[f"{one}/{part}"], result[f"{other}/{part}"])
+
+
+@pytest.mark.parametrize("one, other", [("pipesgd_plain", "delayed_plain"), ("pipesgd", "delayed"),
+                                        ("pipesgd_lr_at", "delayed_lr_at")])
+def test_pipe_sgd_of_two_is_the_delayed_update(ring_job: List[Result], one: str, other: str) -> None:
+    """Identity 2, with any optimizer. The global weights differ: the delayed update's have the last sum in them."""
+    for result in ring_job:
+        np.testing.assert_array_equal(result[f"{one}/path"], result[f"{other}/path"])
+        np.testing.assert_array_equal(result[f"{one}/final"], result[f"{one}/path"][-1])
+
+
+@pytest.mark.parametrize("one, other", [("dsync_tiny", "dsync"), ("sasgd_tiny", "sasgd_3"), ("odsgd_tiny", "odsgd"),
+                                        ("dsync_two_devices", "dsync")])
+def test_layouts_make_no_difference(ring_job: List[Result], one: str, other: str) -> None:
+    """Identity 9. A ring adds the workers' parts of a block in an order of its own, so three workers round."""
+    for result in ring_job:
+        same = np.testing.assert_array_equal if len(ring_job) < 3 and "devices" not in one else closely
+        same(result[f"{one}/path"], result[f"{other}/path"])
+
+
+def closely(got: Any, expected: Any, err_msg: str = "") -> None:
+    np.testing.assert_allclose(got, expected, err_msg=err_msg, **CLOSE)
+
+
+@pytest.mark.parametrize("transport", ["in process 1", "MPI 1"])
+@pytest.mark.parametrize("one, other", [("dsync", "gluon"), ("dsync_adam", "gluon_adam"), ("sasgd", "gluon_plain")])
+def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, one: str, other: str) -> None:
+    """Identity 5."""
+    result = named_job(transport, "ring")[0]
+    np.testing.assert_array_equal(result[f"{one}/path"], result[f"{other}/path"])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_servers_and_a_ring_walk_the_same_path(named_job: Any, workers: int) -> None:
+    """Identities 4 and 7, on real processes: to the bit where a sum has one order only."""
+    servers, ring = named_job(f"ps-lite {workers}+1"), named_job(f"MPI {workers}", "ring")
+    pairs = {"ssgd": "dsync", "ssgd_adam": "dsync_adam", "ssgd_lamb": "dsync_lamb", "ssgd_schedule": "dsync_schedule",
+             "ssgd_mult": "dsync_mult", "ssgd_plain": "sasgd"}
+    pairs.update({name: name for name in RING if name in SCENARIOS and name.startswith(("odsgd", "delayed"))})
+    same = np.testing.assert_array_equal if workers < 3 else closely
+    for one, other in pairs.items():
+        for m in range(workers):
+            for part in ("path", "final"):
+                same(servers[m][f"{one}/{part}"], ring[m][f"{other}/{part}"], err_msg=f"{one}, {other}, worker {m}")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: Any, workers: int) -> None:
+    real, in_process = named_job(f"MPI {workers}", "ring"), named_job(f"in process {workers}", "ring")
+    for name in {**RING, **CODED}:
+        for m in range(workers):
+            np.testing.assert_array_equal(real[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
