@@ -21,7 +21,7 @@ import yaml
 
 from kvstore.errors import ConfigError, unknown
 from odsgd.flags import parse_flags
-from odsgd.names import MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
+from odsgd.names import CODECS, MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
 from odsgd.options import (
     COMPUTE,
     FLAG,
@@ -64,8 +64,8 @@ _LOCAL = ("optimizer_local", "lr_local", "momentum_local", "wd_local", "lr_step_
 STORES: Dict[str, Tuple[str, ...]] = {
     "local": _WIRE,
     "ssgd": _WIRE,
-    "odsgd": _WIRE + ("warmup",) + _LOCAL,
-    "delayed": _WIRE + ("warmup",),
+    "odsgd": _WIRE + ("warmup", "transport") + _LOCAL,
+    "delayed": _WIRE + ("warmup", "transport"),
     "asgd": _WIRE,
     "dcasgd_c": _WIRE + ("lamda",),
     "dcasgd_a": _WIRE + ("lamda", "m", "epsilon"),
@@ -73,18 +73,27 @@ STORES: Dict[str, Tuple[str, ...]] = {
     "downpour": _WIRE + ("T", "push_every", "fetch_every", "lr_local", "lr_step_epochs_local"),
     "easgd": _WIRE + ("T", "alpha", "beta"),
     "eamsgd": _WIRE + ("T", "alpha", "beta", "delta"),
+    "sasgd": _WIRE + ("T", "gamma_p", "lr_local", "lr_step_epochs_local"),
+    "dsync": _WIRE,
+    "pipesgd": _WIRE + ("K", "codec", "warmup"),
 }
 """Name of a store -> the options below that go with it."""
 
 ASYNCHRONOUS = ("asgd", "dcasgd_c", "dcasgd_a", "softsync", "downpour", "easgd", "eamsgd")
 """Stores whose workers wait for nobody while they train."""
 
+WITHOUT_SERVERS = ("local", "sasgd", "dsync", "pipesgd")
+"""Stores that never need a server; of the others some can do without (`transport`)."""
+
+PLAIN_SGD = ("easgd", "eamsgd", "sasgd")
+"""Stores that take SGD steps of their own, and no other optimizer."""
+
 _STORE_OPTIONS = tuple(dict.fromkeys(key for options in STORES.values() for key in options))
 
 _OF_ONE_STORE = ("lamda", "m", "epsilon", "lr_local", "lr_step_epochs_local")
 """Options whose good values are others with another store that takes them, too."""
 
-NOT_YET = ("sasgd", "dsync", "pipesgd", "horovod", "byteps")
+NOT_YET = ("horovod", "byteps")
 
 MXNET_ASYNC = ("dist_async", "dist_device_async")
 MXNET_SYNC = ("dist_sync", "dist_device_sync", "dist")
@@ -99,8 +108,12 @@ _DEFAULTS: Dict[str, Dict[str, Any]] = {
     "downpour": {"T": 1},
     "easgd": {"T": 4, "beta": 0.9},
     "eamsgd": {"T": 4, "beta": 0.9, "delta": 0.9},
+    "odsgd": {"warmup": Span(200), "transport": "server"},
+    "delayed": {"warmup": Span(0), "transport": "server"},
+    "sasgd": {"T": 1},
+    "pipesgd": {"K": 2, "codec": "none", "warmup": Span(0)},
 }
-"""Asynchronous store -> defaults of its options; those that depend on the job are left to the store."""
+"""Store -> defaults of its options; those that depend on the job are left to the store."""
 
 _REPLACED_BY = {"beta": ("alpha",), "T": ("push_every", "fetch_every")}
 """Option -> what makes it superfluous."""
@@ -159,14 +172,17 @@ class TrainConfig:
                                               "further arguments of the optimizer, e.g. clip_gradient=5,nesterov=true")
     warmup: Optional[Span] = option("Algorithm", None, SPAN,
                                     "synchronous iterations before the delay, e.g. 200, or 2epochs "
-                                    "(default: 200 for odsgd, 0 for delayed)")
+                                    "(default: 200 for odsgd, 0 for delayed and pipesgd)")
+    transport: Optional[str] = option("Algorithm", None, name("transport", ("server", "ring")),
+                                      "odsgd, delayed: who sums and updates: parameter servers, or a ring of the "
+                                      "workers (default: server)", result=False)
     optimizer_local: Optional[str] = option(
         "Algorithm", None, name("local optimizer", LOCAL_OPTIMIZERS),
         "odsgd: what a worker updates its own weights with: none, sgd, dcasgd_c, dcasgd_a, or another optimizer of "
         "MXNet (default: sgd)")
     lr_local: Optional[float] = option("Algorithm", None, real(at_least=0),
-                                       "its learning rate; that of downpour's local steps (default: that of the "
-                                       "global optimizer, as scheduled)")
+                                       "its learning rate; that of downpour's and sasgd's local steps (default: that "
+                                       "of the global optimizer, as scheduled)")
     momentum_local: Optional[float] = option("Algorithm", None, real(at_least=0, at_most=1),
                                              "its momentum (default: 0)")
     wd_local: Optional[float] = option("Algorithm", None, real(at_least=0),
@@ -185,8 +201,8 @@ class TrainConfig:
                                       "softsync: divide a gradient's learning rate by its staleness (default: true; "
                                       "--no-modulate turns it off)")
     T: Optional[int] = option("Algorithm", None, integer(1),
-                              "downpour, easgd, eamsgd: iterations between exchanges (default: 1 for downpour, 4 for "
-                              "the others)")
+                              "downpour, easgd, eamsgd, sasgd: iterations between exchanges (default: 4 for easgd and "
+                              "eamsgd, 1 for the others)")
     push_every: Optional[int] = option("Algorithm", None, integer(1),
                                        "downpour: iterations between pushes (default: T)")
     fetch_every: Optional[int] = option("Algorithm", None, integer(1),
@@ -198,6 +214,14 @@ class TrainConfig:
                                    "easgd, eamsgd: strength of the force of all workers together (default: 0.9)")
     delta: Optional[float] = option("Algorithm", None, real(at_least=0, below=1),
                                     "eamsgd: Nesterov's momentum of the local steps (default: 0.9)")
+    gamma_p: Optional[float] = option("Algorithm", None, real(at_least=0),
+                                      "sasgd: learning rate of the aggregation, for the sum of all workers' gradients "
+                                      "(default: that of the local steps / number of workers, which averages models)")
+    K: Optional[int] = option("Algorithm", None, integer(1),
+                              "pipesgd: iterations between a gradient and its update; 1 waits for it (default: 2)")
+    codec: Optional[str] = option("Algorithm", None, name("codec", CODECS),
+                                  "pipesgd: how gradients travel: none (as they are), truncate (the upper 16 bits of "
+                                  "each float), quantize (8 bits each and a scale per block) (default: none)")
 
     epochs: int = option("Schedule", 10, integer(1), "passes over the training data", result=False)
     iterations: Optional[int] = option("Schedule", None, integer(1),
@@ -291,7 +315,8 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """``digits-mlp-odsgd-sgd``: the run in a word."""
-        return "-".join(part for part in (self.dataset, self.model, self.kvstore, self.optimizer_local) if part)
+        ring = "ring" if self.transport == "ring" else None
+        return "-".join(part for part in (self.dataset, self.model, self.kvstore, self.optimizer_local, ring) if part)
 
     @property
     def input_shape(self) -> Tuple[int, int, int]:
@@ -321,12 +346,12 @@ class TrainConfig:
     @property
     def needs_servers(self) -> bool:
         """Whether the store sends to servers; a job of one that does not has none."""
-        return self.kvstore != "local"
+        return self.kvstore not in WITHOUT_SERVERS and self.transport != "ring"
 
     @property
     def steps_locally(self) -> bool:
         """Whether `lr_local` is the learning rate of something."""
-        return self.kvstore == "downpour" or self.optimizer_local not in (None, "none")
+        return self.kvstore in ("downpour", "sasgd") or self.optimizer_local not in (None, "none")
 
     def optimizer_arguments(self) -> Dict[str, Any]:
         """Arguments of the global optimizer, as gluon.Trainer takes them."""
@@ -334,7 +359,8 @@ class TrainConfig:
         return {"learning_rate": self.lr, "wd": self.wd, **momentum, **self.optimizer_params}
 
     def store_options(self, batches_per_epoch: int) -> Dict[str, Any]:
-        """Options of ``kvstore.create(config.kvstore, ...)``; a warm-up in epochs becomes iterations."""
+        """Options of ``kvstore.create(config.kvstore, ...)``, `transport` included; a warm-up in epochs becomes
+        iterations."""
         names = [key for key in STORES[self.kvstore] if key != "lr_step_epochs_local"]
         given = {key: getattr(self, key) for key in names if getattr(self, key) is not None}
         if self.warmup is not None:
@@ -372,13 +398,14 @@ class TrainConfig:
             if key not in options and getattr(self, key) is not None:
                 raise ConfigError(f"{key} has no meaning with kvstore `{asked}`{_sync_hint(asked)}; "
                                   f"it goes with {' or '.join(s for s in STORES if key in STORES[s])}")
-        if "warmup" in options:
-            self._default("warmup", Span(200 if self.kvstore == "odsgd" else 0))
         if "optimizer_local" in options:
             self._default("optimizer_local", "sgd")
             self._resolve_local()
-        if self.asynchronous:
-            self._resolve_asynchronous()
+        self._resolve_defaults()
+        if self.kvstore in PLAIN_SGD and (self.optimizer != "sgd" or self.momentum):
+            hint = " (momentum: kvstore `eamsgd`, option delta)" if "beta" in options else ""
+            raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
+                              f"momentum out{hint}")
         self._check_momentum("momentum", self.optimizer)
 
     def _resolve_local(self) -> None:
@@ -396,7 +423,7 @@ class TrainConfig:
             self._default(key, value)
         self._check_momentum("momentum_local", local)
 
-    def _resolve_asynchronous(self) -> None:
+    def _resolve_defaults(self) -> None:
         replaced = [key for key, others in _REPLACED_BY.items()
                     if all(getattr(self, other) is not None for other in others)]
         for key in replaced:
@@ -406,9 +433,6 @@ class TrainConfig:
         for key, value in _DEFAULTS.get(self.kvstore, {}).items():
             if key not in replaced:
                 self._default(key, value)
-        if "beta" in STORES[self.kvstore] and (self.optimizer != "sgd" or self.momentum):
-            raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
-                              "momentum out (momentum: kvstore `eamsgd`, option delta)")
 
     def _check_momentum(self, key: str, optimizer: str) -> None:
         if getattr(self, key) and optimizer not in (*WITH_MOMENTUM, *DELAY_COMPENSATED):

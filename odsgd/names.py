@@ -1,4 +1,4 @@
-"""Names of models and optimizers, known without importing MXNet (a second) or GluonCV (another).
+"""Names of models, optimizers and codecs, known without importing MXNet (a second) or GluonCV (another).
 
 A misspelt name is thereby refused before any process of a job starts. The lists are those of MXNet 1.9.1 and
 GluonCV 0.10.5, and tests/odsgd/test_models.py compares them with what is installed.
@@ -39,6 +39,9 @@ MXNET_OPTIMIZERS = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "
 
 WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum")
 """Optimizers whose constructor takes `momentum`; for the others the option is an error, not a silent nothing."""
+
+CODECS = ("none", "truncate", "quantize")
+"""What a ring of workers can send gradients as."""
 
 
 def takes_thumbnail(model: str) -> bool:

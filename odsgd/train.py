@@ -44,7 +44,8 @@ from odsgd.stability import warnings_about
 from odsgd.staleness import Gauge
 
 SETTINGS_OF_DIVERGENCE = ("optimizer", "momentum", "wd", "batch_size", "optimizer_local", "momentum_local", "lamda",
-                          "warmup", "lr_warmup", "n", "modulate", "T", "alpha", "beta", "delta")
+                          "warmup", "lr_warmup", "n", "modulate", "T", "alpha", "beta", "delta", "gamma_p", "K",
+                          "codec")
 """What a diverging run is tuned with, beside the two learning rates."""
 
 
@@ -87,8 +88,8 @@ class Training:
         self.config, self.out = config, Path(str(config.out))
         self.data = data.load(config, transport.worker_rank, transport.num_workers)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
-        self.store = kvstore.create(config.kvstore, transport=transport,
-                                    **config.store_options(self.data.batches_per_epoch))
+        options = config.store_options(self.data.batches_per_epoch)
+        self.store = kvstore.create(config.kvstore, **{**options, "transport": transport})
         self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
                                         kvstore=self.store)
         self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
