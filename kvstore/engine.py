@@ -10,6 +10,7 @@ end of the process, after which no Python runs.
 """
 import atexit
 import ctypes
+import functools
 import itertools
 import os
 import sys
@@ -98,22 +99,23 @@ def _guarded(function: Callable[..., None], *arguments: Any) -> None:
         control.die(traceback.format_exc(), EXIT_FAILURE)
 
 
-_waits = False
-
-
-def _wait_in_time() -> None:
-    global _waits
-    if not _waits:
-        _waits = True
-        os.register_at_fork(before=mx.nd.waitall)
-        atexit.register(mx.nd.waitall)
-        if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
-            sys.addaudithook(_wait_before_subprocess)
+@functools.lru_cache(maxsize=None)
+def wait_before_forks() -> None:
+    """From now on a fork of this process first waits, where others may run and a deadline can fire."""
+    os.register_at_fork(before=mx.nd.waitall)
+    if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
+        sys.addaudithook(_wait_before_subprocess)
 
 
 def _wait_before_subprocess(event: str, _: Any) -> None:
     if event == "subprocess.Popen":
         mx.nd.waitall()
+
+
+@functools.lru_cache(maxsize=None)
+def _wait_in_time() -> None:
+    wait_before_forks()
+    atexit.register(mx.nd.waitall)
 
 
 def memory(array: NDArray) -> np.ndarray:

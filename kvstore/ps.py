@@ -3,25 +3,22 @@
 One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers on the wire
 must not meet. A `ParameterServer` is one store's use of it.
 """
-import atexit
 import base64
 import collections
 import contextlib
 import json
 import os
 import random
-import sys
 import time
-import traceback
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from . import control, sums
+from . import control, engine, sums, trace
 from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket, Keys, plan
 from .control import watch
-from .errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, ProtocolError
+from .errors import ConfigError, ProtocolError
 from .messages import FETCH, HEADER
 from .server import MAILBOX_FLOATS, SUM_SIZES, open_letter
 from .shard import npz, un_npz
@@ -43,7 +40,8 @@ class Connection:
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         rank = _given_rank(self.num_workers)
-        _end_well()
+        control.end_well(disconnect)
+        engine.wait_before_forks()
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
         self._signer = control.Signer(self.worker_rank, control.job_key())
@@ -70,7 +68,7 @@ class Connection:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes})
+                                   "mailboxes": self._mailboxes, "trace_folder": trace.folder})
         with self._waiting("the first round with the servers"):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
@@ -194,28 +192,8 @@ def disconnect() -> None:
     global _connection
     if _connection is None:
         return
-    if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
-        control.die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
     _connection.close()
     _connection = None
-
-
-def _end_well() -> None:
-    """However this process ends, it must neither wait for others for ever nor let them wait for it."""
-    previous = sys.excepthook
-
-    def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        if previous is not sys.__excepthook__:
-            previous(kind, error, trace)
-        if issubclass(kind, KeyboardInterrupt):
-            control.die("interrupted", EXIT_INTERRUPTED)
-        control.die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
-
-    sys.excepthook = hook
-    atexit.register(disconnect)
-    # A fork waits, with Python's lock held, for all that MXNet has under way; wait before it, where a deadline can
-    # fire.
-    os.register_at_fork(before=mx.nd.waitall)
 
 
 def _counts() -> Tuple[int, int]:
@@ -275,18 +253,24 @@ class ParameterServer(Wired):
         wire = self._wires[bucket.id]
         if self._synchronous:
             sent = self._sent[bucket.server_rank]
-            send = wire.compose(grad, self._tag, wire.last.version, sent[0] if len(sent) == sent.maxlen else None)
+            before, behind = wire.last, sent[0] if len(sent) == sent.maxlen else None
+            send = wire.compose(grad, self._tag, before.version, behind)
             sent.append(send)
             self._send(bucket, send)
+            if trace.on is not None:
+                awaited = [one.whole for one in (before, behind) if one not in (None, send)]
+                trace.on.span("exchange", bucket, reads=[grad, *awaited], writes=[send.whole])
             return Pending(send.payload)
-        return self._ask(wire, bucket, wire.compose_async(grad, self._tag))
+        return self._ask(wire, bucket, wire.compose_async(grad, self._tag), grad)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag))
+        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag), after)
 
-    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer) -> Taken:
+    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer, behind: NDArray) -> Taken:
         self._send(bucket, send)
+        if trace.on is not None:
+            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.whole], numbered=False)
         wire.answered(send)
         return Taken(send, wire)
 
