@@ -10,9 +10,9 @@ from kvstore.inprocess import Cluster
 autograd, gluon = mx.autograd, mx.gluon
 
 
-def make(name="ssgd", workers=1, transport=None, **options):
+def make(name="ssgd", workers=1, transport=None, optimizer=None, **options):
     store = kvstore.create(name, transport or Cluster(workers).worker(0), **options)
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5) if optimizer is None else optimizer())
     return store
 
 
@@ -317,3 +317,127 @@ def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told():
         trainer(update_on_kvstore=False).step(1)
     with pytest.raises(ConfigError, match="does not compress gradients; leave compression_params out"):
         trainer(compression_params={"type": "2bit"}).step(1)
+
+
+# -- without servers -------------------------------------------------------------------------------------------------
+
+def ring_path(name, targets, iterations, optimizer=None, codec="none", **options):
+    """As `path`, on a ring; beside each iteration's global weights, the worker's own."""
+    cluster = Cluster(len(targets), timeout_s=10)
+
+    def work(transport):
+        store = make(name, transport=transport, optimizer=optimizer, **options)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for _ in range(iterations):
+            store.pushpull("w", w - targets[transport.worker_rank], w)
+            own = w.asscalar()
+            with store.global_weights():
+                seen.append((w.asscalar(), own))
+            assert w.asscalar() == own
+        return seen
+    return cluster.run(work, lambda rank: cluster.ring_worker(rank, codec))
+
+
+def test_an_interval_of_sasgd_follows_the_hand_computed_path_and_evaluation_leaves_it_alone():
+    # lr 1/2, gamma_p = 1/4 = lr / 2: the mean of the workers' weights. w_0 = 4, targets 0 and 2.
+    # worker 0: 4 -> 2 -> 1 -> 1/2, gradients 4, 2, 1; worker 1: 4 -> 3 -> 5/2 -> 9/4, gradients 2, 1, 1/2.
+    assert ring_path("sasgd", (0, 2), 4, T=3) == [
+        [(2.5, 2.0), (1.75, 1.0), (1.375, 1.375), (1.1875, 0.6875)],
+        [(2.5, 3.0), (1.75, 2.5), (1.375, 1.375), (1.1875, 1.6875)]]
+    assert ring_path("sasgd", (0, 2), 3, T=3, gamma_p=0.125, lr_local=0.5)[0][2] == (4 - 10.5 / 8, 4 - 10.5 / 8)
+
+
+def test_pipe_sgd_follows_the_hand_computed_path():
+    # Means of gradients at w: w - 1. K = 3: two iterations wait for their sums; then each lacks the last two.
+    seen = [own for _, own in ring_path("pipesgd", (0, 2), 5, K=3)[0]]
+    assert seen == [4.0, 4.0, 2.5, 1.0, -0.5]
+    assert [own for _, own in ring_path("pipesgd", (0, 2), 5, K=3, warmup=2)[1]] == [2.5, 1.75, 1.75, 1.75, 1.375]
+    assert [own for _, own in ring_path("dsync", (0, 2), 3)[1]] == [2.5, 1.75, 1.375]
+
+
+def test_momentum_waits_for_the_first_sum_and_a_rate_goes_with_its_gradient():
+    momentum = lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5, wd=0.5)  # noqa: E731
+    pipe = [own for _, own in ring_path("pipesgd", (0, 2), 4, momentum)[0]]
+    delayed = [own for _, own in ring_path("delayed", (0, 2), 4, momentum)[0]]
+    assert pipe == delayed and pipe[0] == 4.0 and len(set(pipe)) == 4
+
+
+def test_trainers_with_different_learning_rates_are_told_apart_at_the_next_evaluation():
+    rates = iter([0.5, 0.25])
+    with pytest.raises(ProtocolError, match="differ in the learning rates of their trainers") as caught:
+        ring_path("dsync", (0, 2), 1, lambda: mx.optimizer.SGD(
+            lr_scheduler=mx.lr_scheduler.FactorScheduler(1, base_lr=next(rates))))
+    assert "the last one: 0.5" in str(caught.value) and "the last one: 0.25" in str(caught.value)
+
+
+def test_a_store_and_a_transport_that_do_not_go_together_are_told():
+    cluster = Cluster(1)
+    with pytest.raises(ConfigError, match="store pipesgd needs a ring and the transport given has servers"):
+        kvstore.create("pipesgd", cluster.worker(0))
+    with pytest.raises(ConfigError, match="store ssgd needs servers and the transport given has none"):
+        kvstore.create("ssgd", cluster.ring_worker(0))
+    with pytest.raises(ConfigError, match="codec quantize and the transport given has none"):
+        kvstore.create("pipesgd", cluster.ring_worker(0), codec="quantize")
+    with pytest.raises(ConfigError, match="unknown transport `rign`; did you mean `ring`?"):
+        kvstore.create("odsgd", transport="rign")
+    with pytest.raises(ConfigError, match="unknown option of store ssgd `transport`"):
+        kvstore.create("ssgd", transport="ring")
+    assert kvstore.create("odsgd", cluster.ring_worker(0)).options.transport == "ring"
+
+
+@pytest.mark.parametrize("options, said", [
+    (dict(name="sasgd", T=0), "`T` is 0, expected 1 iteration"), (dict(name="pipesgd", K=0), "`K` is 0, expected 1"),
+    (dict(name="pipesgd", warmup=-1), "`warmup` is -1"), (dict(name="pipesgd", codec="zip"), "unknown codec `zip`"),
+    (dict(name="dsync", K=2), "unknown option of store dsync `K`"),
+    (dict(name="dsync", bucket_nbytes=0), "`bucket_nbytes` is 0"),
+])
+def test_an_option_that_cannot_be_is_told_before_anything_starts(options, said):
+    with pytest.raises(ConfigError, match=said):
+        kvstore.create(**options)
+
+
+def test_sasgd_takes_no_other_optimizer():
+    for optimizer in (mx.optimizer.SGD(momentum=0.9), mx.optimizer.Adam(), mx.optimizer.SGD(clip_gradient=1)):
+        with pytest.raises(ConfigError, match="store `sasgd` takes SGD steps of its own"):
+            make("sasgd", transport=Cluster(1).ring_worker(0), optimizer=lambda: optimizer)  # noqa: B023
+
+
+@pytest.mark.parametrize("name", ["dsync", "odsgd"])
+def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path, name):
+    file = str(tmp_path / "states")
+    options = {} if name == "dsync" else {"warmup": 100}
+
+    def run(steps, start, load=False, save=False):
+        cluster = Cluster(2, timeout_s=10)
+
+        def work(transport):
+            store = make(name, transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5),
+                         bucket_nbytes=8, **options)
+            w = mx.nd.array([start] * 5)
+            if load and transport.worker_rank == 0:
+                store.load_optimizer_states(file)
+            store.broadcast("w", w, w)
+            for _ in range(steps):
+                store.pushpull("w", w - transport.worker_rank, w)
+            store.wait()
+            if save and transport.worker_rank == 0:
+                store.save_optimizer_states(file)
+            return w.asnumpy()[0]
+        return cluster.run(work, cluster.ring_worker)
+    middle = run(3, 4.0, save=True)[0]
+    assert run(2, middle, load=True) == run(5, 4.0) != run(2, middle)
+
+
+@pytest.mark.parametrize("name", ["sasgd", "pipesgd"])
+def test_optimizer_states_alone_do_not_continue_what_keeps_more(tmp_path, name):
+    with pytest.raises(ConfigError, match=f"do not continue a `{name}` run"):
+        make(name, transport=Cluster(1).ring_worker(0)).load_optimizer_states(str(tmp_path / "none"))
+
+
+def test_a_ring_has_no_counts_of_staleness():
+    store = make("dsync", transport=Cluster(1).ring_worker(0))
+    two_keys(store)
+    store.begin()
+    with pytest.raises(ConfigError, match="nothing to count without a server"):
+        store.statistics()

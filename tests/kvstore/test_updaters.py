@@ -110,6 +110,15 @@ def test_only_optimizers_are_built(name):
         updaters.build({"class": name, "settings": {}}, trusted=False)
 
 
+@pytest.mark.parametrize("name", ["signum", "nag", "sgd", "dcasgd_c"])
+def test_a_local_momentum_of_0_is_0_whatever_the_optimizers_own_default(name):
+    assert updaters.create_local(name, {"momentum": 0.0}).momentum == 0.0
+    assert updaters.create_local(name, {"momentum": 0.5}).momentum == 0.5
+    updaters.create_local("adam", {"momentum": 0.0})
+    with pytest.raises(ConfigError, match="optimizer_local `adam` does not take these options"):
+        updaters.create_local("adam", {"momentum": 0.5})
+
+
 def test_an_unknown_local_optimizer_gets_the_nearest_name():
     with pytest.raises(ConfigError, match="unknown optimizer_local `dcasgd_x`; did you mean `dcasgd_"):
         updaters.create_local("dcasgd_x", {})

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
+from odsgd import names
 from odsgd.config import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
 from odsgd.options import Span
 
@@ -40,7 +41,7 @@ def test_the_command_line_of_the_published_code_is_understood():
     assert (config.kvstore, config.optimizer_local, config.lr_local, config.wd) == ("odsgd", "dcasgd_a", 0.5, 1e-4)
     assert (config.lr_step_epochs, config.lr_step_epochs_local) == ((80, 120), (82, 122))
     assert config.store_options(batches_per_epoch=390) == {
-        "warmup": 200, "optimizer_local": "dcasgd_a", "lr_local": 0.5, "momentum_local": 0.0,
+        "warmup": 200, "transport": "server", "optimizer_local": "dcasgd_a", "lr_local": 0.5, "momentum_local": 0.0,
         "lamda": 2.0, "m": 0.95, "epsilon": 1e-7}
     assert config.optimizer_arguments() == {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}
 
@@ -114,7 +115,7 @@ def test_mxnets_names_of_stores_become_ours(flags, kvstore, optimizer_local):
 
 
 def test_a_family_that_is_not_there_yet_is_said_to_be_so():
-    assert message("--kvstore pipesgd") == f"kvstore `pipesgd` is not available yet; available: {', '.join(STORES)}"
+    assert message("--kvstore byteps") == f"kvstore `byteps` is not available yet; available: {', '.join(STORES)}"
 
 
 # --- what goes together -----------------------------------------------------------------------------------------------
@@ -135,6 +136,11 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--kvstore easgd --alpha 1", "--alpha: expected a number, at least 0 and below 1, got `1`"),
     ("--kvstore easgd --momentum 0.9", "momentum: kvstore `eamsgd`, option delta"),
     ("--kvstore eamsgd --optimizer adam", "kvstore `eamsgd` takes plain SGD steps of its own"),
+    ("--kvstore sasgd --momentum 0.9", "kvstore `sasgd` takes plain SGD steps of its own: leave optimizer and momentum "
+                                       "out"),
+    ("--kvstore ssgd --transport ring", "transport has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
+    ("--kvstore dsync --K 2", "K has no meaning with kvstore `dsync`; it goes with pipesgd"),
+    ("--kvstore pipesgd --codec quantise", "unknown codec `quantise`; did you mean `quantize`?"),
     ("--kvstore downpour --T 3 --push-every 1 --fetch-every 2", "T has no meaning beside push_every and fetch_every"),
     ("--optimizer adam --momentum 0.9", "momentum: optimizer `adam` takes no momentum"),
     ("--optimizer-local adam --momentum-local 0.9", "momentum_local: optimizer `adam` takes no momentum"),
@@ -181,8 +187,28 @@ def test_defaults_that_depend_on_other_options_are_filled_in():
 ])
 def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags, options):
     config = from_flags(flags)
-    assert config.asynchronous and config.store_options(1) == options
+    assert config.asynchronous and config.needs_servers and config.store_options(1) == options
     assert TrainConfig(**config.to_dict()) == config
+
+
+@pytest.mark.parametrize("flags, options", [
+    ("--kvstore dsync", {}),
+    ("--kvstore pipesgd", {"K": 2, "codec": "none", "warmup": 0}),
+    ("--kvstore pipesgd --K 3 --codec truncate --warmup 2epochs", {"K": 3, "codec": "truncate", "warmup": 14}),
+    ("--kvstore sasgd", {"T": 1}),
+    ("--kvstore sasgd --T 4 --gamma-p 0.1 --lr-local 0.5", {"T": 4, "gamma_p": 0.1, "lr_local": 0.5}),
+    ("--kvstore delayed --transport ring", {"warmup": 0, "transport": "ring"}),
+])
+def test_stores_without_servers_need_none_and_get_their_options(flags, options):
+    config = from_flags(flags)
+    assert not config.asynchronous and not config.needs_servers and config.store_options(7) == options
+    assert TrainConfig(**config.to_dict()) == config
+    assert TrainConfig().needs_servers and TrainConfig(transport="server").needs_servers
+
+
+def test_the_codecs_are_those_of_the_ring():
+    from kvstore.codecs import CODECS
+    assert tuple(CODECS) == names.CODECS
 
 
 def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread():

@@ -29,7 +29,11 @@ def records(out, event=None):
 def train_together(configs):
     """One worker per configuration, as threads of this process."""
     cluster = Cluster(len(configs), timeout_s=60)
-    cluster.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run())
+
+    def make(worker_rank):
+        return (cluster.worker(worker_rank) if configs[0].needs_servers else
+                cluster.ring_worker(worker_rank, configs[0].codec or "none"))
+    cluster.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run(), make)
 
 
 def final_weights(out):
@@ -172,6 +176,12 @@ def test_the_worker_that_sees_it_first_stops_the_others(tmp_path):
 MOMENTUM = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
 COMPENSATED = dict(kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2",
                    warmup=4, **MOMENTUM)
+WITHOUT_SERVERS = {
+    "dsync": dict(kvstore="dsync", **MOMENTUM),
+    "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
+    "sasgd": dict(kvstore="sasgd", T=4, lr=0.05, wd=1e-3, epochs=3, lr_step_epochs="1"),
+    "odsgd ring": {**COMPENSATED, "transport": "ring"},
+}
 
 
 @pytest.mark.parametrize("stop", [3, 10, 17])
@@ -187,7 +197,8 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, st
 
 @pytest.mark.parametrize("stop", [2, 4, 5, 8])
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
-                                       COMPENSATED], ids=["ssgd", "delayed", "odsgd"])
+                                       COMPENSATED, *WITHOUT_SERVERS.values()],
+                         ids=["ssgd", "delayed", "odsgd", *WITHOUT_SERVERS])
 def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path, dropout_and_batchnorm, algorithm,
                                                                        stop):
     whole, parts = (tiny(tmp_path / name, **algorithm) for name in ("whole", "parts"))
@@ -197,9 +208,11 @@ def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path,
     assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
 
 
-def test_how_often_checkpoints_are_made_does_not_change_the_result(tmp_path, dropout_and_batchnorm):
+@pytest.mark.parametrize("algorithm", [COMPENSATED, WITHOUT_SERVERS["sasgd"], WITHOUT_SERVERS["pipesgd"]],
+                         ids=["odsgd", "sasgd", "pipesgd"])
+def test_how_often_checkpoints_are_made_does_not_change_the_result(tmp_path, dropout_and_batchnorm, algorithm):
     for every in (0, 3):
-        train_together([tiny(tmp_path / str(every), checkpoint_every=every, **COMPENSATED)] * 2)
+        train_together([tiny(tmp_path / str(every), checkpoint_every=every, **algorithm)] * 2)
     assert same_bits(final_weights(tmp_path / "0"), final_weights(tmp_path / "3"))
 
 
@@ -212,6 +225,16 @@ def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_
     train_together([dataclasses.replace(config, iterations=None, resume=True) for config in first])
     train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
     assert same_bits(final_weights(hosts[0]), final_weights(tmp_path / "whole"))
+
+
+def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path, dropout_and_batchnorm):
+    """What a checkpoint keeps of the global optimizer does not depend on who holds it."""
+    train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
+    for first, second in (("server", "ring"), ("ring", "server")):
+        parts = tiny(tmp_path / first, transport=first, **COMPENSATED)
+        train_together([dataclasses.replace(parts, iterations=7)] * 2)
+        train_together([dataclasses.replace(parts, transport=second, resume=True)] * 2)
+        assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / first))
 
 
 def test_a_resumed_run_adds_to_the_metrics_and_drops_the_line_that_was_cut(tmp_path):
