@@ -254,7 +254,10 @@ RING: Dict[str, Scenario] = {
 CODED: Dict[str, Scenario] = {
     f"pipesgd_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=MOMENTUM)
     for codec in ("truncate", "quantize")}
-SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED}}
+LONG: Dict[str, Scenario] = {
+    f"long_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=PLAIN, iterations=200)
+    for codec in ("none", "truncate", "quantize")}
+SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:
