@@ -17,8 +17,8 @@ Buffers. `exchange` copies `grad`, the caller may go on reading it. A result sta
 exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
 of an `allreduce`, until `Opening.depth` later ones of the bucket have been asked for; what it sums may be overwritten
 at once, which waits in the engine.
-Order. Exchanges of one bucket take place in the order they were asked for, never two at a time; so do allreduces, which
-all workers ask for in the same order.
+Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
+order they were asked for, which is the same on all workers.
 """
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
