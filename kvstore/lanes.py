@@ -7,6 +7,7 @@ scramble.
 """
 from typing import Dict, List, Sequence
 
+from . import trace
 from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket, Segment
 
@@ -56,6 +57,8 @@ class Lanes:
             mx.nd.elemwise_add(self.grad, staged, out=self.grad)
         if scale != 1:
             mx.nd._internal._mul_scalar(self.grad, scalar=scale, out=self.grad)
+        if trace.on is not None:
+            trace.on.span("gather", self.bucket, reads=sum(grads, []), writes=[self.grad])
         return self.grad
 
     def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
@@ -66,6 +69,8 @@ class Lanes:
                 source = self._on_device[device]
                 flat.copyto(source)
             self._copy(self._parts(source), targets)
+        if trace.on is not None:
+            trace.on.span("scatter", self.bucket, reads=[flat], writes=sum(weights, []))
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`, made once per array."""

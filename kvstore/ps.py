@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequenc
 
 import numpy as np
 
-from . import control, engine, sums
+from . import control, engine, sums, trace
 from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket, Keys, plan
 from .control import watch
@@ -68,7 +68,7 @@ class Connection:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes})
+                                   "mailboxes": self._mailboxes, "trace_folder": trace.folder})
         with self._waiting("the first round with the servers"):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
@@ -253,18 +253,24 @@ class ParameterServer(Wired):
         wire = self._wires[bucket.id]
         if self._synchronous:
             sent = self._sent[bucket.server_rank]
-            send = wire.compose(grad, self._tag, wire.last.version, sent[0] if len(sent) == sent.maxlen else None)
+            before, behind = wire.last, sent[0] if len(sent) == sent.maxlen else None
+            send = wire.compose(grad, self._tag, before.version, behind)
             sent.append(send)
             self._send(bucket, send)
+            if trace.on is not None:
+                awaited = [one.whole for one in (before, behind) if one not in (None, send)]
+                trace.on.span("exchange", bucket, reads=[grad, *awaited], writes=[send.whole])
             return Pending(send.payload)
-        return self._ask(wire, bucket, wire.compose_async(grad, self._tag))
+        return self._ask(wire, bucket, wire.compose_async(grad, self._tag), grad)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag))
+        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag), after)
 
-    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer) -> Taken:
+    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer, behind: NDArray) -> Taken:
         self._send(bucket, send)
+        if trace.on is not None:
+            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.whole], numbered=False)
         wire.answered(send)
         return Taken(send, wire)
 

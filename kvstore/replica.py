@@ -9,7 +9,7 @@ import struct
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
-from . import agreement
+from . import agreement, trace
 from ._mxnet import NDArray, mx
 from .algorithms.program import Rule
 from .buckets import Bucket
@@ -90,6 +90,8 @@ class Replicated(Transport):
     def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
         out = self._sums[bucket.id].next()
         self._allreduce_into(bucket, array, out)
+        if trace.on is not None:
+            trace.on.span("exchange", bucket, reads=[array], writes=[out])
         return Pending(out)
 
     def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
@@ -98,6 +100,8 @@ class Replicated(Transport):
         def update(total: NDArray) -> NDArray:
             before.result().copyto(after)
             self._replicas[bucket.id](after, total, lr)
+            if trace.on is not None:
+                trace.on.span("update", bucket, reads=[total], writes=[after])
             return after
 
         self._arriving[bucket.id] = self.allreduce(bucket, grad).then(update)

@@ -12,14 +12,16 @@ import os
 import struct
 import sys
 import threading
+import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 import numpy as np
 
-from . import control
+from . import control, trace
 from ._mxnet import NDArray, mx
 from .errors import EXIT_FAILURE
+from .messages import HEADER
 from .shard import Shard
 from .sums import Sum
 
@@ -83,7 +85,7 @@ class Server:
                             "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
     def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
-               mailboxes: List[int]) -> None:
+               mailboxes: List[int], trace_folder: Optional[str]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers)
@@ -93,6 +95,9 @@ class Server:
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
         self._timeout_s = 1.5 * timeout_s + 5  # workers, who know what they wait for, speak first
+        if control.trusted():  # else anyone could say where to write
+            trace.folder = trace_folder
+        trace.begin("server", rank)
         control.report("joined")
 
     def _leave(self, sender: int) -> None:
@@ -103,12 +108,16 @@ class Server:
 
     @staticmethod
     def _end() -> None:
+        if trace.on is not None:
+            trace.on.close()
         control.report("done")
         os._exit(0)
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         self._heard()
         if key in self._sums:
+            if trace.on is not None:
+                trace.on.flush()  # the workers may be about to read it
             if self._synchronous:
                 pushed.copyto(stored)  # MXNet has added up
             else:
@@ -116,8 +125,14 @@ class Server:
         elif key == self._mailbox_key:
             self._mailbox = stored
         else:
+            began_s = time.monotonic()
+            if trace.on is not None:
+                pushed.wait_to_read()
+            merged_s = time.monotonic()
             assert self._shard is not None
             self._shard.update(key, pushed, stored)
+            if trace.on is not None:
+                trace.on.served(key, pushed.size - HEADER, self._synchronous, began_s, merged_s)
 
     def _answer(self, sender: int, name: str, chunk: int) -> None:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""

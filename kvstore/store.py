@@ -1,8 +1,8 @@
 """The store as Gluon sees it: gradients in, an algorithm's weights out.
 
 ``gluon.Trainer`` calls `set_optimizer` once, `broadcast` once per parameter, and on every step `pushpull` per
-parameter. The store collects gradients into buckets; a bucket whose gradients have all been handed in goes through its
-algorithm at once, while others still wait for theirs:
+parameter. When all have been handed in, which is long before they are computed, every bucket goes through its
+algorithm; the last layer's go first, since its gradients appear first:
 
     pushpull(key, grads, out)  →  gather → Worker.iterate → scatter     per bucket, all queued to MXNet's engine
 
@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Ty
 
 import numpy as np
 
-from . import agreement, updaters
+from . import agreement, trace, updaters
 from . import buckets as layout
 from ._mxnet import NDArray, mx
 from .algorithms.program import Program, Worker
@@ -39,14 +39,13 @@ class _Known:
 
 
 class _Lane:
-    """One bucket at run time: its devices, its worker, and the keys this iteration still lacks."""
+    """One bucket at run time: its devices and its worker."""
 
     def __init__(self, bucket: Bucket, known: Sequence[_Known]) -> None:
         self.bucket, self.known = bucket, known
         self.devices = Lanes(bucket, [array.context for array in known[0].weights])
         self.worker: Worker
         self.w_local: NDArray
-        self.missing = self.keys()
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
 
@@ -64,7 +63,6 @@ class _Lane:
 
     def iterate(self, scale: float) -> None:
         """Gather, let the algorithm decide, scatter. Returns at once."""
-        self.missing = self.keys()
         if self._grads is None:
             self._grads = self._views([one.grads for one in self.known])
         self.w_local = self.worker.iterate(self.devices.gather(self._grads, scale))
@@ -91,6 +89,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def __init__(self, name: str, program: Type[Program], transport: Transport, options: Any) -> None:
         self._name, self._program_type, self._transport, self.options = name, program, transport, options
+        trace.begin("worker", transport.worker_rank)
         self.iteration = 0
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         self._optimizer: Optional[mx.optimizer.Optimizer] = None
@@ -98,7 +97,6 @@ class Store(mx.kvstore.KVStoreBase):
         self._known: Dict[Any, _Known] = {}
         self._lanes: List[_Lane] = []
         self._lanes_of: Dict[Any, List[_Lane]] = {}
-        self._left = 0  # buckets that still have to go in this iteration
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._scale = 1.0
         self._saved: Optional[State] = None  # this worker's state, until the first step takes it up
@@ -172,15 +170,15 @@ class Store(mx.kvstore.KVStoreBase):
         """
         self._check_usable()
         self.begin()
-        if self._left == 0:
+        if not self._handed:
             self._begin_iteration()
         self._hand_in(key, _as_list(value), _as_list(value if out is None else out))
-        for lane in self._lanes_of[key]:
-            lane.missing.discard(key)
-            if not lane.missing:
+        if len(self._handed) == len(self._lanes_of):
+            # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked
+            # for first leaves first, on all workers alike.
+            for lane in self._lanes:
                 lane.iterate(self._scale)
-                self._left -= 1
-        if self._left == 0:
+            self._handed.clear()
             self.iteration += 1
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
@@ -430,8 +428,6 @@ class Store(mx.kvstore.KVStoreBase):
     # -- every step --------------------------------------------------------------------------------------------
 
     def _begin_iteration(self) -> None:
-        self._left = len(self._lanes)
-        self._handed.clear()
         optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         lr = updaters.learning_rate(optimizer, optimizer.num_update)
@@ -446,8 +442,8 @@ class Store(mx.kvstore.KVStoreBase):
             raise ConfigError(f"pushpull of {key}, which was not broadcast or has no gradient (grad_req `null`)")
         if key in self._handed:
             raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, "
-                                f"while {self._left} buckets still lack others; every parameter takes part in every "
-                                "step")
+                                f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
+                                "parameter takes part in every step")
         self._handed.add(key)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
             known.grads, known.weights = list(grads), list(weights)

@@ -21,7 +21,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from . import engine
+from . import engine, trace
 from ._mxnet import NDArray, mx
 from .buckets import Bucket
 from .errors import ConfigError, unknown
@@ -124,7 +124,11 @@ class LocalUpdate:
         if self.w_bak is None:
             self.start(w_global)
         w_global.copyto(self.w_bak)
+        if trace.on is not None:
+            trace.on.span("copy", self.bucket, reads=[w_global], writes=[self.w_bak])
         apply(self.optimizer, self.bucket.id, self.w_bak, grad, self.state, self._shape)
+        if trace.on is not None:
+            trace.on.span("local update", self.bucket, reads=[w_global, grad], writes=[self.w_bak])
         return self.w_bak
 
     def memory(self) -> List[NDArray]:

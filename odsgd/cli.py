@@ -36,9 +36,15 @@ def _bench(argv: List[str]) -> int:
     return bench(argv)
 
 
+def _trace(argv: List[str]) -> int:
+    from odsgd.tracing.cli import main as trace
+    return trace(argv)
+
+
 COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
     "train": (_train, "train a model; alone, or as one of a job's workers"),
     "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
+    "trace": (_trace, "timelines: put together, sum up, draw"),
     "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
     "bench": (_bench, "measure systems side by side, on emulated links"),
 }

@@ -251,6 +251,9 @@ class TrainConfig:
     emulate_compute: Optional[Compute] = option(
         "Run", None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer "
         "by layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
+    trace: Optional[str] = option("Run", None, PATH,
+                                  "folder for a timeline of the job, which `odsgd trace` reads and Perfetto shows",
+                                  result=False)
     bucket_nbytes: Optional[int] = option("Run", None, integer(1), "bytes of one message (default: the store's)",
                                           result=False)
     timeout_s: Optional[float] = option("Run", None, real(above=0),

@@ -29,7 +29,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, 
 
 import numpy as np
 
-from kvstore import control, engine
+from kvstore import control, engine, trace
 from kvstore._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ConfigError
 
@@ -68,7 +68,8 @@ class Emulated:
         durations = seconds * parts / parts.sum()
         self.iterations = 0
         self._factors = factors(spread, seed)
-        self._devices = [_Device(pairs, durations, forward, gradient) for pairs in replicas]
+        self._devices = [_Device(pairs, durations, forward, gradient, traced=pairs is replicas[0])
+                         for pairs in replicas]
 
     def iteration(self) -> List[NDArray]:
         """Queue a forward and a backward pass; returns at once, for each device an array written when it is through."""
@@ -100,11 +101,12 @@ class _Device:
     """One accelerator: its layers, and what it has been asked to do.
 
     `durations` : seconds of each layer, forward and backward together
+    `traced` : whether a timeline shows it; one device stands for all of a worker
     """
 
     def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray, forward: float,
-                 gradient: Optional[Gradient]) -> None:
-        self._layers, self._gradient = layers, gradient
+                 gradient: Optional[Gradient], traced: bool) -> None:
+        self._layers, self._gradient, self._traced = layers, gradient, traced
         numbers = list(range(len(layers)))
         self._forward = _steps(numbers, forward * durations)
         self._backward = _steps(numbers[::-1], (1 - forward) * durations)
@@ -114,14 +116,14 @@ class _Device:
 
     def iteration(self, number: int, factor: float) -> NDArray:
         for layers, seconds in self._forward:
-            self._ask(_Task("forward", layers, factor * seconds), [self._layers[k][0] for k in layers], [])
+            self._ask(_Task("forward", number, layers, factor * seconds), [self._layers[k][0] for k in layers], [])
         for layers, seconds in self._backward:
-            task = _Task("backward", layers, factor * seconds)
+            task = _Task("backward", number, layers, factor * seconds)
             if self._gradient is not None:
                 task.finish = self._fill(number, layers)
             self._ask(task, [self._layers[k][0] for k in layers], [self._layers[k][1] for k in layers])
         through = mx.nd.zeros(1)
-        self._ask(_Task("end", [], 0.0), [], [through])
+        self._ask(_Task("end", number, [], 0.0), [], [through])
         return through
 
     def _ask(self, task: _Task, reads: List[NDArray], writes: List[NDArray]) -> None:
@@ -150,13 +152,15 @@ class _Device:
         time.sleep(max(0.0, self._end_s - time.monotonic()))
         task.finish()
         task.done()
+        if trace.on is not None and self._traced and task.layers:
+            trace.on.add("compute", task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
 
 
 class _Task:
     """A step of one iteration."""
 
-    def __init__(self, what: str, layers: List[int], seconds: float) -> None:
-        self.what, self.layers, self.seconds = what, layers, seconds
+    def __init__(self, what: str, iteration: int, layers: List[int], seconds: float) -> None:
+        self.what, self.iteration, self.layers, self.seconds = what, iteration, layers, seconds
         self.ready, self.ready_s = threading.Event(), 0.0
         self.finish: Callable[[], None] = _nothing
         self.done: engine.Done

@@ -71,6 +71,10 @@ class Journal:
         self._write("warning", {"text": line})
         self._progress.say(f"warning: {line}")
 
+    def note(self, line: str) -> None:
+        """Something for the user that is no result."""
+        self._progress.say(line)
+
     def iteration(self) -> None:
         """One more has been queued."""
         self._progress.advance()

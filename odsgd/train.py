@@ -29,11 +29,11 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 import kvstore
-from kvstore import control
+from kvstore import control, trace
 from kvstore._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from kvstore.factory import connect, read
-from odsgd import checkpoint, data, devices, models, randomness
+from odsgd import checkpoint, data, devices, models, randomness, tracing
 from odsgd.config import TrainConfig
 from odsgd.emulate import Emulated
 from odsgd.journal import Journal, versions
@@ -68,6 +68,7 @@ def _transport(config: TrainConfig) -> Any:
     if config.kvstore == "local" and int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
         raise ConfigError("kvstore `local` is for one process and this job has "
                           f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
+    trace.folder = config.trace or trace.folder
     # A warm-up in epochs, whose length nobody knows yet, matters to the store alone.
     return connect(config.kvstore, read(config.kvstore, config.store_options(batches_per_epoch=1)))
 
@@ -123,10 +124,21 @@ class Training:
                 self._train_epoch()
             if self.gauge is not None:
                 self.journal.staleness(self.gauge.result())
+            self._finish_trace()
             self.journal.end(self.store.iteration, self._test_fields())
         finally:
             self.journal.close()
         self.store.close()
+
+    def _finish_trace(self) -> None:
+        """Put the files of the job's processes together, as far as they lie on this host. Collective."""
+        if trace.on is None:
+            return
+        self.store.wait()
+        trace.on.flush()
+        self.store.barrier()
+        if self.store.rank == 0:
+            self.journal.note(tracing.finish(Path(str(trace.folder))))
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
@@ -162,11 +174,25 @@ class Training:
 
     def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue forward and backward on every device; what they count."""
+        traced = None
+        if trace.on is not None and self.config.emulate_compute is None:
+            traced = trace.on.compute(self._first("data"))
         with mx.autograd.record():
             outputs = [self.net(x) for x in xs]
             losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
         mx.autograd.backward(losses)
+        if traced is not None:
+            traced.passes(losses, self._first("grad"))
         return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+
+    def _first(self, what: str) -> List[Any]:
+        """Weights (`data`) or gradients of the first layer, which the forward pass reads first and the backward pass
+        writes last.
+        """
+        for parameter in self.net.collect_params().values():
+            if parameter.grad_req != "null":
+                return list(getattr(parameter, f"list_{what}")())
+        return []
 
     def _emulate(self, compute: Compute) -> None:
         """From here on an emulated accelerator computes. What the gradients hold, of the first batch, they keep."""

@@ -1,0 +1,108 @@
+"""The recorder: what its bars say, what it leaves behind, and that nothing is there when it is off."""
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import engine, trace
+from kvstore._mxnet import mx
+from kvstore.buckets import Keys, Parameter, plan
+from kvstore.inprocess import Cluster
+from tests.jobs import ROOT, environment
+from tests.scenarios import Scenario, train
+
+LONG_S = 20
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "folder", str(tmp_path))
+    monkeypatch.setattr(trace, "on", None)
+    trace.begin("worker", 0)
+    yield trace.on
+    mx.nd.waitall()
+    trace.on.close()
+
+
+def events(tmp_path):
+    """The bars of worker 0, by lane."""
+    mx.nd.waitall()
+    trace.on.close()
+    bars = [event for event in json.loads((tmp_path / "worker-0.json").read_text()) if event["ph"] == "X"]
+    return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in trace.LANES}
+
+
+def a_bucket():
+    return plan([Parameter(0, "w", (4,), "float32", 1.0, 1.0)], Keys(1), 1024, False)[0]
+
+
+def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path, recorder):
+    bucket, released = a_bucket(), []
+    inputs, output = mx.nd.zeros(4), mx.nd.zeros(4)
+    read, written = threading.Event(), threading.Event()
+    engine.push(lambda: read.wait(LONG_S), [], [inputs])
+    engine.push(lambda: written.wait(LONG_S), [inputs], [output])
+    recorder.span("gather", bucket, reads=[inputs], writes=[output])
+    for event in (read, written):
+        time.sleep(0.01)  # so that the times differ
+        released.append(1e6 * time.monotonic())
+        event.set()
+        (inputs if event is read else output).wait_to_read()
+    bar, = events(tmp_path)["gather"]
+    assert released[0] <= bar["ts"] + 0.1 and bar["ts"] < released[1] <= bar["ts"] + bar["dur"] + 0.1
+    assert bar["args"] == {"bucket": bucket.id, "bytes": 16, "round": 0}
+
+
+def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path, recorder):
+    recorder.add("scatter", "scatter", 1.0, 2.0, bucket=3)
+    recorder.add("scatter", "scatter", 1.5, 1.8, bucket=4)
+    recorder.add("exchange", "exchange", 1.0, 4.0, bucket=3)
+    recorder.add("exchange", "exchange", 2.0, 3.0, bucket=4)
+    bars = events(tmp_path)
+    assert [(bar["ts"], bar["dur"]) for bar in bars["scatter"]] == [(1e6, 1e6), (2e6, 0)]
+    assert [(bar["ts"], bar["dur"]) for bar in bars["exchange"]] == [(1e6, 3e6), (2e6, 1e6)]
+    assert len({bar["tid"] for bar in bars["exchange"]}) == 2
+
+
+def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path, recorder):
+    scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64}, iterations=5)
+    Cluster(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))
+    bars = events(tmp_path)
+    buckets = {bar["args"]["bucket"] for bar in bars["gather"]}
+    assert len(buckets) > 1
+    for lane, iterations in {"gather": 1 + 5, "copy": 3, "local update": 3}.items():  # the first gather is of W_0
+        seen = sorted((bar["args"]["bucket"], bar["args"]["round"]) for bar in bars[lane])
+        assert seen == sorted((bucket, t) for bucket in buckets for t in range(iterations)), lane
+    assert len(bars["scatter"]) >= 5 * len(buckets)  # and what shows the global weights
+
+
+def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder):
+    scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64}, iterations=5)
+
+    def path():
+        return Cluster(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]["path"]
+    traced = path()
+    assert events(tmp_path)["gather"]
+    trace.on = None
+    np.testing.assert_array_equal(traced, path())
+
+
+def test_a_process_that_dies_leaves_what_it_has_written(tmp_path):
+    script = ("import os, time; from kvstore import trace; trace.begin('worker', 0); "
+              "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0); time.sleep(2 * trace.BEHIND_S); os._exit(9)")
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60,
+                          env={**environment(), "ODSGD_TRACE": str(tmp_path)})
+    lines = (tmp_path / "worker-0.json").read_text().splitlines()
+    assert done.returncode == 9 and lines[0] == "["
+    assert json.loads(lines[-1])["args"] == {"iteration": 0}
+
+
+def test_it_is_off_unless_a_folder_is_named(monkeypatch):
+    monkeypatch.setattr(trace, "folder", None)
+    kvstore.create("local")
+    assert trace.on is None
