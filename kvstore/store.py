@@ -15,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Ty
 
 import numpy as np
 
-from . import agreement, updaters
+from . import agreement, trace, updaters
 from . import buckets as layout
 from ._mxnet import NDArray, mx
 from .algorithms.program import Program, Worker
@@ -89,6 +89,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def __init__(self, name: str, program: Type[Program], transport: Transport, options: Any) -> None:
         self._name, self._program_type, self._transport, self.options = name, program, transport, options
+        trace.begin("worker", transport.worker_rank)
         self.iteration = 0
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         self._optimizer: Optional[mx.optimizer.Optimizer] = None
