@@ -3,11 +3,12 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
 
-from kvstore import engine
+from kvstore import engine, trace
 from kvstore._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.inprocess import Cluster
@@ -113,6 +114,50 @@ def test_a_process_may_end_with_iterations_under_way():
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
                           universal_newlines=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "last line\n")
+
+
+class Seen:
+    """In place of a recorder: the steps of a device, and a signal for the first."""
+
+    def __init__(self):
+        self.steps, self.first = [], threading.Event()
+
+    def add(self, lane, name, start_s, end_s, iteration, layers):
+        self.steps.append((name, layers, start_s, end_s))
+        self.first.set()
+
+
+def test_the_forward_pass_of_a_layer_waits_for_its_own_weights_only(monkeypatch):
+    monkeypatch.setattr(trace, "on", Seen())
+    layers, written = pairs(2), threading.Event()
+    engine.push(lambda: written.wait(LONG_S), [], [layers[1][0]])
+    through = Emulated(layers, 12 * STEP_S).iteration()
+    assert trace.on.first.wait(LONG_S) and trace.on.steps[0][:2] == ("forward", [0])
+    now_s = time.monotonic()
+    written.set()
+    through[0].wait_to_read()
+    mx.nd.waitall()
+    assert [step[:2] for step in trace.on.steps[:3]] == [("forward", [0]), ("forward", [1]), ("backward", [1])]
+    assert trace.on.steps[1][2] >= now_s
+
+
+def test_lateness_does_not_add_up(monkeypatch):
+    """A step begins where the one before it ended, not when a thread woke up after that."""
+    monkeypatch.setattr(trace, "on", Seen())
+    layers, queued = pairs(3), threading.Event()
+    for weights, _ in layers:
+        engine.push(lambda: queued.wait(LONG_S), [], [weights])
+    device = Emulated(layers, 0.18)
+    for _ in range(3):
+        through = device.iteration()
+    queued.set()
+    through[0].wait_to_read()
+    mx.nd.waitall()
+    steps = trace.on.steps[:17]
+    assert len(steps) == 17
+    for before, after in zip(steps, steps[1:]):
+        assert after[2] == before[3]
+    assert [steps[3 * k + 2][3] - steps[3 * k][2] for k in range(4)] == pytest.approx([0.06, 0.12, 0.06, 0.12])
 
 
 def test_every_device_of_a_worker_has_its_gradients():
