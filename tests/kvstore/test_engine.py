@@ -105,3 +105,25 @@ def test_the_end_of_a_process_waits_for_operations():
     """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "over\n")
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_the_gradient_of_the_last_layer_does_not_wait_for_the_first_layers(hybridize):
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(4), mx.gluon.nn.Dense(3))
+    net.initialize()
+    net.hybridize(hybridize)
+    x = mx.nd.ones((2, 5))
+    net(x).wait_to_read()
+    goes_on, appeared = threading.Event(), threading.Event()
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.wait_to_read()
+    engine.push(lambda: goes_on.wait(60) and None, [], [x])  # the first layer's gradient is computed from it
+    loss.backward()
+    engine.push(appeared.set, [net[1].weight.grad()], [])
+    try:
+        assert appeared.wait(20)
+    finally:
+        goes_on.set()
+        mx.nd.waitall()
