@@ -349,7 +349,7 @@ class TrainConfig:
     @property
     def needs_servers(self) -> bool:
         """Whether the store sends to servers; a job of one that does not has none."""
-        return self.kvstore not in WITHOUT_SERVERS and self.transport != "ring"
+        return needs_servers(self.kvstore, self.transport)
 
     @property
     def steps_locally(self) -> bool:
@@ -512,6 +512,11 @@ def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
     if asked in NOT_YET:
         raise ConfigError(f"kvstore `{asked}` is not available yet; available: {', '.join(STORES)}")
     raise unknown("kvstore", asked, (*STORES, *MXNET_SYNC, *MXNET_ASYNC, *MXNET_LOCAL))
+
+
+def needs_servers(store: str, transport: Optional[str]) -> bool:
+    """Whether a store sends to servers on this transport; None is its default."""
+    return store not in WITHOUT_SERVERS and transport != "ring"
 
 
 def _sync_hint(asked: str) -> str:

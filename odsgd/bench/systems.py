@@ -14,23 +14,18 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from kvstore.errors import ConfigError, unknown
-from odsgd.config import STORES
+from odsgd.config import STORES, needs_servers
 
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
 DDP = "torch/ddp"
-RINGS = ("dsync", "sasgd", "pipesgd")
-OURS = tuple(name for name in dict.fromkeys((*STORES, *RINGS)) if name != "local")
+OURS = tuple(name for name in STORES if name != "local")
 FOLDER = Path(__file__).parent
 NAMES = (*OURS, *STOCK, DDP)
 AUTO = "auto"
 
-_WIRE = ("bucket_nbytes", "timeout_s")
-OPTIONS: Dict[str, Tuple[str, ...]] = {
-    "dsync": _WIRE, "sasgd": (*_WIRE, "T", "lr_local", "gamma_p"), "pipesgd": (*_WIRE, "K", "codec", "warmup"),
-    **STORES, **{name: (*STORES[name], "transport") for name in ("odsgd", "delayed")},
-    **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
+OPTIONS: Dict[str, Tuple[str, ...]] = {**STORES, **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
 
 
 @dataclass(frozen=True)
@@ -83,7 +78,7 @@ def parse(text: str) -> System:
     for option in options:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
-    if name in RINGS or name == DDP or options.get("transport") == "ring":
+    if name == DDP or not needs_servers(name, options.get("transport")):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)

@@ -32,15 +32,15 @@ def a_run(system, times_ms, workers=2, compute_ms=20.0, rate="1gbit", server_cpu
     ("odsgd@1", "odsgd", {"warmup": 0}, "1", 1, 1),
     ("odsgd:warmup=5:optimizer_local=none", "odsgd", {"warmup": 5, "optimizer_local": "none"}, "auto", 4, 0),
     ("odsgd:transport=ring", "odsgd", {"warmup": 0, "transport": "ring"}, None, 0, 0),
-    ("pipesgd:codec=quantize", "pipesgd", {"codec": "quantize"}, None, 0, 0),
+    ("odsgd:transport=server@1", "odsgd", {"warmup": 0, "transport": "server"}, "1", 1, 1),
+    ("pipesgd:codec=quantize", "pipesgd", {"warmup": 0, "codec": "quantize"}, None, 0, 0),
+    ("sasgd:gamma_p=0.1", "sasgd", {"gamma_p": 0.1}, None, 0, 0),
     ("mxnet/p3@1", "mxnet/p3", {}, "1", 1, 1),
     ("torch/ddp:bucket_cap_mb=4", "torch/ddp", {"bucket_cap_mb": 4}, None, 0, 0),
 ])
 def test_a_system_is_a_name_with_options_and_servers(text, name, options, servers, of_four, extra):
     system = systems.parse(text)
-    assert (system.name, system.servers) == (name, servers)
-    assert {key: value for key, value in system.options.items() if (key, value) != ("warmup", 0) or key in options} == \
-        options
+    assert (system.name, system.servers, system.options) == (name, servers, options)
     assert (system.num_servers(4), system.extra_hosts()) == (of_four, extra)
 
 
@@ -113,6 +113,7 @@ def test_the_models_have_the_sizes_that_they_are_named_for():
 @pytest.mark.parametrize(("system", "workers", "nbytes"), [
     ("ssgd@1", 4, 4 * N),
     ("ssgd@2", 4, 2 * N),
+    ("ssgd@4", 2, N),                  # a worker's own link
     ("mxnet/dist_sync@1", 2, 2 * N),
     ("ssgd", 4, 1.5 * N),              # 3/4 N to the others' servers, and as much from the own one
     ("torch/ddp", 4, 1.5 * N),
@@ -123,6 +124,8 @@ def test_the_models_have_the_sizes_that_they_are_named_for():
     ("easgd@1", 4, N),                 # exchanges every fourth iteration
     ("easgd:T=8@1", 4, N / 2),
     ("downpour:T=2@1", 4, 2 * N),
+    ("downpour:push_every=4:fetch_every=1@1", 4, 4 * N),
+    ("downpour:push_every=1:fetch_every=2", 4, 0.75 * 1.5 * N),
     ("sasgd:T=2", 4, 0.75 * N),
 ])
 def test_the_busiest_link_carries(system, workers, nbytes):
@@ -197,7 +200,7 @@ def test_the_use_of_a_server_is_that_of_the_time_measured():
     other = dict(worker, times_ms=[70.0, 170.0], began_s=1.5, ended_s=1.9)
     times, worker_cpu_ms, _, server_cpu_ms, server_memory_mb = run._merged([worker, other], [log])
     assert times == [60.0, 160.0]
-    assert (worker_cpu_ms, server_cpu_ms) == (pytest.approx((50 + 50 / 0.2 * 0) / 2), pytest.approx(200.0))
+    assert (worker_cpu_ms, server_cpu_ms) == (pytest.approx(25.0), pytest.approx(200.0))
     assert server_memory_mb == pytest.approx(101.2)
 
 
