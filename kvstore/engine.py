@@ -14,6 +14,7 @@ import functools
 import itertools
 import os
 import sys
+import threading
 import traceback
 from typing import Any, Callable, Dict, Sequence
 
@@ -80,11 +81,23 @@ def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
 
 
+_threads = threading.local()
+
+
+def _keep_state() -> None:
+    """Let Python keep its state of this thread of the engine's; made anew it would cost more than most functions do."""
+    if not hasattr(_threads, "kept"):
+        _threads.kept = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
 def _run_function(_: int, number: int) -> None:
+    _keep_state()
     _guarded(_pushed.pop(number))
 
 
 def _start_function(_: int, on_complete: int, number: int) -> None:
+    _keep_state()
     done = Done(_OnComplete.from_address(on_complete))
     _guarded(_pushed.pop(number), done)
 

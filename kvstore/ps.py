@@ -258,8 +258,8 @@ class ParameterServer(Wired):
             sent.append(send)
             self._send(bucket, send)
             if trace.on is not None:
-                awaited = [one.whole for one in (before, behind) if one not in (None, send)]
-                trace.on.span("exchange", bucket, reads=[grad, *awaited], writes=[send.whole])
+                awaited = [one.payload for one in (before, behind) if one not in (None, send)]
+                trace.on.span("exchange", bucket, reads=[grad, *awaited], writes=[send.payload])
             return Pending(send.payload)
         return self._ask(wire, bucket, wire.compose_async(grad, self._tag), grad)
 
@@ -270,7 +270,7 @@ class ParameterServer(Wired):
     def _ask(self, wire: Wire, bucket: Bucket, send: Buffer, behind: NDArray) -> Taken:
         self._send(bucket, send)
         if trace.on is not None:
-            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.whole], numbered=False)
+            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.payload], numbered=False)
         wire.answered(send)
         return Taken(send, wire)
 

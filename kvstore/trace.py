@@ -6,9 +6,10 @@
         trace.on.span("gather", bucket, reads=grads, writes=[flat])     after the operation has been queued
 
 Times are the engine's, not those at which Python queues. An operation's bar begins when all that it reads has been
-written and, in its lane, the bar before has ended; it ends when what it writes has been written. Two probes see to
-that: operations that read these arrays and look at the clock. Since probes only read, they can hold up nobody but who
-writes the same arrays next, and on the data path that is an iteration later.
+written and, in its lane, the bar before has ended; it ends when what it writes has been written. Probes see to that:
+operations that read these arrays and look at the clock. Since probes only read, they can hold up nobody but who
+writes the same arrays next, and on the data path that is an iteration later. What one operation writes and another
+reads is looked at once.
 
 A recorder writes a Chrome trace (Perfetto opens it), an array of events, a quarter of a second behind; where a process
 was killed only the closing bracket is missing. Seconds are CLOCK_MONOTONIC's, which processes of one host share.
@@ -70,6 +71,8 @@ class Recorder:
         self._rows: Dict[int, str] = {}
         self._ends: Dict[str, float] = {}  # of the last bar in each lane
         self._rounds: Dict[Tuple[str, int], int] = {}
+        self._written: Dict[int, Moment] = {}  # by id of array: when the operation queued last had written it
+        self._alive: Dict[int, NDArray] = {}  # so that an id means one array
         self.iterations = 0
         self._file.write("[\n" + self._metadata("process_name", {"name": f"{role} {rank}"}))
         self._file.write(",\n" + self._metadata("odsgd", {
@@ -89,8 +92,18 @@ class Recorder:
         args = {"bucket": bucket.id, "bytes": bucket.size * WIRE_DTYPE.itemsize}
         if numbered:
             args["round"] = self._round(lane, bucket.id)
-        began = self.moment(reads)
-        engine.push(lambda: self.add(lane, lane, began.s, time.monotonic(), **args), writes, [])
+        known = [self._written[id(array)] for array in reads if id(array) in self._written]
+        unknown = [array for array in reads if id(array) not in self._written]
+        began = [*known, self.moment(unknown)] if unknown else known
+        ended = Moment()
+        if len(writes) == 1:
+            self._written[id(writes[0])] = ended
+            self._alive.setdefault(id(writes[0]), writes[0])
+
+        def add() -> None:
+            ended.s = time.monotonic()
+            self.add(lane, lane, max(moment.s for moment in began), ended.s, **args)
+        engine.push(add, writes, [])
 
     def served(self, bucket_id: int, size: int, numbered: bool, began_s: float, merged_s: float) -> None:
         """A server has just updated a bucket; it waited for the sum of the pushes until `merged_s`."""
