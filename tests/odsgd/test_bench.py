@@ -3,6 +3,9 @@ import contextlib
 import json
 import math
 import os
+import re
+import subprocess
+import types
 from pathlib import Path
 
 import pytest
@@ -158,8 +161,9 @@ def no_jobs(monkeypatch):
 
 
 def test_repetitions_are_interleaved(no_jobs):
-    run.measure(config("--systems", "ssgd,odsgd", "--workers", "2,4", "--repeat", "2", "--rates", "1gbit"),
-                lambda text: None)
+    measured = run.measure(config("--systems", "ssgd,odsgd", "--workers", "2,4", "--repeat", "2", "--rates", "1gbit"),
+                           lambda text: None)
+    assert measured.goodput == {"1gbit": [1e8, 1e8]}  # before and after
     once = [("1gbit", 2, "ssgd"), ("1gbit", 2, "odsgd"), ("1gbit", 4, "ssgd"), ("1gbit", 4, "odsgd")]
     assert no_jobs[0] == once + once
 
@@ -182,6 +186,61 @@ def test_without_torch_its_systems_are_left_out(no_jobs):
     assert [system for _, _, system in no_jobs[0]] == ["ssgd"] and "torch/ddp is left out" in said[0]
     with pytest.raises(ConfigError, match="--torch-python PATH"):
         run.measure(config("--systems", "torch/ddp"), said.append)
+
+
+@pytest.mark.parametrize(("text", "servers", "variables"), [
+    ("ssgd", "auto", []), ("odsgd@2", "2", []), ("dsync", "0", []), ("mxnet/dist_sync@1", "1", []),
+    ("mxnet/p3@1", "1", ["DMLC_PS_VAN_TYPE:p3"])])
+def test_a_job_is_launched_as_its_system_asks(text, servers, variables):
+    asked, flags = config("--systems", text), []
+
+    def launch(command, timeout_s):
+        job = json.loads(Path(command[-1]).read_text())
+        flags.extend(job["flags"])
+        folder = Path(command[-1]).parent
+        for rank in range(2):
+            log = [{"at_s": at_s, "cpu_s": 0.0, "memory_mb": 1.0} for at_s in (0.0, 1.0)]
+            (folder / f"server-{rank}").write_text("".join(json.dumps(line) + "\n" for line in log))
+            worker = {"times_ms": [5.0], "began_s": 0.0, "ended_s": 1.0, "usage": log}
+            (folder / f"{rank}.json").write_text(json.dumps([worker]))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    one, = run._job(asked, run.Links(launch, ("-H", "hosts"), None), "1gbit", 1e8, 2, asked.systems[0])
+    assert one.times_ms == [5.0]
+    assert flags[:6] == ["-n", "2", "-s", servers, "-H", "hosts"]
+    assert [word for word in flags if word.startswith("DMLC_")] == variables
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mxnet/dist_sync", "dist_sync"), ("mxnet/dist_async", "dist_async"),
+                                            ("mxnet/p3", "dist_sync")])
+def test_stock_stores_are_mxnet_s(monkeypatch, name, kind):
+    from odsgd.bench import worker
+    made = []
+
+    def create(asked):
+        made.append(asked)
+        return types.SimpleNamespace(set_optimizer=lambda optimizer: None)
+
+    monkeypatch.setattr(worker.mx.kv, "create", create)
+    stores = worker._stores({"name": name, "stock": True, "options": {}})
+    assert next(stores) is next(stores) and made == [kind]
+
+
+@pytest.mark.parametrize("compute_s", [0.0, 0.004])
+def test_iterations_of_the_warm_up_do_not_count(compute_s):
+    import kvstore
+    from odsgd.bench import worker
+    store = kvstore.create("local")
+    store.set_optimizer(worker._optimizer())
+    found = worker.Training(store, [(3, 2), (4,)], 0).measure({"compute_s": compute_s, "warm_up": 2, "iterations": 3})
+    assert len(found["times_ms"]) == 3 and store.iteration == 5
+    assert all(time_ms > 0 for time_ms in found["times_ms"]) and sum(found["times_ms"]) >= 3000 * compute_s - 1
+
+
+def test_both_accelerators_compute_in_the_same_steps():
+    from odsgd import emulate
+    torchs = (Path(run.__file__).parent / "ddp.py").read_text()  # imports torch
+    assert float(re.search(r"^STEP_S = (.*)$", torchs, re.M)[1]) == emulate.STEP_S
 
 
 def test_as_many_iterations_as_fill_the_time_asked_for():
