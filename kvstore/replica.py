@@ -3,7 +3,7 @@
     W_{t+1} = U(W_t, G_t),    G_t = 1/M allreduce(g_t)
 
 All workers begin with the same bits and get the same bits from every sum, so they need not compare notes. One thing is
-each worker's own, the trainer's learning rate: it must be the same on all, which `check` looks after.
+each worker's own, the rate at which they move: it must be the same on all, which `check` looks after.
 """
 import struct
 import zlib
@@ -111,7 +111,7 @@ class Replicated(Transport):
         return self._replicas[bucket.id]
 
     def check(self) -> None:
-        agreement.check(self, "the learning rates of their trainers, which without a server each applies itself",
+        agreement.check(self, "the learning rates of the global weights, which without a server each applies itself",
                         [f"the last one: {self._lr!r}", f"all so far, as a checksum: {self._rates:08x}"])
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:

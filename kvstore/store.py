@@ -431,8 +431,9 @@ class Store(mx.kvstore.KVStoreBase):
         optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         lr = updaters.learning_rate(optimizer, optimizer.num_update)
-        self._transport.lr = lr
-        self._program.begin_iteration(lr, lr if self.lr_local is None else self.lr_local)
+        lr_local = lr if self.lr_local is None else self.lr_local
+        self._transport.lr = self._program.global_rate(lr, lr_local)
+        self._program.begin_iteration(lr, lr_local)
         self._scale = optimizer.rescale_grad
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:

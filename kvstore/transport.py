@@ -65,7 +65,7 @@ class Transport:
     worker_rank: int
     num_workers: int
     has_servers: bool
-    lr: float  # the trainer's learning rate, which the next exchanges carry
+    lr: float  # the learning rate of the global weights, which the next exchanges carry
 
     def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
         """The buckets, numbered for this transport; `nbytes` None: as large as suits it."""

@@ -145,6 +145,10 @@ class Program:
     def begin_iteration(self, lr: float, lr_local: float) -> None:
         """The rates of the iteration that begins: the trainer's, and the one for local steps."""
 
+    def global_rate(self, lr: float, lr_local: float) -> float:
+        """Of these, the one that moves the global weights. Without servers it must be the same on all workers."""
+        return lr
+
     def progress(self) -> Dict[str, Any]:
         """What a checkpoint keeps beside arrays, as JSON."""
         return {}

@@ -128,8 +128,10 @@ class SASGD(Program):
         return SparseAggregation(bucket, transport, arriving, self.options.T, self.rates)
 
     def begin_iteration(self, lr: float, lr_local: float) -> None:
-        self.rates.gamma = lr_local
-        self.rates.gamma_p = lr_local if self.options.gamma_p is None else self.options.gamma_p
+        self.rates.gamma, self.rates.gamma_p = lr_local, self.global_rate(lr, lr_local)
+
+    def global_rate(self, lr: float, lr_local: float) -> float:
+        return float(lr_local if self.options.gamma_p is None else self.options.gamma_p)
 
     def progress(self) -> Dict[str, Any]:
         return {"gamma_p": self.rates.gamma_p}

@@ -46,6 +46,7 @@ def ring(name, own):
         if pairs[0] is None:
             assert pairs == [None] * p
             return totals, sent
+        assert not any(np.shares_memory(outgoing, incoming) for outgoing, incoming in pairs)  # both are under way
         on_the_wire = [outgoing.copy() for outgoing, _ in pairs]
         sent += on_the_wire[0].size
         for m, (_, incoming) in enumerate(pairs):

@@ -365,10 +365,73 @@ def test_momentum_waits_for_the_first_sum_and_a_rate_goes_with_its_gradient():
 
 def test_trainers_with_different_learning_rates_are_told_apart_at_the_next_evaluation():
     rates = iter([0.5, 0.25])
-    with pytest.raises(ProtocolError, match="differ in the learning rates of their trainers") as caught:
+    with pytest.raises(ProtocolError, match="differ in the learning rates of the global weights") as caught:
         ring_path("dsync", (0, 2), 1, lambda: mx.optimizer.SGD(
             lr_scheduler=mx.lr_scheduler.FactorScheduler(1, base_lr=next(rates))))
     assert "the last one: 0.5" in str(caught.value) and "the last one: 0.25" in str(caught.value)
+
+
+def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree():
+    def work(transport):
+        optimizer = mx.optimizer.SGD(learning_rate=0.5)
+        store = make("dsync", transport=transport, optimizer=lambda: optimizer)
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        for rate in (0.25 if transport.worker_rank else 0.5, 0.5):
+            optimizer.lr = rate
+            store.pushpull("w", w - 1, w)
+        with store.global_weights():
+            pass
+
+    with pytest.raises(ProtocolError, match="all so far, as a checksum"):
+        cluster = Cluster(2, timeout_s=10)
+        cluster.run(work, cluster.ring_worker)
+
+
+@pytest.mark.parametrize("name, options", [("sasgd", {"T": 3}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 2})])
+def test_a_ring_goes_on_from_a_saved_state_to_the_same_bits(name, options):
+    def run(steps, saved=(None, None)):
+        cluster = Cluster(2, timeout_s=10)
+
+        def work(transport):
+            state = saved[transport.worker_rank]
+            store = make(name, transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.3), **options)
+            w = mx.nd.array([4.0] if state is None else state[0][0]["local/w"])
+            if state is not None:
+                store.load_state(*state)
+            store.broadcast("w", w, w)
+            store.begin()
+            seen = []
+            for step in range(steps + 1):
+                with store.global_weights():
+                    seen.append((w.asscalar(), store.iteration))
+                seen.append(w.asscalar())
+                if step < steps:
+                    store.pushpull("w", w - store.iteration - transport.worker_rank, w)
+            return seen, (store.worker_state(), store.server_state())
+        return cluster.run(work, cluster.ring_worker)
+
+    whole, first = run(9), run(5)
+    rest = run(4, [state for _, state in first])
+    for worker in range(2):
+        assert first[worker][0] + rest[worker][0][2:] == whole[worker][0]
+
+
+def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_gamma_p_too():
+    def work(transport, gamma_p):
+        store = make("sasgd", transport=transport, gamma_p=gamma_p)
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        store.lr_local = 0.5 / (1 + transport.worker_rank)
+        store.pushpull("w", w - 1, w)
+        with store.global_weights():
+            return w.asscalar()
+
+    cluster = Cluster(2, timeout_s=10)
+    assert cluster.run(lambda transport: work(transport, 0.25), cluster.ring_worker) == [2.5, 2.5]
+    cluster = Cluster(2, timeout_s=10)
+    with pytest.raises(ProtocolError, match="differ in the learning rates of the global weights"):
+        cluster.run(lambda transport: work(transport, None), cluster.ring_worker)
 
 
 def test_a_store_and_a_transport_that_do_not_go_together_are_told():
