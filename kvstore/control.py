@@ -50,14 +50,14 @@ def who() -> str:
     return role if rank is None else f"{role} {rank}"
 
 
-def die(message: str, status: int) -> None:
-    """End this process at once, saying why.
+def die(message: str, status: int, consequence: bool = False) -> None:
+    """End this process at once, saying why; `consequence`: another process is to blame, if one fails as well.
 
     Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
     """
     try:
         print(f"{who()}: {message}", file=sys.stderr, flush=True)
-        report("failed", error=message.strip().splitlines()[-1])
+        report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
         sys.stdout.flush()
     finally:  # whoever read our output may be gone
         os._exit(status)

@@ -158,7 +158,7 @@ class Rounds:
                 self._run()
         except self._mpi.Exception as error:
             control.die(f"{self._first()}: MPI reports an error: {error}; has another worker of the ring died, or "
-                        "taken other steps than this one?", EXIT_FAILURE)
+                        "taken other steps than this one?", EXIT_FAILURE, consequence=True)
         except BaseException:
             control.die(traceback.format_exc(), EXIT_FAILURE)
 

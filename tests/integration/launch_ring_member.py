@@ -2,8 +2,8 @@
 
 What it does instead is its first argument, or MEMBER_WORKER_<RANK> in the environment:
 
-    ok | wait | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
-    stop (stops before it asks for the others) | sums (sums for ever, and stops after a while on rank 1)
+    ok | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
+    stop (stops before it asks for the others) | sums (sums for ever) | stall (likewise; rank 1 stops after a while)
 """
 import itertools
 import os
@@ -25,7 +25,7 @@ def sum_for_ever(connection):
     rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
     for number in itertools.count():
         rounds.total(numpy.ones(1000, numpy.float32))
-        if number == 100 and RANK == 1:
+        if ACTION == "stall" and number == 100 and RANK == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -38,11 +38,9 @@ def main():
     connection = mpi.Connection(TIMEOUT_S)
     print("rank %d of %d, sum %d, by %s" % (connection.worker_rank, connection.num_workers,
                                             connection.comm.allreduce(RANK + 1), os.environ.get("UCX_NET_DEVICES")))
-    if ACTION == "wait":
-        time.sleep(600)
     if ACTION == "spawn":
         connection.mpi.COMM_SELF.Spawn(sys.executable)
-    if ACTION == "sums":
+    if ACTION in ("sums", "stall"):
         sum_for_ever(connection)
     connection.comm.Barrier()
     connection.close()

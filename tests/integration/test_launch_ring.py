@@ -65,9 +65,9 @@ def test_workers_meet_and_have_the_launchers_ranks(launcher):
     assert launch.said == ""
 
 
-def test_kill_9_of_a_worker_ends_the_job_and_names_it(launcher):
+def test_kill_9_of_a_worker_in_the_middle_of_sums_ends_the_job_and_names_it(launcher):
     options, env = launcher
-    with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env=env) as launch:
+    with Launch("-n", 2, "-s", 0, *options, MEMBER, "sums", env=env) as launch:
         launch.wait_for(*("worker %d | rank %d of 2, sum 3, by lo" % (rank, rank) for rank in range(2)))
         memory = shared_memory(launch)
         launch.kill("worker 1", signal.SIGKILL)
@@ -110,7 +110,7 @@ def test_a_worker_that_stands_still_is_missed_at_the_deadline():
 
 
 def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline():
-    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_TIMEOUT_S:2", MEMBER, "sums") as launch:
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_TIMEOUT_S:2", MEMBER, "stall") as launch:
         assert launch.wait() == 75
     assert launch.said.startswith("worker 0 failed") and "late, stopped or unreachable" in launch.said
 

@@ -1,6 +1,7 @@
 """Rounds of a ring on real ranks, under a plain mpiexec: bits, order, errors, deadlines."""
 import hashlib
 import importlib.util
+import json
 import os
 import random
 import shutil
@@ -15,7 +16,7 @@ import pytest
 
 from kvstore import control
 from kvstore.codecs import CODECS, codec
-from kvstore.errors import ConfigError
+from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.mpi import Connection
 from kvstore.rounds import Rounds
 
@@ -126,6 +127,34 @@ def test_a_round_that_does_not_end_is_named():
     job = mpi_job(3, "desert")
     assert job.returncode
     assert "round 2, bucket 0: nothing has moved on the ring for 2 s; worker" in job.stderr
+
+
+class BrokenMpi:
+    """MPI whose every message fails, as when the other end has died."""
+
+    Exception, REQUEST_NULL = ArithmeticError, None
+
+    class Request:
+        @staticmethod
+        def Testsome(_):
+            raise ArithmeticError("the connection is broken")
+
+    def __getattr__(self, name):
+        return {"Get_rank": lambda: 0, "Get_size": lambda: 2}.get(name, lambda *_: None)
+
+
+def broken(report):
+    os.environ["ODSGD_REPORT_FD"] = str(os.open(report, os.O_WRONLY | os.O_CREAT))
+    Rounds(BrokenMpi(), BrokenMpi(), 60.0).total(np.ones(6))
+
+
+def test_an_error_of_mpi_is_told_as_the_consequence_of_another_failure(tmp_path):
+    report = tmp_path / "report"
+    done = subprocess.run([sys.executable, __file__, "broken", str(report)], stderr=subprocess.PIPE, timeout=60,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, universal_newlines=True)
+    assert done.returncode == EXIT_FAILURE
+    assert "round 1, a sum over the workers: MPI reports an error: the connection is broken; has another" in done.stderr
+    assert json.loads(report.read_text())["consequence"] is True
 
 
 def alone():
