@@ -26,10 +26,10 @@ from typing import Any, Dict, List, Optional
 
 from .._mxnet import NDArray, mx
 from ..buckets import Bucket
-from ..errors import ConfigError, unknown
+from ..errors import unknown
 from ..transport import Pending, Transport
 from ..updaters import LocalUpdate, create_local, progress, set_progress
-from .program import Options, Program, Worker
+from .program import Options, Program, Worker, check_iterations
 from .sync import SyncUpdate
 
 TRANSPORTS = ("server", "ring")
@@ -82,8 +82,7 @@ class Delayed(Program):
             super().__post_init__()
             if self.transport not in TRANSPORTS:
                 raise unknown("transport", self.transport, TRANSPORTS)
-            if self.warmup < 0:
-                raise ConfigError(f"`warmup` is {self.warmup}, expected 0 iterations or more")
+            check_iterations(self, 0, "warmup")
 
     @staticmethod
     def on_ring(options: Any) -> bool:

@@ -18,10 +18,9 @@ from typing import Any, List, Optional
 
 from .._mxnet import NDArray, mx
 from ..buckets import Bucket
-from ..errors import ConfigError
 from ..transport import Pending, Transport
 from .asynchronous import ASGD, Asynchronous
-from .program import Options
+from .program import Options, check_iterations
 
 
 class Accruing(Asynchronous):
@@ -74,9 +73,7 @@ class Downpour(ASGD):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name in ("T", "push_every", "fetch_every"):
-                if getattr(self, name) is not None and getattr(self, name) < 1:
-                    raise ConfigError(f"`{name}` is {getattr(self, name)}, expected 1 iteration or more")
+            check_iterations(self, 1, "T", "push_every", "fetch_every")
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)

@@ -30,7 +30,7 @@ from ..buckets import Bucket
 from ..errors import ConfigError
 from ..transport import Pending, Transport
 from .asynchronous import ASGD, Asynchronous, AsyncUpdate
-from .program import Options, check_plain_sgd
+from .program import Options, check_iterations, check_plain_sgd
 
 
 class Elastic(Asynchronous):
@@ -106,8 +106,7 @@ class EASGD(ASGD):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.T < 1:
-                raise ConfigError(f"`T` is {self.T}, expected 1 iteration or more")
+            check_iterations(self, 1, "T")
             for name in ("alpha", "beta", "delta"):
                 if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
                     raise ConfigError(f"`{name}` is {getattr(self, name)}, expected 0 or more and below 1")

@@ -32,7 +32,7 @@ from ..buckets import Bucket
 from ..codecs import codec as make_codec
 from ..errors import ConfigError
 from ..transport import Pending, Transport
-from .program import Options, Program, Worker
+from .program import Options, Program, Worker, check_iterations
 
 
 class Pipelined(Worker):
@@ -64,6 +64,9 @@ class Pipelined(Worker):
 
     def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
         super().resume(t, w_local, memory)
+        if len(memory) >= self.K:
+            raise ConfigError(f"the saved state has {len(memory)} sums in flight, which `K` = {self.K} has no place "
+                              f"for; go on with K = {len(memory) + 1}")
         w_local.copyto(self.w)
         self.in_flight.extend(zip(map(Pending, memory), self.rates.latest(len(memory))))
 
@@ -102,9 +105,8 @@ class PipeSGD(Program):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            for name, least in (("K", 1), ("warmup", 0)):
-                if getattr(self, name) < least:
-                    raise ConfigError(f"`{name}` is {getattr(self, name)}, expected {least} iterations or more")
+            check_iterations(self, 1, "K")
+            check_iterations(self, 0, "warmup")
             make_codec(self.codec)
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:

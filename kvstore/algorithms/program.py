@@ -37,6 +37,14 @@ def check_plain_sgd(optimizer: mx.optimizer.Optimizer, what: str) -> None:
                           "or clip_gradient")
 
 
+def check_iterations(options: Options, least: int, *names: str) -> None:
+    """Refuse options that are to be a number of iterations and are none; None leaves the choice to the store."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not (value >= least and value % 1 == 0):
+            raise ConfigError(f"`{name}` is {value}, expected a whole number of iterations, {least} or more")
+
+
 class Worker:
     """The worker's side of an algorithm, for one bucket.
 

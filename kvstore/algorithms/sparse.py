@@ -28,9 +28,8 @@ from typing import Any, Dict, List, Optional
 
 from .._mxnet import NDArray, mx
 from ..buckets import Bucket
-from ..errors import ConfigError
 from ..transport import Pending, Transport
-from .program import Options, Program, Worker, check_plain_sgd
+from .program import Options, Program, Worker, check_iterations, check_plain_sgd
 
 
 class SparseAggregation(Worker):
@@ -111,8 +110,7 @@ class SASGD(Program):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.T < 1:
-                raise ConfigError(f"`T` is {self.T}, expected 1 iteration or more")
+            check_iterations(self, 1, "T")
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)

@@ -13,16 +13,16 @@ way by its own.
 """
 from __future__ import annotations
 
+from kvstore.codecs import codec
 from odsgd.bench.systems import AUTO, System
 
-CODECS = {"none": 1.0, "truncate": 1 / 2, "quantize": 1 / 4}
 EVERY = {"easgd": 4, "eamsgd": 4}
 """Iterations per exchange where a store's default is not 1."""
 
 
 def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
     """What the busiest link carries in one direction per iteration, of `nbytes` of parameters."""
-    sent = nbytes * CODECS[system.options.get("codec", "none")]
+    sent = codec(system.options.get("codec", "none")).nbytes(nbytes // 4)
     there, back = sent / _every(system, "push_every"), sent / _every(system, "fetch_every")
     if system.servers in (None, AUTO):
         return (workers - 1) / workers * (there + back)

@@ -80,6 +80,8 @@ def test_unknown_names_and_options_are_told_with_the_nearest_one():
         kvstore.create("odsgd", lr_locl=1)
     with pytest.raises(ConfigError, match="unknown option of store ssgd `warmup`"):
         kvstore.create("ssgd", warmup=1)
+    with pytest.raises(ConfigError, match="`T` is 2.5, expected a whole number of iterations, 1 or more"):
+        kvstore.create("sasgd", T=2.5)
     with pytest.raises(ConfigError, match="`warmup` is -1"):
         make("odsgd", warmup=-1)
 
@@ -450,7 +452,7 @@ def test_a_store_and_a_transport_that_do_not_go_together_are_told():
 
 
 @pytest.mark.parametrize("options, said", [
-    (dict(name="sasgd", T=0), "`T` is 0, expected 1 iteration"), (dict(name="pipesgd", K=0), "`K` is 0, expected 1"),
+    (dict(name="sasgd", T=0), "`T` is 0, expected a whole number of iterations, 1 or more"), (dict(name="pipesgd", K=0), "`K` is 0, expected a whole number"),
     (dict(name="pipesgd", warmup=-1), "`warmup` is -1"), (dict(name="pipesgd", codec="zip"), "unknown codec `zip`"),
     (dict(name="dsync", K=2), "unknown option of store dsync `K`"),
     (dict(name="dsync", bucket_nbytes=0), "`bucket_nbytes` is 0"),

@@ -123,7 +123,7 @@ def test_the_models_have_the_sizes_that_they_are_named_for():
     ("pipesgd", 2, N),
     ("pipesgd", 1, 0),
     ("pipesgd:codec=truncate", 2, N / 2),
-    ("pipesgd:codec=quantize", 2, N / 4),
+    ("pipesgd:codec=quantize", 2, N / 4 + 4),  # and a scale
     ("easgd@1", 4, N),                 # exchanges every fourth iteration
     ("easgd:T=8@1", 4, N / 2),
     ("downpour:T=2@1", 4, 2 * N),
