@@ -19,9 +19,10 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
 
+from kvstore.codecs import CODECS
 from kvstore.errors import ConfigError, unknown
 from odsgd.flags import parse_flags
-from odsgd.names import CODECS, MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
+from odsgd.names import MODELS, MXNET_OPTIMIZERS, WITH_MOMENTUM, takes_thumbnail
 from odsgd.options import (
     COMPUTE,
     FLAG,
@@ -219,7 +220,7 @@ class TrainConfig:
                                       "(default: that of the local steps / number of workers, which averages models)")
     K: Optional[int] = option("Algorithm", None, integer(1),
                               "pipesgd: iterations between a gradient and its update; 1 waits for it (default: 2)")
-    codec: Optional[str] = option("Algorithm", None, name("codec", CODECS),
+    codec: Optional[str] = option("Algorithm", None, name("codec", tuple(CODECS)),
                                   "pipesgd: how gradients travel: none (as they are), truncate (the upper 16 bits of "
                                   "each float), quantize (8 bits each and a scale per block) (default: none)")
 

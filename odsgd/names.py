@@ -40,9 +40,6 @@ MXNET_OPTIMIZERS = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "
 WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum")
 """Optimizers whose constructor takes `momentum`; for the others the option is an error, not a silent nothing."""
 
-CODECS = ("none", "truncate", "quantize")
-"""What a ring of workers can send gradients as."""
-
 
 def takes_thumbnail(model: str) -> bool:
     """Whether models.create knows a small-image stem for `model`: Gluon's own ResNets and MobileNets."""

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from odsgd import names
 from odsgd.config import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
 from odsgd.options import Span
 
@@ -204,11 +203,6 @@ def test_stores_without_servers_need_none_and_get_their_options(flags, options):
     assert not config.asynchronous and not config.needs_servers and config.store_options(7) == options
     assert TrainConfig(**config.to_dict()) == config
     assert TrainConfig().needs_servers and TrainConfig(transport="server").needs_servers
-
-
-def test_the_codecs_are_those_of_the_ring():
-    from kvstore.codecs import CODECS
-    assert tuple(CODECS) == names.CODECS
 
 
 def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread():
