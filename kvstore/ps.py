@@ -29,7 +29,7 @@ WINDOW_NBYTES = 512 * 1024
 """How much a worker has under way to one server. More, and the workers' streams through the server's link drift apart:
 the answer to a bucket waits for the worker that is furthest behind, while the way back stands idle (4 workers, one
 server, 1 Gbit/s: an exchange took 650 to 680 ms without a bound, 588 with it, the link's limit being 567). Less would
-not fill the link."""
+not fill the link. A bound is safe only because all workers send their buckets in one order, which the store sees to."""
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 

@@ -28,6 +28,7 @@ from typing import Any, Dict, List, Optional
 
 from .._mxnet import NDArray, mx
 from ..buckets import Bucket
+from ..errors import ConfigError
 from ..transport import Pending, Transport
 from .program import Options, Program, Worker, check_iterations, check_plain_sgd
 
@@ -111,6 +112,8 @@ class SASGD(Program):
         def __post_init__(self) -> None:
             super().__post_init__()
             check_iterations(self, 1, "T")
+            if self.gamma_p is not None and not self.gamma_p >= 0:
+                raise ConfigError(f"`gamma_p` is {self.gamma_p}, expected 0 or more")
 
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         super().__init__(options, optimizer)
