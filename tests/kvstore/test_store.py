@@ -453,7 +453,8 @@ def test_a_store_and_a_transport_that_do_not_go_together_are_told():
 
 @pytest.mark.parametrize("options, said", [
     (dict(name="sasgd", T=0), "`T` is 0, expected a whole number of iterations, 1 or more"),
-    (dict(name="pipesgd", K=0), "`K` is 0, expected a whole number"), (dict(name="sasgd", gamma_p=-1), "`gamma_p` is -1"),
+    (dict(name="pipesgd", K=0), "`K` is 0, expected a whole number"),
+    (dict(name="sasgd", gamma_p=-1), "`gamma_p` is -1"),
     (dict(name="pipesgd", warmup=-1), "`warmup` is -1"), (dict(name="pipesgd", codec="zip"), "unknown codec `zip`"),
     (dict(name="dsync", K=2), "unknown option of store dsync `K`"),
     (dict(name="dsync", bucket_nbytes=0), "`bucket_nbytes` is 0"),
