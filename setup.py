@@ -30,6 +30,8 @@ MXNET = {
 
 MPI = ["mpi4py>=4.1", "mpich>=5.0"]  # both the first that need no compiler: wheels, for every Python
 
+PLOT = ["matplotlib>=3.3"]
+
 setup(
     name="odsgd",
     version="0.1.0",
@@ -41,7 +43,8 @@ setup(
     extras_require={
         **{name: [requirement] for name, requirement in MXNET.items()},
         "mpi": MPI,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", *MPI],
+        "plot": PLOT,
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", *MPI, *PLOT],
         "check": ["ruff>=0.6", "mypy>=1.11", "types-PyYAML", "types-tqdm"],
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},
