@@ -5,9 +5,11 @@ One call of an MXNet operator per bucket and device, whatever the number of para
 slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its own, which a plain memory copy would
 scramble.
 """
-from typing import Dict, List, Sequence
+from typing import Callable, Dict, List, Sequence, Tuple
 
-from . import trace
+import numpy as np
+
+from . import engine, trace
 from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket, Segment
 
@@ -17,67 +19,91 @@ def wire_context(devices: Sequence[mx.Context]) -> mx.Context:
     return mx.cpu_pinned() if any(device.device_type == "gpu" for device in devices) else mx.cpu()
 
 
-def _copy_together(sources: List[NDArray], targets: List[NDArray]) -> None:
-    """Copy each source to its target; all in single precision."""
-    mx.nd.amp_multicast(*sources, num_outputs=len(sources), out=targets)
+def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
+    """What copies each source to its target, in single precision."""
+    return engine.Prepared("amp_multicast", sources, targets, num_outputs=len(sources))
 
 
-def _copy_one_by_one(sources: List[NDArray], targets: List[NDArray]) -> None:
-    """Copy each source to its target, converting half precision, which `amp_multicast` does not know on a CPU."""
-    for source, target in zip(sources, targets):
-        source.copyto(target)
+def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
+    """The same to or from half precision, which `amp_multicast` does not know on a CPU."""
+    def one_by_one() -> None:
+        for source, target in zip(sources, targets):
+            source.copyto(target)
+    return one_by_one
 
 
 class Lanes:
     """The devices' side of one bucket.
 
-    `grads` and `weights` come from `views`: one list per device, in the bucket's order. A device that is not the flat
-    arrays' own CPU context gets a flat array of its own, so that one transfer crosses between them.
+    `grads` and `weights` are the bucket's parts of the caller's arrays, one list per device; `forget` when there are
+    others. A device that is not the flat arrays' own CPU context gets a flat array of its own, so that one transfer
+    crosses between them.
     """
 
     def __init__(self, bucket: Bucket, devices: Sequence[mx.Context]) -> None:
         self.bucket, self.devices = bucket, list(devices)
-        self._copy = _copy_together if bucket.first.dtype == WIRE_DTYPE else _copy_one_by_one
+        self._make = _copy if bucket.first.dtype == WIRE_DTYPE else _convert
         self.context = wire_context(devices)
         self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in devices if device != self.context}
         self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for device in self.devices[1:]]
         self.grad = mx.nd.zeros(bucket.size, ctx=self.context)
-        self._views: Dict[int, List[NDArray]] = {}
-        self._viewed: List[NDArray] = []  # keeps the arrays of `_views` alive, so that an id means one array
+        self._gathering: Dict[int, Callable[[], None]] = {}               # by device
+        self._scattering: Dict[Tuple[int, int], Callable[[], None]] = {}  # by device and flat array
+        self._flats: List[NDArray] = []  # keeps those arrays alive, so that an id means one array
+
+    def forget(self) -> None:
+        """The caller's arrays are others from now on."""
+        self._gathering.clear()
+        self._scattering.clear()
+        self._flats.clear()
 
     def gather(self, grads: List[List[NDArray]], scale: float) -> NDArray:
         """The sum over devices, times `scale`, in `self.grad`."""
-        for device, sources, target in zip(self.devices, grads, [self.grad, *self._staged]):
-            if device in self._on_device:
-                self._copy(sources, self._parts(self._on_device[device]))
-                self._on_device[device].copyto(target)
-            else:
-                self._copy(sources, self._parts(target))
-        for staged in self._staged:
-            mx.nd.elemwise_add(self.grad, staged, out=self.grad)
-        if scale != 1:
-            mx.nd._internal._mul_scalar(self.grad, scalar=scale, out=self.grad)
+        for number, (device, target) in enumerate(zip(self.devices, [self.grad, *self._staged])):
+            flat = self._on_device.get(device, target)
+            if number not in self._gathering:
+                self._gathering[number] = self._make(grads[number], self._parts(flat))
+            self._gathering[number]()
+            if flat is not target:
+                flat.copyto(target)
+        if self._staged or scale != 1:
+            self._sum_up(scale)
         if trace.on is not None:
             trace.on.span("gather", self.bucket, reads=sum(grads, []), writes=[self.grad])
         return self.grad
 
+    def _sum_up(self, scale: float) -> None:
+        def add() -> None:
+            total = engine.view(self.grad)
+            for staged in self._staged:
+                total += engine.view(staged)
+            if scale != 1:
+                total *= np.float32(scale)
+
+        engine.push(add, self._staged, [self.grad])
+
+    def flat(self, parts: List[NDArray]) -> NDArray:
+        """A flat array of what one device's `parts` hold now."""
+        flat = mx.nd.zeros(self.bucket.size, ctx=parts[0].context)
+        self._make(parts, self._parts(flat))()
+        return flat.as_in_context(self.context)
+
     def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
         """Copy `flat` into every device's weights."""
-        for device, targets in zip(self.devices, weights):
-            source = flat
-            if device in self._on_device:
-                source = self._on_device[device]
+        for number, device in enumerate(self.devices):
+            source = self._on_device.get(device, flat)
+            if source is not flat:
                 flat.copyto(source)
-            self._copy(self._parts(source), targets)
+            if (number, id(source)) not in self._scattering:
+                self._flats.append(source)
+                self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
+            self._scattering[number, id(source)]()
         if trace.on is not None:
             trace.on.span("scatter", self.bucket, reads=[flat], writes=sum(weights, []))
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
-        """Views of the bucket's segments in `flat`, made once per array."""
-        if id(flat) not in self._views:
-            self._viewed.append(flat)
-            self._views[id(flat)] = [flat[segment.offset:segment.end] for segment in self.bucket.segments]
-        return self._views[id(flat)]
+        """Views of the bucket's segments in `flat`."""
+        return [flat[segment.offset:segment.end] for segment in self.bucket.segments]
 
 
 def part(array: NDArray, segment: Segment) -> NDArray:

@@ -254,7 +254,7 @@ class ParameterServer(Wired):
         if self._synchronous:
             sent = self._sent[bucket.server_rank]
             before, behind = wire.last, sent[0] if len(sent) == sent.maxlen else None
-            send = wire.compose(grad, self._tag, before.version, behind)
+            send = wire.compose(grad, self._tag, behind)
             sent.append(send)
             self._send(bucket, send)
             if trace.on is not None:

@@ -17,16 +17,16 @@ from .codecs import codec
 from .errors import ConfigError
 from .shard import npz, put_back, saved, un_npz
 from .transport import Opening, Pending, State, Transport
-from .updaters import apply, build, elementwise
+from .updaters import build, elementwise, queue
 
 
 class Replica(Rule):
     """U for one bucket on this worker; what a checkpoint keeps of it is what a server would."""
 
-    def __call__(self, w: NDArray, total: NDArray, lr: float) -> None:
-        """w <- U(w, total / M) in place, as operations of the engine."""
+    def __call__(self, w: NDArray, total: NDArray, lr: float, out: NDArray) -> None:
+        """out <- U(w, total / M), as operations of the engine; `out` may be `w`."""
         self.optimizer.lr, self.optimizer.rescale_grad = lr, 1.0 / self.num_workers
-        apply(self.optimizer, self.index, w, total, self.state, self.shape)
+        queue(self.optimizer, self.index, w, total, self.state, self.shape, out)
         self.version += 1
 
 
@@ -98,8 +98,7 @@ class Replicated(Transport):
         before, after, lr = self._arriving[bucket.id], self._weights[bucket.id].next(), self._lr
 
         def update(total: NDArray) -> NDArray:
-            before.result().copyto(after)
-            self._replicas[bucket.id](after, total, lr)
+            self._replicas[bucket.id](before.result(), total, lr, after)
             if trace.on is not None:
                 trace.on.span("update", bucket, reads=[total], writes=[after])
             return after

@@ -55,11 +55,11 @@ class _Lane:
     def forget_views(self) -> None:
         """The caller's arrays are not those of the last iteration."""
         self._weights = self._grads = None
+        self.devices.forget()
 
     def gather_weights(self) -> NDArray:
         """What the first device's parameters hold."""
-        first = [self._views([one.weights for one in self.known])[0]]
-        return self.devices.gather(first, 1).copy()
+        return self.devices.flat(self._views([one.weights for one in self.known])[0])
 
     def iterate(self, scale: float) -> None:
         """Gather, let the algorithm decide, scatter. Returns at once."""

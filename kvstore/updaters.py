@@ -123,10 +123,7 @@ class LocalUpdate:
     def __call__(self, w_global: NDArray, grad: NDArray) -> NDArray:
         if self.w_bak is None:
             self.start(w_global)
-        w_global.copyto(self.w_bak)
-        if trace.on is not None:
-            trace.on.span("copy", self.bucket, reads=[w_global], writes=[self.w_bak])
-        apply(self.optimizer, self.bucket.id, self.w_bak, grad, self.state, self._shape)
+        queue(self.optimizer, self.bucket.id, w_global, grad, self.state, self._shape, self.w_bak)
         if trace.on is not None:
             trace.on.span("local update", self.bucket, reads=[w_global, grad], writes=[self.w_bak])
         return self.w_bak
@@ -194,32 +191,61 @@ def apply(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: 
 
 def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
                   shape: Optional[Sequence[int]]) -> None:
-    """`apply` for servers, whose one thread would wait for it anyway: SGD in NumPy. May overwrite `grad`."""
-    if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient:
-        momentum = None if state is None else engine.memory(state)
-        sgd(optimizer, index, engine.memory(weight), engine.memory(grad), momentum)
+    """`apply` for servers, whose one thread would wait for it anyway. May overwrite `grad`."""
+    if _is_plain_sgd(optimizer):
+        w, g = engine.memory(weight), engine.memory(grad)
+        _SGD(optimizer, index)(w, g, None if state is None else engine.memory(state), out=w, room=g)
     else:
         apply(optimizer, index, weight, grad, state, shape)
 
 
-def sgd(optimizer: mx.optimizer.Optimizer, index: Any, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray]) -> None:
-    """MXNet's SGD in place: its operations in its order, hence its bits, in a fifth of the time of its operator.
+def queue(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
+          shape: Optional[Sequence[int]], out: NDArray) -> None:
+    """`apply` to `weight`, the result in `out`, which may be the same, as operations of the engine."""
+    if _is_plain_sgd(optimizer):
+        step = _SGD(optimizer, index)
 
-        v <- momentum v - lr wd w - lr g,    w <- w + v        v: None without momentum; g is overwritten
-    """
-    optimizer._update_count(index)
-    lr, wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
-    g *= lr * np.float32(optimizer.rescale_grad)
-    if v is None:
-        if wd:
-            g += lr * wd * w
-        w -= g
+        def update() -> None:
+            w, g, after = engine.view(weight), engine.view(grad), engine.view(out)
+            step(w, g, None if state is None else engine.view(state), out=after, room=None if out is weight else after)
+
+        reads = [grad] if out is weight else [weight, grad]
+        engine.push(update, reads, [out] if state is None else [out, state])
     else:
-        v *= np.float32(optimizer.momentum)
-        if wd:
-            v -= lr * wd * w
-        v -= g
-        w += v
+        if out is not weight:
+            weight.copyto(out)
+        apply(optimizer, index, out, grad, state, shape)
+
+
+def _is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
+    return type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient
+
+
+class _SGD:
+    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a fifth of its time.
+
+        v <- momentum v - lr wd w - lr g,    out <- w + v        v: None without momentum
+    """
+
+    def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
+        optimizer._update_count(index)
+        self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
+        self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray], out: np.ndarray,
+                 room: Optional[np.ndarray]) -> None:
+        """`out` may be `w`. `room` is for what is computed on the way: `g`, or `out` where that is not `w`."""
+        step = np.multiply(g, self._scale, out=room)
+        if v is None:
+            if self._wd:
+                step += self._lr * self._wd * w
+            np.subtract(w, step, out=out)
+        else:
+            v *= self._momentum
+            if self._wd:
+                v -= self._lr * self._wd * w
+            v -= step
+            np.add(w, v, out=out)
 
 
 def state_arrays(state: Any) -> List[NDArray]:

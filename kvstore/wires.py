@@ -3,7 +3,10 @@
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
 """
-from typing import Dict, Optional, Tuple
+import functools
+from typing import Dict, Optional, Sequence, Tuple
+
+import numpy as np
 
 from . import engine
 from ._mxnet import NDArray, mx
@@ -17,27 +20,33 @@ class Buffer:
     def __init__(self, size: int, context: mx.Context) -> None:
         self.size = size
         self.whole = mx.nd.zeros(size + HEADER, context)
-        self.payload, self.version, self.tag = self.whole[:size], self.whole[size:size + 1], self.whole[size + 1:]
+        self.payload, self.version = self.whole[:size], self.whole[size:size + 1]
+
+    @functools.cached_property
+    def floats(self) -> np.ndarray:
+        """The whole in place, for operations of the engine that declare it."""
+        return engine.view(self.whole)
+
+    def fill(self, payload: NDArray, version: NDArray, tag: Sequence[float], behind: Sequence[NDArray] = ()) -> None:
+        """Queue: be a message of `payload`, from who has `version`, once all arrays `behind` have been written."""
+        def write() -> None:
+            self.floats[:self.size] = engine.view(payload)
+            self.floats[self.size] = engine.view(version)[0]
+            self.floats[self.size + 1:] = tag
+
+        engine.push(write, [payload, version, *behind], [self.whole])
 
 
 class Tag:
-    """Learning rate and rank as one worker sends them, in an array that is made only when they change."""
+    """Learning rate and rank as one worker sends them."""
 
     def __init__(self, worker_rank: int, counts: bool) -> None:
-        self.array = mx.nd.array([0, 0, mark(worker_rank)])
+        self.lr = 0.0
         self._worker_rank, self._counts = worker_rank, counts
-        self._lr: Optional[float] = None
 
-    @property
-    def lr(self) -> float:
-        return self._lr or 0.0
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        if self._counts and lr != self._lr:
-            # A new array: writing to this one would wait until the messages that read it have gone.
-            self.array = mx.nd.array([*split_lr(lr), mark(self._worker_rank)])
-        self._lr = lr
+    def floats(self) -> Tuple[float, float, int]:
+        """As they stand now."""
+        return (*split_lr(self.lr if self._counts else 0.0), mark(self._worker_rank))
 
 
 class Wire:
@@ -63,37 +72,32 @@ class Wire:
 
     def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
-        send = self.compose(payload, tag, self.latest)
-        self.version.copyto(send.version)
-        return send
+        self._buffers.reverse()
+        self.last.fill(payload, self.version, tag.floats(), [self.latest])
+        return self.last
 
     def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
         """A message that only asks: behind the last answer, and not before `after` has been written."""
         if self.fetched is None:
             self.fetched = Buffer(self.last.size, self.last.whole.context)
-        self.latest.copyto(self.fetched.version)
-        after.copyto(self.fetched.payload)
-        tag.array.copyto(self.fetched.tag)
+        self.fetched.fill(after, self.latest, tag.floats())
         return self.fetched
 
     def answered(self, buffer: Buffer) -> None:
         """What is composed from here on goes out after the answer that `buffer` waits for."""
         buffer.version.copyto(self.latest)
 
-    def compose(self, payload: NDArray, tag: Tag, version: NDArray, behind: Optional[Buffer] = None) -> Buffer:
-        """The next message. What was `last` stays readable until the next but one.
+    def compose(self, payload: NDArray, tag: Tag, behind: Optional[Buffer] = None) -> Buffer:
+        """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
-        It leaves once `behind`, another message, has been answered. The message reads `version`. Where that is part of
-        the last answer, this exchange is behind the last one: were two pushes of one worker for a bucket at a
-        synchronous server at once, MXNet, which counts pushes and not workers, would take the second for another
-        worker's.
+        It leaves once the last one has been answered, whose version it reads, and `behind`, another message. Were two
+        pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers, would take
+        the second for another worker's.
         """
+        before = self.last
         self._buffers.reverse()
-        if behind is not None:
-            behind.version.copyto(self.last.version)  # overwritten in a moment: it is only to be waited for
-        payload.copyto(self.last.payload)
-        version.copyto(self.last.version)
-        tag.array.copyto(self.last.tag)
+        others = [] if behind is None or behind in self._buffers else [behind.whole]
+        self.last.fill(payload, before.version, tag.floats(), others)
         return self.last
 
 

@@ -53,7 +53,7 @@ class Pipelined(Worker):
         self.t += 1
         if len(self.in_flight) > (self.K - 1 if self.t > self.warmup else 0):
             g_sum, lr = self.in_flight.popleft()                                    # l.3
-            self.update(self.w, g_sum.result(), lr)                                 # l.4-5
+            self.update(self.w, g_sum.result(), lr, out=self.w)                     # l.4-5
         return self.w
 
     def global_weights(self) -> NDArray:

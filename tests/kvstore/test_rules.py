@@ -6,7 +6,6 @@ from kvstore.algorithms.asynchronous import AsyncUpdate
 from kvstore.algorithms.sync import SyncUpdate
 from kvstore.errors import ProtocolError
 from kvstore.messages import ASYNC_MODULUS, Header
-from kvstore.wires import Tag
 
 
 def started(rule, workers=3):
@@ -50,13 +49,3 @@ def test_staleness_is_counted_per_worker_and_past_the_end_of_what_a_float_can_co
 def test_a_gradient_from_the_future_is_refused():
     with pytest.raises(ProtocolError, match="worker 1 pushed a gradient of version 5, the weights are at version 0"):
         receive(started(AsyncUpdate), 5, 1)
-
-
-def test_a_changed_learning_rate_never_waits_for_messages_that_carry_the_old_one():
-    tag = Tag(0, counts=True)
-    tag.lr = 0.1
-    before = tag.array
-    tag.lr = 0.2
-    assert tag.array is not before  # writing to it in place would wait for whoever reads it
-    assert tag.array.asnumpy().sum() == pytest.approx(0.2 + 1)
-    assert Tag(1, counts=False).array.asnumpy().tolist() == [0, 0, 2]

@@ -142,9 +142,32 @@ def test_only_optimizers_known_to_be_elementwise_share_buckets(optimizer, togeth
 
 # -- SGD in NumPy ------------------------------------------------------------------------------------------------------
 
+def at_once(optimizer, weight, grad, state):
+    updaters.apply_at_once(optimizer, 0, weight, grad.copy(), state, None)
+    return weight
+
+
+def queued_in_place(optimizer, weight, grad, state):
+    updaters.queue(optimizer, 0, weight, grad, state, None, weight)
+    return weight
+
+
+def queued(optimizer, weight, grad, state):
+    out, before = mx.nd.zeros_like(weight), [weight.asnumpy(), grad.asnumpy()]
+    updaters.queue(optimizer, 0, weight, grad, state, None, out)
+    out.wait_to_read()
+    for array, was in zip([weight, grad], before):
+        np.testing.assert_array_equal(array.asnumpy(), was)
+    return out
+
+
+WAYS = pytest.mark.parametrize("way", [at_once, queued_in_place, queued])
+
+
+@WAYS
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 0.37])
 @pytest.mark.parametrize("wd", [0.0, 0.01, 1e-4])
-def test_sgd_in_numpy_has_the_bits_of_mxnets(momentum, wd):
+def test_sgd_in_numpy_has_the_bits_of_mxnets(momentum, wd, way):
     random = np.random.RandomState(5)
     ours, theirs = [mx.optimizer.SGD(momentum=momentum, wd=wd) for _ in range(2)]
     ours.set_lr_mult({0: 0.7})
@@ -156,16 +179,20 @@ def test_sgd_in_numpy_has_the_bits_of_mxnets(momentum, wd):
         ours.rescale_grad = theirs.rescale_grad = random.choice([1.0, 1 / 3])
         grad = mx.nd.array(random.normal(size=1000))
         updaters.apply(theirs, 0, weights[1], grad, states[1], None)
-        updaters.apply_at_once(ours, 0, weights[0], grad.copy(), states[0], None)
+        weights[0] = way(ours, weights[0], grad, states[0])
         np.testing.assert_array_equal(*[weight.asnumpy() for weight in weights])
     assert ours.num_update == theirs.num_update == 50
 
 
 @pytest.mark.parametrize("name, options", [("sgd", {"clip_gradient": 0.1}), ("nag", {"momentum": 0.9}), ("adam", {})])
-def test_other_optimizers_are_mxnets_on_servers_too(name, options):
-    def updated(apply):
+@WAYS
+def test_other_optimizers_are_mxnets(name, options, way):
+    def by_mxnet(optimizer, weight, grad, state):
+        updaters.apply(optimizer, 0, weight, grad, state, None)
+        return weight
+
+    def updated(way):
         optimizer, weight = mx.optimizer.create(name, **options), mx.nd.array([1.0, -2.0, 3.0])
         state = optimizer.create_state_multi_precision(0, weight)
-        apply(optimizer, 0, weight, mx.nd.array([0.5, 1.0, -4.0]), state, None)
-        return weight.asnumpy()
-    np.testing.assert_array_equal(updated(updaters.apply), updated(updaters.apply_at_once))
+        return way(optimizer, weight, mx.nd.array([0.5, 1.0, -4.0]), state).asnumpy()
+    np.testing.assert_array_equal(updated(by_mxnet), updated(way))
