@@ -123,7 +123,12 @@ class LocalUpdate:
     def __call__(self, w_global: NDArray, grad: NDArray) -> NDArray:
         if self.w_bak is None:
             self.start(w_global)
-        queue(self.optimizer, self.bucket.id, w_global, grad, self.state, self._shape, self.w_bak)
+        begin = w_global
+        if not is_plain_sgd(self.optimizer):  # works in place
+            begin = w_global.copyto(self.w_bak)
+            if trace.on is not None:
+                trace.on.span("copy", self.bucket, reads=[w_global], writes=[self.w_bak])
+        queue(self.optimizer, self.bucket.id, begin, grad, self.state, self._shape, self.w_bak)
         if trace.on is not None:
             trace.on.span("local update", self.bucket, reads=[w_global, grad], writes=[self.w_bak])
         return self.w_bak
@@ -192,7 +197,7 @@ def apply(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: 
 def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
                   shape: Optional[Sequence[int]]) -> None:
     """`apply` for servers, whose one thread would wait for it anyway. May overwrite `grad`."""
-    if _is_plain_sgd(optimizer):
+    if is_plain_sgd(optimizer):
         w, g = engine.memory(weight), engine.memory(grad)
         _SGD(optimizer, index)(w, g, None if state is None else engine.memory(state), out=w, room=g)
     else:
@@ -202,7 +207,7 @@ def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray
 def queue(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
           shape: Optional[Sequence[int]], out: NDArray) -> None:
     """`apply` to `weight`, the result in `out`, which may be the same, as operations of the engine."""
-    if _is_plain_sgd(optimizer):
+    if is_plain_sgd(optimizer):
         step = _SGD(optimizer, index)
 
         def update() -> None:
@@ -217,7 +222,8 @@ def queue(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: 
         apply(optimizer, index, out, grad, state, shape)
 
 
-def _is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
+def is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether NumPy does what `optimizer` does."""
     return type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient
 
 

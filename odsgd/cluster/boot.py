@@ -41,8 +41,9 @@ link add eth0 address 02:00:00:00:00:fe type bridge
 address add HEAD_ADDRESS/24 dev eth0
 link set eth0 up
 END
-while read -r name address shape; do
-    { unshare --pid --fork --mount --uts --ipc --net sh "$folder/host.sh" "$folder" "$name" "$address" "$shape" 3<&- ||
+while read -r name address segment shape; do
+    { unshare --pid --fork --mount --uts --ipc --net \
+            sh "$folder/host.sh" "$folder" "$name" "$address" "$segment" "$shape" 3<&- ||
         failed "make namespaces"; } &
 done <"$folder/plan"
 { read -r word <&3 && exec sleep infinity; } >/dev/null 2>&1 &
@@ -52,16 +53,16 @@ wait $life
 """.replace("HEAD_ADDRESS", HEAD_ADDRESS)
 
 HOST_SCRIPT = COMMON + r"""
-folder=$1 name=$2 address=$3 shape=$4
+folder=$1 name=$2 address=$3 segment=$4 shape=$5
 read -r pid _ </proc/self/stat  # the head's /proc, with its numbers
 on_head() { nsenter --net=/proc/1/ns/net "$@"; }
 ip -batch - <<END || failed "make the link of $name"
 link set lo up
-link add eth0 gso_max_size SEGMENT type veth peer name $name netns /proc/1/ns/net
+link add eth0 gso_max_size $segment type veth peer name $name netns /proc/1/ns/net
 address add $address/24 dev eth0
 link set eth0 up
 END
-on_head ip link set "$name" gso_max_size SEGMENT master eth0 up || failed "join $name to the bridge"
+on_head ip link set "$name" gso_max_size $segment master eth0 up || failed "join $name to the bridge"
 if [ -n "$shape" ]; then
     tc qdisc add dev eth0 root $shape && on_head tc qdisc add dev "$name" root $shape ||
         failed "shape the link of $name with tbf (kernel module sch_tbf)"
@@ -75,7 +76,7 @@ echo "host $name $pid"
 exec </dev/null >/dev/null 2>&1
 sleep infinity &
 wait $!
-""".replace("SEGMENT", str(links.SEGMENT_NBYTES))
+"""
 
 SSH_SCRIPT = r"""#!/bin/sh
 # Stands in for ssh on the head of the emulated cluster @name@: the command runs on the host it names.
@@ -119,7 +120,8 @@ def files(rates: Sequence[Optional[int]]) -> Dict[str, str]:
     shapes = [links.discipline(rate) if rate else "" for rate in rates]
     return {"head.sh": HEAD_SCRIPT, "host.sh": HOST_SCRIPT, "hosts": "".join(f"{name}\n" for name in known),
             "etc-hosts": "".join(f"{address} {name}\n" for name, address in everyone.items()),
-            "plan": "".join(f"{name} {known[name]} {shape}\n" for name, shape in zip(known, shapes))}
+            "plan": "".join(f"{name} {known[name]} {links.segment(rate)} {shape}\n"
+                            for name, rate, shape in zip(known, rates, shapes))}
 
 
 def ssh_script(name: str, network: str, pids: Dict[str, int]) -> str:

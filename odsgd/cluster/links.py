@@ -10,11 +10,13 @@ UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
 MOST_HOSTS = 250
 
-SEGMENT_NBYTES = 32768
-"""What the kernel hands to a link as one packet, for hardware to cut into frames. Smaller costs more of the cores."""
-BURST_NBYTES, BURST_S = 40_000, 1e-4
-"""What an idle link takes at once, whichever is more: a packet and its headers at least, and what is sent while a timer
-is late; with less the rate is not reached."""
+FAST = 10**9
+LARGE_NBYTES, SMALL_NBYTES = 65536, 32768
+"""What the kernel hands to a link as one packet, for hardware to cut into frames: what it always does, and for links
+slower than FAST, which it would hold up too long. Smaller costs more of the cores."""
+BURST_OVER_NBYTES, BURST_S = 7_000, 1e-4
+"""What an idle link takes at once, whichever is more: a packet with its headers, or what is sent while a timer is late;
+with less the rate is not reached."""
 QUEUE_NBYTES, QUEUE_S = 500_000, 0.032
 """The buffer of a port, whichever is more: that of a switch. In a smaller one the packets of several senders to one
 receiver get lost, and TCP waits 200 ms before it sends the last of them again; a larger one delays what goes back."""
@@ -58,8 +60,13 @@ def parse_host_rates(values: Sequence[str]) -> Dict[int, str]:
     return rates
 
 
+def segment(rate: Optional[int]) -> int:
+    """Bytes of the largest packet on a link of `rate` bits per second; None: not shaped."""
+    return LARGE_NBYTES if rate is None or rate >= FAST else SMALL_NBYTES
+
+
 def discipline(rate: int) -> str:
     """The words for `tc qdisc add dev DEVICE root` of a link of `rate` bits per second."""
-    burst = max(BURST_NBYTES, round(rate / 8 * BURST_S))
+    burst = max(segment(rate) + BURST_OVER_NBYTES, round(rate / 8 * BURST_S))
     queue = max(QUEUE_NBYTES, round(rate / 8 * QUEUE_S))
     return f"tbf rate {rate}bit burst {burst}b limit {queue}b"

@@ -37,18 +37,18 @@ def test_hosts_that_cannot_be_are_refused(hosts, rates, message):
 
 
 def test_a_packet_with_its_headers_fits_into_the_burst_and_the_burst_into_the_queue():
-    headers = (links.SEGMENT_NBYTES // 1448 + 1) * 66
+    headers = (links.LARGE_NBYTES // 1448 + 1) * 66
     for rate in (links.LEAST, 10**9, links.MOST):
         words = links.discipline(rate).split()
         burst, limit = (int(words[words.index(name) + 1][:-1]) for name in ("burst", "limit"))
-        assert links.SEGMENT_NBYTES + headers < burst < limit
+        assert links.segment(rate) + headers < burst < limit
 
 
 def test_the_files_name_every_host_and_its_shape():
     files = boot.files([10**9, None])
     assert files["hosts"] == "host0\nhost1\n"
     assert files["etc-hosts"] == "127.0.0.1 localhost\n10.0.0.254 head\n10.0.0.1 host0\n10.0.0.2 host1\n"
-    assert files["plan"] == f"host0 10.0.0.1 {links.discipline(10**9)}\nhost1 10.0.0.2 \n"
+    assert files["plan"] == f"host0 10.0.0.1 65536 {links.discipline(10**9)}\nhost1 10.0.0.2 65536 \n"
 
 
 def test_no_host_has_the_heads_address():
