@@ -1,8 +1,8 @@
 """MXNet's dependency engine, for what its own operators do not cover.
 
 The engine runs an operation once every array it reads has been written and every array it writes has been read.
-`push` and `push_async` make operations of Python functions, `Prepared` repeats one of MXNet's. `memory` and `floats` look at arrays in place without
-asking the engine, and are right only where their docstrings say so.
+`push` and `push_async` make operations of Python functions, `Prepared` repeats one of MXNet's. `memory` and `floats`
+look at arrays in place without asking the engine, and are right only where their docstrings say so.
 
 A fork waits, with Python's lock held, for all that the engine has under way, and a Python function needs that lock.
 So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire), and so the
@@ -69,7 +69,7 @@ def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: 
 
 def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray],
           priority: int) -> None:
-    _wait_in_time()
+    _once()
     number = next(_numbers)
     _pushed[number] = function
     arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
@@ -126,9 +126,12 @@ def _wait_before_subprocess(event: str, _: Any) -> None:
 
 
 @functools.lru_cache(maxsize=None)
-def _wait_in_time() -> None:
+def _once() -> None:
+    control.share_python()
     wait_before_forks()
-    atexit.register(mx.nd.waitall)
+
+
+atexit.register(mx.nd.waitall)  # first, so that it comes last: who leaves a job, in good order or not, does so before
 
 
 class Prepared:

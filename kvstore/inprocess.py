@@ -248,8 +248,7 @@ class InProcess(Wired):
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         wire = self._wires[bucket.id]
-        send = (wire.compose(grad, self._tag) if self._synchronous
-                else wire.compose_async(grad, self._tag))
+        send = wire.compose(grad, self._tag) if self._synchronous else wire.compose_async(grad, self._tag)
         late = self._cluster.push(self.worker_rank, bucket, send, self._synchronous)
         self._last[bucket.id] = late
         return late if self._synchronous else Taken(send, wire)

@@ -75,10 +75,11 @@ class Lanes:
     def _sum_up(self, scale: float) -> None:
         def add() -> None:
             total = engine.view(self.grad)
-            for staged in self._staged:
-                total += engine.view(staged)
-            if scale != 1:
-                total *= np.float32(scale)
+            with np.errstate(all="ignore"):  # a run may diverge
+                for staged in self._staged:
+                    total += engine.view(staged)
+                if scale != 1:
+                    total *= np.float32(scale)
 
         engine.push(add, self._staged, [self.grad])
 

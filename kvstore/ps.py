@@ -228,6 +228,18 @@ def _given_rank(num_workers: int) -> Optional[int]:
     return int(text)
 
 
+def even_nbytes(floats: int, num_workers: int, num_servers: int) -> int:
+    """Buckets of a size that suits the job, such that all servers have as many."""
+    near = FEW_NBYTES if num_servers < num_workers else DEFAULT_NBYTES
+    rows = max(1, round(WIRE_DTYPE.itemsize * floats / (near * num_servers)))
+    return WIRE_DTYPE.itemsize * max(1, -(-floats // (rows * num_servers)))
+
+
+def window(largest_nbytes: int) -> int:
+    """How many buckets may be on their way to one server."""
+    return max(2, round(WINDOW_NBYTES / largest_nbytes))
+
+
 class ParameterServer(Wired):
     """One store on the connection of this process."""
 
@@ -238,17 +250,9 @@ class ParameterServer(Wired):
         self._sent: List[Deque[Buffer]] = []  # the last messages to each server, as many as may be under way
 
     def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
-        return plan(parameters, self._connection.keys, nbytes or self._even_nbytes(parameters), whole)
-
-    def _even_nbytes(self, parameters: Sequence[Any]) -> Optional[int]:
-        """Such that every server has as many buckets. None, the same in every job, for asynchronous ones: a saved
-        version belongs to a bucket."""
-        if not self._synchronous:
-            return None
-        near = FEW_NBYTES if self.num_servers < self.num_workers else DEFAULT_NBYTES
-        size = sum(parameter.size for parameter in parameters)
-        rows = max(1, round(WIRE_DTYPE.itemsize * size / (near * self.num_servers)))
-        return WIRE_DTYPE.itemsize * -(-size // (rows * self.num_servers))
+        if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
+            nbytes = even_nbytes(sum(parameter.size for parameter in parameters), self.num_workers, self.num_servers)
+        return plan(parameters, self._connection.keys, nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if self.worker_rank == 0:
@@ -256,7 +260,7 @@ class ParameterServer(Wired):
         ids = [bucket.id for bucket in opening.buckets]
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         largest = WIRE_DTYPE.itemsize * max(bucket.size for bucket in opening.buckets)
-        self._sent = [collections.deque(maxlen=max(2, WINDOW_NBYTES // largest)) for _ in range(self.num_servers)]
+        self._sent = [collections.deque(maxlen=window(largest)) for _ in range(self.num_servers)]
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
         control.report("joined")  # from here on this worker can be done without

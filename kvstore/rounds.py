@@ -8,7 +8,6 @@ One thread of each process moves all messages. It has several rounds under way a
 transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
 start on every worker in the order in which its script asked for them.
 """
-import sys
 import threading
 import time
 import traceback
@@ -109,9 +108,6 @@ class Rounds:
     """
 
     WINDOW = 8  # rounds under way
-    SWITCH_S = 1e-4
-    """Python's switch interval in this process, at most. The ring's thread asks for Python's lock some thousand times a
-    second; beside one thread of plain Python, 16.8 MB at 1 Gbit/s took 1100 ms with the usual 5 ms, and 260 so."""
     SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
@@ -125,7 +121,7 @@ class Rounds:
         self._scratch = [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
         self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
         self._moved = 0  # messages that have come or gone
-        sys.setswitchinterval(min(sys.getswitchinterval(), self.SWITCH_S))
+        control.share_python()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
         watch.follow(self, timeout_s, self._under_way, self._overdue)
 

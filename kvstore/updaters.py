@@ -125,7 +125,8 @@ class LocalUpdate:
             self.start(w_global)
         begin = w_global
         if not is_plain_sgd(self.optimizer):  # works in place
-            begin = w_global.copyto(self.w_bak)
+            begin = self.w_bak
+            w_global.copyto(begin)
             if trace.on is not None:
                 trace.on.span("copy", self.bucket, reads=[w_global], writes=[self.w_bak])
         queue(self.optimizer, self.bucket.id, begin, grad, self.state, self._shape, self.w_bak)
@@ -241,17 +242,18 @@ class _SGD:
     def __call__(self, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray], out: np.ndarray,
                  room: Optional[np.ndarray]) -> None:
         """`out` may be `w`. `room` is for what is computed on the way: `g`, or `out` where that is not `w`."""
-        step = np.multiply(g, self._scale, out=room)
-        if v is None:
-            if self._wd:
-                step += self._lr * self._wd * w
-            np.subtract(w, step, out=out)
-        else:
-            v *= self._momentum
-            if self._wd:
-                v -= self._lr * self._wd * w
-            v -= step
-            np.add(w, v, out=out)
+        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
+            step = np.multiply(g, self._scale, out=room)
+            if v is None:
+                if self._wd:
+                    step += self._lr * self._wd * w
+                np.subtract(w, step, out=out)
+            else:
+                v *= self._momentum
+                if self._wd:
+                    v -= self._lr * self._wd * w
+                v -= step
+                np.add(w, v, out=out)
 
 
 def state_arrays(state: Any) -> List[NDArray]:

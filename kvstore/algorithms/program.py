@@ -20,7 +20,7 @@ class Options:
     """Options of every store."""
 
     bucket_nbytes: Optional[int] = None
-    """Most bytes of weights that travel together; None: what suits the transport, 256 KiB on servers."""
+    """Most bytes of weights that travel together; None: what suits the transport."""
     timeout_s: float = DEFAULT_TIMEOUT_S
     """How long any wait for another process may last, in seconds."""
 

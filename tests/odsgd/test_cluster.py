@@ -49,6 +49,7 @@ def test_the_files_name_every_host_and_its_shape():
     assert files["hosts"] == "host0\nhost1\n"
     assert files["etc-hosts"] == "127.0.0.1 localhost\n10.0.0.254 head\n10.0.0.1 host0\n10.0.0.2 host1\n"
     assert files["plan"] == f"host0 10.0.0.1 65536 {links.discipline(10**9)}\nhost1 10.0.0.2 65536 \n"
+    assert boot.files([10**8])["plan"] == f"host0 10.0.0.1 32768 {links.discipline(10**8)}\n"
 
 
 def test_no_host_has_the_heads_address():
