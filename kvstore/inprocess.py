@@ -231,7 +231,7 @@ class InProcess(Wired):
         self.num_workers = cluster.num_workers
         self._last: Dict[int, Pending] = {}
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -286,7 +286,7 @@ class InProcessRing(Replicated):
         self._cluster = cluster
         self.worker_rank, self.num_workers = worker_rank, cluster.num_workers
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
         return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
 
     def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:

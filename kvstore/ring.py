@@ -24,9 +24,9 @@ class Ring(Replicated):
         self._process = _process(timeout_s)
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
         floats = sum(parameter.size for parameter in parameters)
-        suits = bucket_nbytes(self._codec, self.num_workers, floats)
+        suits = bucket_nbytes(self._codec, self.num_workers, floats, waits)
         return plan(parameters, self._process.keys, nbytes or suits, whole)
 
     def _allreduce_into(self, bucket: Bucket, array: NDArray, out: NDArray) -> None:

@@ -342,7 +342,8 @@ class Store(mx.kvstore.KVStoreBase):
         """Lay out the buckets and give the servers their weights."""
         optimizer = self._global_optimizer()
         whole = not all(updaters.elementwise(one) for one in self._program.optimizers)
-        planned = self._transport.plan(layout.by_layer(self._trainable()), self.options.bucket_nbytes, whole)
+        planned = self._transport.plan(layout.by_layer(self._trainable()), self.options.bucket_nbytes, whole,
+                                       self._program.waits)
         self._lanes = [_Lane(bucket, [self._known[segment.parameter.key] for segment in bucket.segments])
                        for bucket in planned]
         for lane in self._lanes:

@@ -67,8 +67,8 @@ class Transport:
     has_servers: bool
     lr: float  # the learning rate of the global weights, which the next exchanges carry
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool) -> List[Bucket]:
-        """The buckets, numbered for this transport; `nbytes` None: as large as suits it."""
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+        """The buckets, numbered for this transport; `nbytes` None: as large as suits it and who `waits` for answers."""
         raise NotImplementedError
 
     def open(self, opening: "Opening", weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:

@@ -137,7 +137,7 @@ class PipeSGD(Program):
 class DSync(PipeSGD):
     """``kvstore.create("dsync")``: K = 1."""
 
-    resumes_from_optimizer = True
+    resumes_from_optimizer = waits = True
 
     @dataclass(frozen=True)
     class Options(Options):

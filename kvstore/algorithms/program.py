@@ -124,6 +124,9 @@ class Program:
     resumes_from_optimizer = True
     """Whether the global optimizer's state alone is enough to go on with."""
 
+    waits = False
+    """Whether the next iteration waits for this one's exchange, so that every moment of that counts."""
+
     def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
         self.options, self.optimizer = options, optimizer
 

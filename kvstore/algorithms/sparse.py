@@ -97,6 +97,7 @@ class SASGD(Program):
     """``kvstore.create("sasgd")``."""
 
     resumes_from_optimizer = False
+    waits = True
 
     @dataclass(frozen=True)
     class Options(Options):

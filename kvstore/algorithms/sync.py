@@ -60,6 +60,7 @@ class SSGD(Program):
     """``kvstore.create("ssgd")``."""
 
     rule = SyncUpdate
+    waits = True
 
     def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Synchronous:
         return Synchronous(bucket, transport, arriving)
