@@ -229,7 +229,7 @@ def is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
 
 
 class _SGD:
-    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a fifth of its time.
+    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
 
         v <- momentum v - lr wd w - lr g,    out <- w + v        v: None without momentum
     """
