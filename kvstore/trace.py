@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 from . import control, engine
-from ._mxnet import NDArray
+from ._mxnet import NDArray, mx
 from .buckets import WIRE_DTYPE, Bucket
 from .errors import ConfigError
 
@@ -47,6 +47,13 @@ def begin(role: str, rank: int) -> None:
     global on
     if folder is not None and on is None:
         on = Recorder(Path(folder) / f"{role}-{rank}.json", role, rank)
+
+
+@atexit.register  # early, so that it comes late: who leaves a job has done so by then
+def _end() -> None:
+    if on is not None:
+        mx.nd.waitall()
+        on.close()
 
 
 class Moment:
@@ -78,7 +85,6 @@ class Recorder:
         self._file.write(",\n" + self._metadata("odsgd", {
             "role": role, "rank": rank, "host": socket.gethostname(), "boot": boot(), "job": job(),
             "wall_s": time.time(), "monotonic_s": time.monotonic()}))
-        atexit.register(self.close)
         threading.Thread(target=self._write_behind, name="kvstore-trace", daemon=True).start()
 
     # -- what the rest of the package tells ----------------------------------------------------------------------
