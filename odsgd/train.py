@@ -135,6 +135,7 @@ class Training:
         if trace.on is None:
             return
         self.store.wait()
+        mx.nd.waitall()  # the last bars end when their arrays are looked at
         trace.on.flush()
         self.store.barrier()
         if self.store.rank == 0:
