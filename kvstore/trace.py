@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Deque, Dict, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, Optional, Sequence, Set, Tuple
 
 from . import control, engine
 from ._mxnet import NDArray, mx
@@ -32,7 +32,7 @@ from .buckets import WIRE_DTYPE, Bucket
 from .errors import ConfigError
 
 LANES = ("compute", "gather", "copy", "local update", "scatter", "merge", "update", "exchange")
-"""Each is one row of a process, but exchanges of different buckets overlap: each bucket has a row."""
+"""Each is one row of a process, but exchanges of different buckets overlap: each bucket has a row (`row`)."""
 
 BEHIND_S = 0.25
 
@@ -40,6 +40,12 @@ folder: Optional[str] = os.environ.get("ODSGD_TRACE") or None
 """Where this job's traces go; None: nowhere."""
 
 on: Optional["Recorder"] = None
+
+
+def row(lane: str, args: Dict[str, Any]) -> Tuple[int, str]:
+    """Number and name of the row for a bar with these `args`."""
+    number = LANES.index(lane)
+    return (number, lane) if lane != "exchange" else (number + args["bucket"], f"exchange {args['bucket']}")
 
 
 def begin(role: str, rank: int) -> None:
@@ -73,9 +79,9 @@ class Recorder:
         except OSError as error:
             raise ConfigError(f"cannot write the trace `{path}`: {error.strerror}; name another folder") from None
         self._pid = os.getpid()
-        self._events: Deque[Tuple[str, int, str, float, float, Dict[str, Any]]] = collections.deque()
+        self._events: Deque[Tuple[str, str, float, float, Dict[str, Any]]] = collections.deque()
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._rows: Dict[int, str] = {}
+        self._rows: Set[int] = set()  # that have their names
         self._ends: Dict[str, float] = {}  # of the last bar in each lane
         self._rounds: Dict[Tuple[str, int], int] = {}
         self._written: Dict[int, Moment] = {}  # by id of array: when the operation queued last had written it
@@ -142,14 +148,11 @@ class Recorder:
     def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
         """A bar; `args` are numbers, or lists of them."""
         start_s = min(start_s or end_s, end_s)  # two probes at almost the same time may run in the wrong order
-        row = LANES.index(lane)
         with self._adding:
-            if lane == "exchange":
-                row += args["bucket"]
-            else:
+            if lane != "exchange":
                 start_s = max(start_s, self._ends.get(lane, 0.0))
                 self._ends[lane] = end_s = max(start_s, end_s)
-            self._events.append((lane, row, name, start_s, end_s, args))
+            self._events.append((lane, name, start_s, end_s, args))
 
     # -- the file ------------------------------------------------------------------------------------------------
 
@@ -162,19 +165,20 @@ class Recorder:
                 self._file.write(self._line(self._events.popleft()))
             self._file.flush()
 
-    def _line(self, event: Tuple[str, int, str, float, float, Dict[str, Any]]) -> str:
-        lane, row, name, start_s, end_s, args = event
+    def _line(self, event: Tuple[str, str, float, float, Dict[str, Any]]) -> str:
+        lane, name, start_s, end_s, args = event
+        number, title = row(lane, args)
         new = ""
-        if row not in self._rows:
-            self._rows[row] = lane if lane != "exchange" else f"exchange {args['bucket']}"
-            new = (",\n" + self._metadata("thread_name", {"name": self._rows[row]}, row)
-                   + ",\n" + self._metadata("thread_sort_index", {"sort_index": row}, row))
+        if number not in self._rows:
+            self._rows.add(number)
+            new = (",\n" + self._metadata("thread_name", {"name": title}, number)
+                   + ",\n" + self._metadata("thread_sort_index", {"sort_index": number}, number))
         numbers = ", ".join(f'"{key}": {value}' for key, value in args.items())  # json.dumps takes three times as long
-        return (f'{new},\n{{"ph": "X", "name": "{name}", "cat": "{lane}", "pid": {self._pid}, "tid": {row}, '
+        return (f'{new},\n{{"ph": "X", "name": "{name}", "cat": "{lane}", "pid": {self._pid}, "tid": {number}, '
                 f'"ts": {1e6 * start_s:.1f}, "dur": {1e6 * (end_s - start_s):.1f}, "args": {{{numbers}}}}}')
 
-    def _metadata(self, name: str, args: Dict[str, Any], row: int = 0) -> str:
-        return json.dumps({"ph": "M", "name": name, "pid": self._pid, "tid": row, "args": args})
+    def _metadata(self, name: str, args: Dict[str, Any], number: int = 0) -> str:
+        return json.dumps({"ph": "M", "name": name, "pid": self._pid, "tid": number, "args": args})
 
     def _write_behind(self) -> None:
         while not self._file.closed:

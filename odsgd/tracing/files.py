@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.errors import ConfigError
-from kvstore.trace import LANES
+from kvstore.trace import row
 from odsgd.tracing import clocks
 
 MERGED = "trace.json"
@@ -138,10 +138,8 @@ def write(job: Job, path: Path) -> None:
         events += [{"ph": "M", "name": name, "pid": pid, "tid": 0, "args": args} for name, args in metadata.items()]
         rows: Dict[int, str] = {}
         for span in process.spans:
-            tid = LANES.index(span.lane)
-            if span.lane == "exchange":
-                tid += span.args["bucket"]
-            rows[tid] = span.lane if span.lane != "exchange" else f"exchange {span.args['bucket']}"
+            tid, title = row(span.lane, span.args)
+            rows[tid] = title
             events.append({"ph": "X", "name": span.name, "cat": span.lane, "pid": pid, "tid": tid,
                            "ts": round(1e6 * span.start_s, 1), "dur": round(1e6 * (span.end_s - span.start_s), 1),
                            "args": span.args})
