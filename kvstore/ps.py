@@ -25,15 +25,14 @@ from .shard import npz, un_npz
 from .transport import Opening, Pending, State, by_bucket
 from .wires import Buffer, Taken, Wire, Wired
 
-WINDOW_NBYTES = 512 * 1024
-"""How much a worker has under way to one server. More, and the workers' streams through the server's link drift apart:
-the answer to a bucket waits for the worker that is furthest behind, while the way back stands idle (4 workers, one
-server, 1 Gbit/s: an exchange took 650 to 680 ms without a bound, 588 with it, the link's limit being 567). Less would
-not fill the link. A bound is safe only because all workers send their buckets in one order, which the store sees to."""
-SMALL_NBYTES = 128 * 1024
-"""Buckets where servers are fewer than workers, so that four are under way to each: while one is pushed and one is
-answered, another hides what the server does (4 workers, one server, 1 Gbit/s: 575 ms per iteration of 4.2 M parameters,
-with 256 KiB 620). With a server beside each worker traffic is spread already, and a message costs processor time."""
+WINDOW_NBYTES = 1024 * 1024
+"""How much a worker has under way to one server. Less does not fill the link and hide what the server does; much more,
+and the workers' streams through the server's link drift apart: the answer to a bucket waits for the worker that is
+furthest behind, while the way back stands idle. Who waits for the answers has an eighth of a small model under way. A
+bound is safe only because all workers send their buckets in one order, which the store sees to."""
+LEAST_NBYTES, LARGEST_NBYTES, OF_A_MODEL = 128 * 1024, 1024 * 1024, 1 / 64
+"""A message costs processor time, whatever its size; the first and the last one of a model are hidden behind nothing.
+So a bucket may be as large as this part of the model, between DEFAULT_NBYTES and the largest."""
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 
@@ -228,19 +227,23 @@ def _given_rank(num_workers: int) -> Optional[int]:
     return int(text)
 
 
-def even_nbytes(floats: int, num_servers: int, near: int, at_least: int) -> int:
-    """Buckets of about `near` bytes, such that all servers have as many, and `at_least` so many.
+def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool) -> int:
+    """A size of buckets that gives all servers as many; a small model has smaller ones, so that there are enough.
 
-    Two where a worker waits for the answers: one bucket is pushed while the other is answered (SSGD, 4 workers with a
-    server beside each, 1 Gbit/s, 0.27 M parameters: 33 ms per iteration in place of 41).
+    Sixteen where a server's link carries the traffic of several workers: some are pushed, some answered, and others
+    hide what the server does. Two where a worker waits for the answers: one is pushed while the other is answered.
     """
-    rows = max(at_least, round(WIRE_DTYPE.itemsize * floats / (near * num_servers)))
-    return WIRE_DTYPE.itemsize * max(1, -(-floats // (rows * num_servers)))
+    nbytes = WIRE_DTYPE.itemsize * floats
+    near = min(max(DEFAULT_NBYTES, OF_A_MODEL * nbytes), LARGEST_NBYTES)
+    enough = 16 if num_servers < num_workers else 2 if waits else 1
+    each = max(round(nbytes / (near * num_servers)), min(enough, nbytes // (LEAST_NBYTES * num_servers)), 1)
+    return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
-def window(largest_nbytes: int) -> int:
-    """How many buckets may be on their way to one server."""
-    return max(2, round(WINDOW_NBYTES / largest_nbytes))
+def window(nbytes: Sequence[int], waits: bool) -> int:
+    """How many of a model's buckets, which have these sizes, may be on their way to one server."""
+    under_way = min(WINDOW_NBYTES, sum(nbytes) / 8) if waits else WINDOW_NBYTES
+    return max(2, round(under_way / max(nbytes)))
 
 
 class ParameterServer(Wired):
@@ -253,10 +256,10 @@ class ParameterServer(Wired):
         self._sent: List[Deque[Buffer]] = []  # the last messages to each server, as many as may be under way
 
     def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+        self._waits = waits
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            near = SMALL_NBYTES if self.num_servers < self.num_workers else DEFAULT_NBYTES
-            nbytes = even_nbytes(floats, self.num_servers, near, at_least=2 if waits else 1)
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, waits)
         return plan(parameters, self._connection.keys, nbytes, whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -264,8 +267,8 @@ class ParameterServer(Wired):
             self._connection.command("open", opening.command())
         ids = [bucket.id for bucket in opening.buckets]
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
-        largest = WIRE_DTYPE.itemsize * max(bucket.size for bucket in opening.buckets)
-        self._sent = [collections.deque(maxlen=window(largest)) for _ in range(self.num_servers)]
+        number = window([WIRE_DTYPE.itemsize * bucket.size for bucket in opening.buckets], self._waits)
+        self._sent = [collections.deque(maxlen=number) for _ in range(self.num_servers)]
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
         control.report("joined")  # from here on this worker can be done without

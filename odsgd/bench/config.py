@@ -86,7 +86,7 @@ class BenchConfig:
         "of their own, @auto (default): one beside every worker")
     models: Tuple[str, ...] = option(
         WHAT, ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), or one of "
-        "`odsgd train`")
+        "`odsgd train`, for 32x32 images of 10 classes")
     compute: Tuple[Compute, ...] = option(
         WHAT, (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
         "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "

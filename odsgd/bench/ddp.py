@@ -82,15 +82,12 @@ def measure(shapes: Sequence[Sequence[int]], case: Dict[str, Any], options: Dict
     moments: List[float] = []
     for number in range(case["warm_up"] + case["iterations"]):
         if number == case["warm_up"]:
-            before = {"at_s": time.monotonic(), **usage.now()}
-            moments = [time.perf_counter()]
+            before, moments = usage.now(), [time.monotonic()]
         optimizer.zero_grad()
         model(x).sum().backward()
         optimizer.step()
-        moments.append(time.perf_counter())
-    after = {"at_s": time.monotonic(), **usage.now()}
-    return {"times_ms": [1000 * (end - start) for start, end in zip(moments, moments[1:])],
-            "began_s": before["at_s"], "ended_s": after["at_s"], "usage": [before, after]}
+        moments.append(time.monotonic())
+    return {"moments_s": moments, "usage": [before, usage.now()]}
 
 
 def interface(address: str) -> str:

@@ -51,7 +51,7 @@ def shapes(name: str) -> Shapes:
 def _shapes_of_network(name: str) -> Shapes:
     from odsgd import models
     from odsgd.config import TrainConfig
-    net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "cifar10", "--kvstore", "local"]))
+    net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))
     return [parameter.shape for parameter in net.collect_params().values() if parameter.grad_req != "null"]
 
 

@@ -41,17 +41,14 @@ class Run(NamedTuple):
     compute_ms: float
     workers: int
     system: str
-    times_ms: List[float]
-    """Of every iteration, the mean over the workers."""
+    iteration_ms: float
+    """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
+    times_ms: List[List[float]]
+    """Of every worker, of every iteration."""
     worker_cpu_ms: float
     worker_memory_mb: float
     server_cpu_ms: Optional[float]
     server_memory_mb: Optional[float]
-
-    @property
-    def iteration_ms(self) -> float:
-        """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
-        return statistics.mean(self.times_ms)
 
 
 class Measured(NamedTuple):
@@ -172,11 +169,31 @@ def _last_lines(said: str) -> str:
 
 
 def _merged(by_worker: Sequence[Dict[str, Any]], servers: Sequence[List[Usage]]) -> Tuple[Any, ...]:
-    """The means over workers and over servers; a server's use is that of the time in which worker 0 measured."""
-    times = [round(statistics.mean(of_workers), 3) for of_workers in zip(*(worker["times_ms"] for worker in by_worker))]
-    of_workers = [used(worker["usage"], worker["began_s"], worker["ended_s"]) for worker in by_worker]
-    of_servers = [used(log, by_worker[0]["began_s"], by_worker[0]["ended_s"]) for log in servers]
-    return times, *_per_iteration(of_workers, len(times)), *_per_iteration(of_servers, len(times))
+    """The means over workers and over servers, of the time in which all workers had begun and none had ended.
+
+    Without that, workers that do not wait for each other would have the links to themselves at the end.
+    """
+    moments = [worker["moments_s"] for worker in by_worker]
+    began_s, ended_s = max(mine[0] for mine in moments), min(mine[-1] for mine in moments)
+    if ended_s <= began_s:
+        raise JobFailed("one worker had ended before another began to be measured; raise `seconds`")
+    iteration_ms = statistics.mean(1000 * (ended_s - began_s) / iterations(mine, began_s, ended_s) for mine in moments)
+    times_ms = [[round(1000 * (end - start), 3) for start, end in zip(mine, mine[1:])] for mine in moments]
+    of_workers = [used(worker["usage"], began_s, ended_s) for worker in by_worker]
+    of_servers = [used(log, began_s, ended_s) for log in servers]
+    count = 1000 * (ended_s - began_s) / iteration_ms
+    return round(iteration_ms, 3), times_ms, *_per_iteration(of_workers, count), *_per_iteration(of_servers, count)
+
+
+def iterations(moments_s: Sequence[float], began_s: float, ended_s: float) -> float:
+    """How many iterations, which began and ended at these moments, fit between two others.
+
+    >>> iterations([0.0, 2.0, 4.0], 1.0, 4.0)
+    1.5
+    """
+    import numpy as np
+    before, after = np.interp([began_s, ended_s], moments_s, range(len(moments_s)))
+    return float(after - before)
 
 
 def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
@@ -192,11 +209,11 @@ def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
     return {"cpu_s": float(ended_cpu_s - began_cpu_s), "memory_mb": float(np.interp(ended_s, at_s, memory_mb))}
 
 
-def _per_iteration(processes: Sequence[Usage], iterations: int) -> Tuple[Optional[float], Optional[float]]:
-    """CPU milliseconds per iteration and memory, the means over processes; None, None if there are none."""
+def _per_iteration(processes: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
+    """CPU milliseconds in each of `count` iterations and memory, means over processes; None, None without any."""
     if not processes:
         return None, None
-    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / iterations, 3),
+    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / count, 3),
             round(statistics.mean(process["memory_mb"] for process in processes), 1))
 
 

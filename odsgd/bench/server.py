@@ -21,7 +21,7 @@ def watch() -> None:
     path = os.path.join(os.environ["ODSGD_BENCH_FOLDER"], "server-" + os.environ["ODSGD_SERVER_RANK"])
     with open(path, "w", encoding="utf-8") as file:
         while True:
-            file.write(json.dumps({"at_s": time.monotonic(), **usage.now()}) + "\n")
+            file.write(json.dumps(usage.now()) + "\n")
             file.flush()
             time.sleep(EVERY_S)
 

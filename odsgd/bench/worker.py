@@ -5,7 +5,8 @@ accelerator computes on the weights and writes the gradients, and every paramete
 and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read. The loop
 is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each other.
 
-Written to FOLDER/RANK.json: per case the milliseconds of every iteration, and what the process used.
+Written to FOLDER/RANK.json: per case the moments at which iterations began and ended, in seconds of the machine's one
+clock, and what the process used.
 """
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class Moment:
         engine.push(self._now, arrays, [])
 
     def _now(self) -> None:
-        self._at = time.perf_counter()
+        self._at = time.monotonic()
         self._come.set()
 
     def wait(self) -> float:
@@ -62,11 +63,9 @@ class Training:
     def measure(self, case: Dict[str, Any]) -> Dict[str, Any]:
         compute = Emulated(zip(self.weights, self.grads), case["compute_s"], forward=0.0) if case["compute_s"] else None
         self._iterations(compute, case["warm_up"])
-        before = {"at_s": time.monotonic(), **usage.now()}
+        before = usage.now()
         moments = self._iterations(compute, case["iterations"])
-        after = {"at_s": time.monotonic(), **usage.now()}
-        return {"times_ms": [1000 * (end - start) for start, end in zip(moments, moments[1:])],
-                "began_s": before["at_s"], "ended_s": after["at_s"], "usage": [before, after]}
+        return {"moments_s": moments, "usage": [before, usage.now()]}
 
     def _iterations(self, compute: Any, count: int) -> List[float]:
         """When `count` iterations began and ended."""

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import types
 from pathlib import Path
@@ -23,8 +24,8 @@ def config(*flags):
 
 
 def a_run(system, times_ms, workers=2, compute_ms=20.0, rate="1gbit", server_cpu_ms=3.0):
-    return run.Run(rate, "cnn", "20ms", compute_ms, workers, system, list(times_ms), 5.0, 200.0, server_cpu_ms,
-                   None if server_cpu_ms is None else 100.0)
+    return run.Run(rate, "cnn", "20ms", compute_ms, workers, system, statistics.mean(times_ms), [times_ms], 5.0, 200.0,
+                   server_cpu_ms, None if server_cpu_ms is None else 100.0)
 
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
@@ -109,6 +110,11 @@ def test_flags_win_over_the_file():
 def test_the_models_have_the_sizes_that_they_are_named_for():
     assert {name: (len(models.shapes(name)), run.nbytes(name) // 4) for name in models.PLAIN} == {
         "4.2M": (10, 4_208_650), "cnn": (10, 505_058), "0.27M": (97, 271_098)}
+
+
+def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters():
+    assert models.shapes("mlp")[0][1:] == (3 * 32 * 32,) and models.shapes("mlp")[-1] == (10,)
+    assert run.nbytes("resnet18_v2") == 4 * 11_179_978  # the OD-SGD paper's
 
 
 # --- limits -----------------------------------------------------------------------------------------------------------
@@ -201,12 +207,12 @@ def test_a_job_is_launched_as_its_system_asks(text, servers, variables):
         for rank in range(2):
             log = [{"at_s": at_s, "cpu_s": 0.0, "memory_mb": 1.0} for at_s in (0.0, 1.0)]
             (folder / f"server-{rank}").write_text("".join(json.dumps(line) + "\n" for line in log))
-            worker = {"times_ms": [5.0], "began_s": 0.0, "ended_s": 1.0, "usage": log}
+            worker = {"moments_s": [0.1, 0.6], "usage": log}
             (folder / f"{rank}.json").write_text(json.dumps([worker]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     one, = run._job(asked, run.Links(launch, ("-H", "hosts"), None), "1gbit", 1e8, 2, asked.systems[0])
-    assert one.times_ms == [5.0]
+    assert (one.iteration_ms, one.times_ms) == (500.0, [[500.0], [500.0]])
     assert flags[:6] == ["-n", "2", "-s", servers, "-H", "hosts"]
     assert [word for word in flags if word.startswith("DMLC_")] == variables
 
@@ -233,8 +239,9 @@ def test_iterations_of_the_warm_up_do_not_count(compute_s):
     store = kvstore.create("local")
     store.set_optimizer(worker._optimizer())
     found = worker.Training(store, [(3, 2), (4,)], 0).measure({"compute_s": compute_s, "warm_up": 2, "iterations": 3})
-    assert len(found["times_ms"]) == 3 and store.iteration == 5
-    assert all(time_ms > 0 for time_ms in found["times_ms"]) and sum(found["times_ms"]) >= 3000 * compute_s - 1
+    moments_s = found["moments_s"]
+    assert len(moments_s) == 3 + 1 and store.iteration == 5
+    assert sorted(set(moments_s)) == moments_s and moments_s[-1] - moments_s[0] >= 3 * compute_s - 0.001
 
 
 def test_both_accelerators_compute_in_the_same_steps():
@@ -252,15 +259,24 @@ def test_as_many_iterations_as_fill_the_time_asked_for():
     assert run.Case.of(config("--systems", "ssgd", "--compute", "9s"), "cnn", asked.compute[1], 2, 1e8).iterations >= 8
 
 
-def test_the_use_of_a_server_is_that_of_the_time_measured():
-    log = [{"at_s": at_s, "cpu_s": 2.0 * at_s, "memory_mb": 100 + at_s} for at_s in range(5)]
-    worker = {"times_ms": [50.0, 150.0], "began_s": 1.0, "ended_s": 1.2, "usage": [
-        {"at_s": 1.0, "cpu_s": 7.0, "memory_mb": 9.0}, {"at_s": 1.2, "cpu_s": 7.1, "memory_mb": 11.0}]}
-    other = dict(worker, times_ms=[70.0, 170.0], began_s=1.5, ended_s=1.9)
-    times, worker_cpu_ms, _, server_cpu_ms, server_memory_mb = run._merged([worker, other], [log])
-    assert times == [60.0, 160.0]
-    assert (worker_cpu_ms, server_cpu_ms) == (pytest.approx(25.0), pytest.approx(200.0))
-    assert server_memory_mb == pytest.approx(101.2)
+def a_worker(moments_s, cpu_s_per_s):
+    return {"moments_s": moments_s, "usage": [
+        {"at_s": at_s, "cpu_s": 7 + cpu_s_per_s * at_s, "memory_mb": 10.0 + at_s} for at_s in (0.0, 10.0)]}
+
+
+def test_what_counts_is_the_time_in_which_all_workers_are_measured():
+    log = [{"at_s": at_s, "cpu_s": 2.0 * max(at_s, 2), "memory_mb": 100 + at_s} for at_s in range(10)]
+    early = a_worker([1.0, 2.0, 3.0, 4.0], 0.5)            # an iteration per second, two while both are measured
+    late = a_worker([2.0, 2.5, 3.0, 3.5, 4.0, 4.1], 1.0)  # four, and one that it has to itself
+    iteration_ms, times_ms, worker_cpu_ms, worker_mb, server_cpu_ms, server_mb = run._merged([early, late], [log])
+    assert iteration_ms == 750 and times_ms == [[1000] * 3, [500] * 4 + [100]]
+    assert (worker_cpu_ms, worker_mb) == (pytest.approx(750 * 0.75, abs=0.01), 14.0)
+    assert (server_cpu_ms, server_mb) == (pytest.approx(750 * 2, abs=0.01), 104.0)
+
+
+def test_workers_that_are_not_measured_at_once_are_a_failed_job():
+    with pytest.raises(run.JobFailed, match="raise `seconds`"):
+        run._merged([a_worker([1.0, 2.0], 1), a_worker([3.0, 4.0], 1)], [])
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
