@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import functools
 import itertools
+import operator
 import os
 import sys
 import threading
@@ -77,8 +78,11 @@ def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], w
     mx.base.check_call(call(*arguments, *([False] if trampoline is _start else [])))
 
 
+_handle = operator.attrgetter("handle")
+
+
 def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+    return (ctypes.c_void_p * len(arrays))(*map(_handle, arrays))
 
 
 _threads = threading.local()

@@ -10,6 +10,7 @@ Nothing here waits for the network in a training step. Methods that do say so.
 """
 import contextlib
 import json
+import operator
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Type
 
@@ -351,7 +352,7 @@ class Store(mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         arriving = self._transport.open(
             Opening(self.type, updaters.describe(optimizer), self._program.rule_options(self.num_workers), planned,
-                    self._program.synchronous, self._program.depth), self._initial_weights())
+                    self._program.synchronous, self._program.waits, self._program.depth), self._initial_weights())
         for lane in self._lanes:
             lane.worker = self._program.worker(lane.bucket, self._transport, arriving[lane.bucket.id])
             lane.w_local = lane.worker.arriving.result()
@@ -488,7 +489,7 @@ def _as_list(value: Any) -> List[NDArray]:
 
 
 def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
-    return len(ours) == len(theirs) and all(mine is other for mine, other in zip(ours, theirs))
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
 
 
 def _dtype(array: NDArray) -> str:

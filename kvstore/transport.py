@@ -132,7 +132,8 @@ class Transport:
 class Opening:
     """How a store begins: what its servers are told.
 
-    `depth`: how many results of a bucket's allreduces the algorithm reads at a time.
+    `waits`: whether workers wait for answers before they compute. `depth`: how many results of a bucket's allreduces
+    the algorithm reads at a time.
     """
 
     store: str
@@ -140,6 +141,7 @@ class Opening:
     rule_options: Dict[str, Any]
     buckets: Sequence[Bucket]
     synchronous: bool
+    waits: bool = False
     depth: int = 2
 
     def command(self) -> Dict[str, Any]:

@@ -4,12 +4,13 @@ One is on its way while the other still holds what came before, so that the algo
 the next exchange runs.
 """
 import functools
-from typing import Dict, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from . import engine
 from ._mxnet import NDArray, mx
+from .buckets import WIRE_DTYPE
 from .messages import FETCH, HEADER, mark, split_lr
 from .transport import Pending, Transport
 
@@ -19,6 +20,7 @@ class Buffer:
 
     def __init__(self, size: int, context: mx.Context) -> None:
         self.size = size
+        self.nbytes = WIRE_DTYPE.itemsize * size
         self.whole = mx.nd.zeros(size + HEADER, context)
         self.payload, self.version = self.whole[:size], self.whole[size:size + 1]
 
@@ -47,6 +49,26 @@ class Tag:
     def floats(self) -> Tuple[float, float, int]:
         """As they stand now."""
         return (*split_lr(self.lr if self._counts else 0.0), mark(self._worker_rank))
+
+
+class Window:
+    """The messages of a synchronous job that are under way to one server: about `nbytes` of them, two at least."""
+
+    def __init__(self, nbytes: float) -> None:
+        self._nbytes = nbytes
+        self._under_way: Dict[int, Buffer] = {}  # by bucket, the one that left first in front
+
+    def make_room(self, bucket_id: int, nbytes: int) -> List[Buffer]:
+        """Messages of other buckets that have to be answered before the next of this one, so large, leaves."""
+        self._under_way.pop(bucket_id, None)  # which is waited for anyway, and whose buffer will be used again
+        room, awaited = self._nbytes - nbytes / 2, []
+        while len(self._under_way) > 1 and sum(buffer.nbytes for buffer in self._under_way.values()) > room:
+            awaited.append(self._under_way.pop(next(iter(self._under_way))))
+        return awaited
+
+    def add(self, bucket_id: int, message: Buffer) -> None:
+        """It leaves when there is room."""
+        self._under_way[bucket_id] = message
 
 
 class Wire:
@@ -87,17 +109,16 @@ class Wire:
         """What is composed from here on goes out after the answer that `buffer` waits for."""
         buffer.version.copyto(self.latest)
 
-    def compose(self, payload: NDArray, tag: Tag, behind: Optional[Buffer] = None) -> Buffer:
+    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = ()) -> Buffer:
         """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
-        It leaves once the last one has been answered, whose version it reads, and `behind`, another message. Were two
-        pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers, would take
-        the second for another worker's.
+        It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other wires.
+        Were two pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers,
+        would take the second for another worker's.
         """
         before = self.last
         self._buffers.reverse()
-        others = [] if behind is None or behind in self._buffers else [behind.whole]
-        self.last.fill(payload, before.version, tag.floats(), others)
+        self.last.fill(payload, before.version, tag.floats(), [other.whole for other in behind])
         return self.last
 
 

@@ -175,14 +175,15 @@ def _merged(by_worker: Sequence[Dict[str, Any]], servers: Sequence[List[Usage]])
     """
     moments = [worker["moments_s"] for worker in by_worker]
     began_s, ended_s = max(mine[0] for mine in moments), min(mine[-1] for mine in moments)
-    if ended_s <= began_s:
-        raise JobFailed("one worker had ended before another began to be measured; raise `seconds`")
-    iteration_ms = statistics.mean(1000 * (ended_s - began_s) / iterations(mine, began_s, ended_s) for mine in moments)
+    counts = [iterations(mine, began_s, ended_s) for mine in moments]
+    if min(counts) < 1:
+        raise JobFailed("one worker ended about when another began to be measured; raise `seconds`")
+    count = statistics.mean(counts)
     times_ms = [[round(1000 * (end - start), 3) for start, end in zip(mine, mine[1:])] for mine in moments]
     of_workers = [used(worker["usage"], began_s, ended_s) for worker in by_worker]
     of_servers = [used(log, began_s, ended_s) for log in servers]
-    count = 1000 * (ended_s - began_s) / iteration_ms
-    return round(iteration_ms, 3), times_ms, *_per_iteration(of_workers, count), *_per_iteration(of_servers, count)
+    return (round(1000 * (ended_s - began_s) / count, 3), times_ms, *_per_iteration(of_workers, count),
+            *_per_iteration(of_servers, count))
 
 
 def iterations(moments_s: Sequence[float], began_s: float, ended_s: float) -> float:

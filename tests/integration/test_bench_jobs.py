@@ -31,6 +31,7 @@ def test_ours_and_stock_on_loopback(tmp_path, capfd):
     for (model, _), row in rows.items():
         assert row["iteration_ms"] > (9 if model == "0.27M" else 0)  # what the emulated accelerator takes
         assert row["server_cpu_ms"] is not None and row["server_memory_mb"] > 50
+    assert all(len(run["times_ms"]) == 2 for run in found["runs"])
     assert all(len(times_ms) >= 8 for run in found["runs"] for times_ms in run["times_ms"])
 
 

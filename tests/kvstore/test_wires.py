@@ -1,11 +1,12 @@
 """What a message waits for before it leaves."""
 import queue
+import types
 
 import pytest
 
 from kvstore import engine
 from kvstore._mxnet import mx
-from kvstore.wires import Buffer, Tag, Wire
+from kvstore.wires import Buffer, Tag, Window, Wire
 
 LONG_S = 20
 
@@ -20,7 +21,7 @@ def held(array):
 def composed(wire, kind, grad, behind):
     tag = Tag(0, counts=True)
     if kind == "synchronous":
-        return wire.compose(grad, tag, behind)
+        return wire.compose(grad, tag, [behind])
     return wire.compose_async(grad, tag) if kind == "asynchronous" else wire.compose_fetch(grad, tag)
 
 
@@ -41,12 +42,34 @@ def test_a_message_leaves_when_all_that_it_is_behind_has_come(kind, what):
     assert order == ["comes", "leaves"]
 
 
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_bucket_alone_at_its_server_is_behind_its_own_messages(which):
-    wire = Wire(mx.nd.zeros(3))
-    messages = [wire.compose(mx.nd.full(3, value), Tag(0, counts=True)) for value in (1, 2)]
-    send = wire.compose(mx.nd.full(3, 3), Tag(0, counts=True), messages[which])
-    assert send is messages[0] and send.payload.asnumpy().tolist() == [3, 3, 3]
+def rounds_of(window, sizes, rounds):
+    """What each message of some rounds of buckets of these sizes is behind, itself and others being (round, bucket)."""
+    found, sent = {}, {}
+    for number in range(rounds):
+        for bucket, size in enumerate(sizes):
+            message = types.SimpleNamespace(nbytes=size, name=(number, bucket))
+            found[message.name] = [other.name for other in window.make_room(bucket, size)]
+            window.add(bucket, message)
+            sent[message.name] = size
+    return found, sent
+
+
+@pytest.mark.parametrize("nbytes", [100, 250, 400, 500, 700, 1300])
+@pytest.mark.parametrize("sizes", [[100] * 10, [100] * 3, [100] * 2, [100], [900] + [10] * 30 + [100] * 3,
+                                   [300, 100] * 4])
+def test_a_server_gets_no_more_at_once_than_the_window_and_no_less_than_there_is(nbytes, sizes):
+    behind, size = rounds_of(Window(nbytes), sizes, rounds=4)
+    order, answered = list(behind), set()
+    for position, message in enumerate(order):
+        answered.update(other for other in order[:position] if other[1] == message[1])  # one of a bucket at a time
+        for other in behind[message]:
+            assert other not in answered and order.index(other) < position and other[1] != message[1]
+            answered.add(other)
+        under_way = [size[other] for other in order[:position + 1] if other not in answered]
+        assert sum(under_way) <= nbytes + max(sizes) / 2 or len(under_way) <= 2
+        could_stay = [size[other] for other in behind[message][-1:]]  # the last one to go had to
+        assert not could_stay or sum(under_way + could_stay) > nbytes
+    assert len(sizes) < 2 or len(under_way) >= 2
 
 
 def test_a_message_carries_the_learning_rate_it_was_composed_with_where_the_workers_counts():

@@ -265,13 +265,14 @@ def a_worker(moments_s, cpu_s_per_s):
 
 
 def test_what_counts_is_the_time_in_which_all_workers_are_measured():
-    log = [{"at_s": at_s, "cpu_s": 2.0 * max(at_s, 2), "memory_mb": 100 + at_s} for at_s in range(10)]
-    early = a_worker([1.0, 2.0, 3.0, 4.0], 0.5)            # an iteration per second, two while both are measured
-    late = a_worker([2.0, 2.5, 3.0, 3.5, 4.0, 4.1], 1.0)  # four, and one that it has to itself
-    iteration_ms, times_ms, worker_cpu_ms, worker_mb, server_cpu_ms, server_mb = run._merged([early, late], [log])
-    assert iteration_ms == 750 and times_ms == [[1000] * 3, [500] * 4 + [100]]
-    assert (worker_cpu_ms, worker_mb) == (pytest.approx(750 * 0.75, abs=0.01), 14.0)
-    assert (server_cpu_ms, server_mb) == (pytest.approx(750 * 2, abs=0.01), 104.0)
+    log = [{"at_s": at_s, "cpu_s": at_s ** 2, "memory_mb": 100 + at_s} for at_s in range(10)]
+    late = a_worker([2.0, 2.1, 2.2, 2.3, 4.0, 4.1], 1.0)  # four iterations, and one that it has to itself
+    early = a_worker([1.0, 2.0, 3.0, 4.0], 0.5)           # one per second, two while both are measured
+    iteration_ms, times_ms, worker_cpu_ms, worker_mb, server_cpu_ms, server_mb = run._merged([late, early], [log])
+    assert iteration_ms == 666.667                        # 2 s for three on average
+    assert times_ms == [pytest.approx([100, 100, 100, 1700, 100]), [1000] * 3]
+    assert (worker_cpu_ms, worker_mb) == (500, 14)        # 2 s and 1 s
+    assert (server_cpu_ms, server_mb) == (4000, 104)      # from 4 to 16
 
 
 def test_workers_that_are_not_measured_at_once_are_a_failed_job():
