@@ -1,12 +1,14 @@
 """The medians as bars, with their spread and their limits: a picture per benchmark."""
 from __future__ import annotations
 
+import textwrap
 from typing import Any, Dict, List, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.bench.results import Row
 
 PANELS_PER_LINE = 3
+TITLE_WIDTH = 50
 
 
 def draw(rows: Sequence[Row], title: str, path: str) -> None:
@@ -28,9 +30,10 @@ def draw(rows: Sequence[Row], title: str, path: str) -> None:
     for axis in axes.flat:
         for handle, label in zip(*axis.get_legend_handles_labels()):
             handles.setdefault(label, handle)
-    figure.suptitle(title)
-    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=min(5, len(handles)), fontsize=8)
-    figure.tight_layout(rect=(0, 0.02 + 0.05 * -(-len(handles) // 5) / lines, 1, 0.98))
+    figure.suptitle(textwrap.fill(title, TITLE_WIDTH * columns))
+    per_line = min(2 * columns, 5)
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncol=per_line, fontsize=8)
+    figure.tight_layout(rect=(0, 0.02 + 0.05 * -(-len(handles) // per_line) / lines, 1, 0.98))
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
