@@ -351,3 +351,4 @@ class ParameterServer(Wired):
         """Forget the buffers. The connection stays for other stores, until the process ends."""
         watch.end(id(self))
         self._wires.clear()
+        self._windows.clear()

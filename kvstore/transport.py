@@ -141,7 +141,7 @@ class Opening:
     rule_options: Dict[str, Any]
     buckets: Sequence[Bucket]
     synchronous: bool
-    waits: bool = False
+    waits: bool
     depth: int = 2
 
     def command(self) -> Dict[str, Any]:

@@ -44,32 +44,38 @@ def test_a_message_leaves_when_all_that_it_is_behind_has_come(kind, what):
 
 def rounds_of(window, sizes, rounds):
     """What each message of some rounds of buckets of these sizes is behind, itself and others being (round, bucket)."""
-    found, sent = {}, {}
+    found = {}
     for number in range(rounds):
         for bucket, size in enumerate(sizes):
             message = types.SimpleNamespace(nbytes=size, name=(number, bucket))
             found[message.name] = [other.name for other in window.make_room(bucket, size)]
             window.add(bucket, message)
-            sent[message.name] = size
-    return found, sent
+    return found
 
 
 @pytest.mark.parametrize("nbytes", [100, 250, 400, 500, 700, 1300])
 @pytest.mark.parametrize("sizes", [[100] * 10, [100] * 3, [100] * 2, [100], [900] + [10] * 30 + [100] * 3,
-                                   [300, 100] * 4])
+                                   [300, 100] * 4, [100, 1, 1] * 5])
 def test_a_server_gets_no_more_at_once_than_the_window_and_no_less_than_there_is(nbytes, sizes):
-    behind, size = rounds_of(Window(nbytes), sizes, rounds=4)
-    order, answered = list(behind), set()
-    for position, message in enumerate(order):
-        answered.update(other for other in order[:position] if other[1] == message[1])  # one of a bucket at a time
-        for other in behind[message]:
-            assert other not in answered and order.index(other) < position and other[1] != message[1]
-            answered.add(other)
-        under_way = [size[other] for other in order[:position + 1] if other not in answered]
+    behind = rounds_of(Window(nbytes), sizes, rounds=4)
+    order, answered = list(behind), {}  # before a message leaves, whatever leaves when
+    for position, (number, bucket) in enumerate(order):
+        others = behind[number, bucket]
+        assert all(order.index(other) < position and other[1] != bucket for other in others)
+        awaited = [*others, *([(number - 1, bucket)] if number else [])]
+        answered[number, bucket] = {*awaited, *(one for other in awaited for one in answered[other])}
+        before = [other for other in order[:position] if other not in answered[number, bucket]]
+        assert number or before == order[position - len(before):position]  # the oldest make room
+        under_way = [sizes[other] for other in {*(other[1] for other in before), bucket}]  # one of a bucket at a time
         assert sum(under_way) <= nbytes + max(sizes) / 2 or len(under_way) <= 2
-        could_stay = [size[other] for other in behind[message][-1:]]  # the last one to go had to
-        assert not could_stay or sum(under_way + could_stay) > nbytes
-    assert len(sizes) < 2 or len(under_way) >= 2
+        assert len(under_way) >= min(2, len(sizes), position + 1)
+        if others and number == 0 and len(set(sizes)) == 1:
+            assert sum(under_way) + sizes[0] > nbytes  # there was no room for one more
+
+
+def test_equal_messages_wait_for_no_more_than_may_be_under_way():
+    behind = rounds_of(Window(400), [100] * 50, rounds=3)
+    assert max(map(len, behind.values())) == 4
 
 
 def test_a_message_carries_the_learning_rate_it_was_composed_with_where_the_workers_counts():
