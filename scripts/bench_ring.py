@@ -69,7 +69,7 @@ def timed(rounds: Rounds, call: object) -> float:
 def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbytes: int) -> object:
     """What a store does: a round for each bucket, all asked for at once."""
     one = codec(name)
-    step = (nbytes or bucket_nbytes(one, rounds.num_workers, own.size)) // 4
+    step = (nbytes or bucket_nbytes(one, rounds.num_workers, own.size, waits=True)) // 4
     buckets = [slice(start, start + step) for start in range(0, own.size, step)]
 
     def call() -> None:
