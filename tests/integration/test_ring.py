@@ -188,5 +188,14 @@ def test_servers_are_not_asked_for(monkeypatch):
         Connection(1.0)
 
 
+def test_the_benchmark_of_the_ring_runs():
+    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "bench_ring.py"), "-n", "2", "--floats", "1000",
+                           "--repeat", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert [line.split("  ")[1] for line in done.stdout.splitlines() if "our ring" in line] == [
+        f"our ring, codec {name}" for name in CODECS]
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]](*sys.argv[2:])
