@@ -1,10 +1,15 @@
-"""How a job's buckets are cut for its servers, decided without a network."""
+"""How a job's buckets are cut for its servers, and how many are under way to each, without a network."""
 import collections
+import contextlib
+import queue
 
 import pytest
 
+from kvstore import engine, ps
+from kvstore._mxnet import mx
 from kvstore.buckets import Keys, Parameter, plan
 from kvstore.ps import DEFAULT_NBYTES, LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
+from kvstore.transport import Opening
 
 KIB = 1024
 
@@ -46,3 +51,56 @@ def test_the_sizes_that_benchmarks_md_speaks_of(floats, servers, waits, nbytes, 
 
 def test_a_model_without_numbers_has_no_buckets():
     assert plan([], Keys(2), even_nbytes(0, 2, 1, True)) == []
+
+
+class Servers:
+    """A connection to servers that answer when they are told to."""
+
+    def __init__(self, num_servers):
+        self.worker_rank, self.num_workers, self.num_servers = 1, 2, num_servers
+        self.keys, self.native, self._waiting = Keys(num_servers), self, contextlib.nullcontext
+        self.arrived = queue.Queue()
+
+    def init(self, ids, arrays):
+        pass
+
+    def pushpull(self, key, value, out):
+        engine.push_async(lambda answer: self.arrived.put((key, answer)), [], [out])
+
+    def receive(self, number):
+        """So many messages, and no more for now: keys and what answers them."""
+        found = [self.arrived.get(timeout=20) for _ in range(number)]
+        with pytest.raises(queue.Empty):
+            self.arrived.get(timeout=0.3)
+        return found
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("waits, under_way", [(False, 3), (True, 2)])
+def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch, servers, waits, under_way):
+    monkeypatch.setattr(ps, "WINDOW_NBYTES", 3 * 400)
+    there = Servers(servers)
+    monkeypatch.setattr(ps, "connection", lambda timeout_s, synchronous: there)
+    worker = ps.ParameterServer()
+    buckets = worker.plan([Parameter(0, "w", (600,))], 400, False, waits)
+    opening = Opening("odsgd", {}, {}, buckets, True, waits)
+    worker.open(opening, lambda bucket: mx.nd.zeros(bucket.size))
+    order = {bucket.id: place for place, bucket in enumerate(buckets)}
+    waiting = {rank: {} for rank in range(servers)}
+
+    def messages_come(number):
+        for key, answer in there.receive(number):
+            waiting[buckets[order[key]].server_rank][order[key]] = answer
+
+    pending = [worker.exchange(bucket, mx.nd.ones(bucket.size)) for bucket in buckets]
+    messages_come(servers * under_way)
+    for _ in range(len(buckets) // servers - under_way):
+        for messages in waiting.values():
+            messages.pop(min(messages))()  # which makes room for one more
+        messages_come(servers)
+    for messages in waiting.values():
+        for answer in messages.values():
+            answer()
+    for one in pending:
+        one.wait()
+    worker.close()
