@@ -54,27 +54,24 @@ class Tag:
 class Window:
     """The messages of a synchronous job that are under way to one server: about `nbytes` of them, two at least.
 
-    Nothing makes messages leave in the order in which they are asked for. So one that had to make room for another has
-    to be answered before all later ones as well, unless what they wait for has waited for it.
+    Each waits for those that made room for it, or, if none had to, for those that did so last: nothing else makes
+    messages leave in the order in which they are asked for.
     """
 
     def __init__(self, nbytes: float) -> None:
         self._nbytes = nbytes
         self._under_way: Dict[int, Buffer] = {}  # by bucket, oldest first
-        self._gone: Dict[int, Buffer] = {}       # made room
-        self._awaited: Dict[int, List[int]] = {}  # buckets that a message waits for
+        self._gone: Dict[int, Buffer] = {}       # made room last
 
     def make_room(self, bucket_id: int, nbytes: int) -> List[Buffer]:
         """Messages of other buckets that have to be answered before the next of this one, so large, leaves."""
         for messages in (self._under_way, self._gone):
             messages.pop(bucket_id, None)  # the last one of its own it waits for anyway, in whose buffers it may be
-        room = self._nbytes - nbytes / 2
+        room, gone = self._nbytes - nbytes / 2, {}
         while len(self._under_way) > 1 and sum(buffer.nbytes for buffer in self._under_way.values()) > room:
             oldest = next(iter(self._under_way))
-            for other in self._awaited[oldest]:
-                self._gone.pop(other, None)
-            self._gone[oldest] = self._under_way.pop(oldest)
-        self._awaited[bucket_id] = list(self._gone)
+            gone[oldest] = self._under_way.pop(oldest)
+        self._gone = gone or self._gone
         return list(self._gone.values())
 
     def add(self, bucket_id: int, message: Buffer) -> None:

@@ -58,24 +58,28 @@ def rounds_of(window, sizes, rounds):
                                    [300, 100] * 4, [100, 1, 1] * 5])
 def test_a_server_gets_no_more_at_once_than_the_window_and_no_less_than_there_is(nbytes, sizes):
     behind = rounds_of(Window(nbytes), sizes, rounds=4)
-    order, answered = list(behind), {}  # before a message leaves, whatever leaves when
-    for position, (number, bucket) in enumerate(order):
-        others = behind[number, bucket]
-        assert all(order.index(other) < position and other[1] != bucket for other in others)
-        awaited = [*others, *([(number - 1, bucket)] if number else [])]
-        answered[number, bucket] = {*awaited, *(one for other in awaited for one in answered[other])}
-        before = [other for other in order[:position] if other not in answered[number, bucket]]
-        assert number or before == order[position - len(before):position]  # the oldest make room
-        under_way = [sizes[other] for other in {*(other[1] for other in before), bucket}]  # one of a bucket at a time
-        assert sum(under_way) <= nbytes + max(sizes) / 2 or len(under_way) <= 2
+    order, answered = list(behind), set()  # as they leave one after the other
+    for position, message in enumerate(order):
+        answered.update(other for other in order[:position] if other[1] == message[1])  # one of a bucket at a time
+        new = [other for other in behind[message] if other not in answered]
+        assert all(order.index(other) < position and other[1] != message[1] for other in behind[message])
+        answered.update(new)
+        under_way = [other for other in order[:position + 1] if other not in answered]
+        nbytes_under_way = sum(sizes[other[1]] for other in under_way)
+        assert nbytes_under_way <= nbytes + max(sizes) / 2 or len(under_way) <= 2
         assert len(under_way) >= min(2, len(sizes), position + 1)
-        if others and number == 0 and len(set(sizes)) == 1:
-            assert sum(under_way) + sizes[0] > nbytes  # there was no room for one more
+        assert not new or nbytes_under_way + sizes[new[-1][1]] > nbytes  # the last one to go had to
+        assert all(order.index(other) < order.index(under_way[0]) for other in new)  # the oldest go
 
 
-def test_equal_messages_wait_for_no_more_than_may_be_under_way():
-    behind = rounds_of(Window(400), [100] * 50, rounds=3)
-    assert max(map(len, behind.values())) == 4
+@pytest.mark.parametrize("nbytes", [100, 150, 200])
+def test_large_messages_wait_for_large_ones_however_many_small_ones_are_between(nbytes):
+    behind = rounds_of(Window(nbytes), [100, 1, 1] * 5, rounds=1)
+    waited_for = {}
+    for message, others in behind.items():
+        waited_for[message] = {*others, *(one for other in others for one in waited_for[other])}
+    large = [message for message in behind if message[1] % 3 == 0]
+    assert all(set(large[:place]) & waited_for[message] for place, message in enumerate(large) if place > 2)
 
 
 def test_a_message_carries_the_learning_rate_it_was_composed_with_where_the_workers_counts():
