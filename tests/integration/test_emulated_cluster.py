@@ -213,7 +213,7 @@ def test_kill_9_of_a_tool_with_a_cluster_of_its_own_leaves_nothing_running(name,
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_for_the_command_and_the_cluster_goes_with_it(name, sleeper, number):
     mark, _ = sleeper
-    trapping = f"trap 'echo told; exit 7' INT TERM; $ODSGD_SSH host1 sleep {mark} & echo begun; wait"
+    trapping = f"trap 'echo told; exit 7' INT TERM; echo begun; $ODSGD_SSH host1 sleep {mark} & wait"
     with odsgd("run", "--hosts", "2", "--name", name, "sh", "-c", trapping,
                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as tool:
         until(lambda: running(mark))
