@@ -8,6 +8,7 @@ import odsgd  # noqa: F401  comes first, as in every script
 
 # isort: split
 import kvstore
+from kvstore import ps
 from kvstore._mxnet import mx
 
 
@@ -32,8 +33,8 @@ class FailsToStart(mx.optimizer.SGD):
 def main(fault: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
-    timeout_s = 3.0 if fault == "silent" else 600.0
-    store = kvstore.create("odsgd", warmup=2, timeout_s=timeout_s)
+    ps.connection(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
+    store = kvstore.create("odsgd", warmup=2, timeout_s=3.0 if fault == "silent" else 600.0)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
     type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__
     store.set_optimizer(optimizer)

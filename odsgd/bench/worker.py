@@ -70,6 +70,7 @@ class Training:
     def _iterations(self, compute: Any, count: int) -> List[float]:
         """When `count` iterations began and ended."""
         moments = [Moment(self.weights)]
+        moments[0].wait()
         for _ in range(count):
             if compute:
                 compute.iteration()

@@ -13,6 +13,7 @@ import time
 from typing import Tuple
 
 WARM_UP_S = 0.3
+PATIENCE_S = 10.0
 SLICES = 5
 """The median of so many: behind a lost packet TCP holds back up to a port's buffer, half a megabyte, then hands all of
 it over at once; on a slow link a mean with one end in between is 8 % too high or too low."""
@@ -32,7 +33,7 @@ def meet(address: Tuple[str, ...]) -> Tuple[socket.socket, socket.socket]:
 
 
 def send(connection: socket.socket, seconds: float) -> None:
-    """As much as goes through."""
+    """As much as goes through, until the other end has closed it."""
     chunk, end = bytes(CHUNK), time.monotonic() + seconds
     with contextlib.suppress(OSError), connection:
         while time.monotonic() < end:
@@ -46,7 +47,10 @@ def received(connection: socket.socket, seconds: float) -> float:
     def take(seconds: float) -> float:
         start, count = time.monotonic(), 0
         while time.monotonic() < start + seconds:
-            count += connection.recv_into(buffer)
+            got = connection.recv_into(buffer)
+            if not got:
+                raise ConnectionError("the other host has ended")
+            count += got
         return count / (time.monotonic() - start)
 
     take(WARM_UP_S)
@@ -57,10 +61,11 @@ def main(seconds: float, *address: str) -> None:
     receiving, sending = meet(address)
     for connection in (receiving, sending):
         connection.settimeout(30)
-    sender = threading.Thread(target=send, args=(sending, seconds + 2 * WARM_UP_S))
+    sender = threading.Thread(target=send, args=(sending, seconds + PATIENCE_S), daemon=True)
     sender.start()
-    print(f"{received(receiving, seconds):.0f}", flush=True)
-    sender.join(10)
+    with receiving:
+        print(f"{received(receiving, seconds):.0f}", flush=True)
+    sender.join()
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Supervisor:
                 verdict = self._wait()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
-                self._end()
+                self._end(verdict)
             except BrokenPipeError:  # nobody reads our output any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
@@ -209,12 +209,12 @@ class Supervisor:
 
     # Ending
 
-    def _end(self) -> None:
+    def _end(self, verdict: Verdict) -> None:
         """Stop what is left and wait until every agent has said that nothing is."""
         self.ending = True
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = len(self.signals)
+        signals_seen = 1 if verdict.by_signal else 0
         while time.monotonic() < deadline and any(map(_occupied, self.links)):
             self._turn()
             if len(self.signals) > signals_seen:  # told again: at once
@@ -230,9 +230,12 @@ class Supervisor:
             self.mpirun.listener.close()
         if self.pmi:
             self.pmi.close()
-        left_alone = any(link.greeted and not link.ended for link in self.links)
-        deadline = time.monotonic() + (HUNG_UP_WITHIN_S if left_alone else 0.5)
+        unanswered = [link.carrier for link in self.links if not link.greeted]
+        if self.mpirun and self.mpirun.waiting:
+            unanswered.append(self.mpirun.process)
+        closed_at = time.monotonic()
         for carrier in self.carriers:
+            deadline = closed_at + (0.5 if carrier in unanswered else HUNG_UP_WITHIN_S)
             try:
                 carrier.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:

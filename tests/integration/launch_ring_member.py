@@ -16,13 +16,14 @@ from kvstore import mpi
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
 ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
 TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
+ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 
 
 def sum_for_ever(connection):
     import numpy
 
     from kvstore.rounds import Rounds
-    rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
+    rounds = Rounds(connection.comm, connection.mpi, ROUND_TIMEOUT_S)
     for number in itertools.count():
         rounds.total(numpy.ones(1000, numpy.float32))
         if ACTION == "stall" and number == 100 and RANK == 1:

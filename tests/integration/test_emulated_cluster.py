@@ -105,10 +105,10 @@ def test_hosts_are_machines_of_their_own(slow):
 
 
 def test_a_link_is_as_slow_as_it_is_told(slow):
-    fast, slowed = slow.goodput(0.5, between=(0, 1)), slow.goodput(0.5, between=(0, 2))
-    for rate, measured in ((1e9, fast), (1e8, slowed)):
+    fast, slowed = slow.goodput(2.0, between=(0, 1)), slow.goodput(2.0, between=(0, 2))
+    for least, rate, measured in ((1e8, 1e9, fast), (4e7, 1e8, slowed)):
         for goodput in measured:
-            assert 0.4 * rate < 8 * goodput < rate
+            assert least < 8 * goodput < rate
 
 
 def test_what_a_host_is_not_told_does_not_reach_it(slow):
@@ -165,7 +165,7 @@ def test_the_end_of_the_connection_is_the_end_of_the_command(slow, sleeper):
 def test_a_command_that_takes_too_long_is_ended(slow, sleeper):
     mark, _ = sleeper
     with pytest.raises(subprocess.TimeoutExpired) as overdue:
-        slow.run(["sh", "-c", f"echo begun; exec sleep {mark}"], timeout=0.5)
+        slow.run(["sh", "-c", f"echo begun; exec sleep {mark}"], timeout=3)
     assert overdue.value.stdout == "begun\n" and not running(mark)
 
 

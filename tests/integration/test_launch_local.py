@@ -40,11 +40,14 @@ def test_a_job_that_succeeds_returns_0_and_the_launcher_says_nothing():
 
 def test_environment_of_every_role(tmp_path):
     path = tmp_path / "show.py"
-    path.write_text("import os\nprint({name: value for name, value in os.environ.items()\n"
-                    "       if name.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n")
+    path.write_text("import os, time\nprint({name: value for name, value in os.environ.items()\n"
+                    "       if name.startswith(('DMLC', 'ODSGD_W', 'ODSGD_S', 'OMP', 'PORT'))})\n"
+                    "seen = os.environ['SEEN']\nopen(seen + os.environ['DMLC_ROLE'], 'w').close()\n"
+                    "while os.environ['DMLC_ROLE'] == 'worker' and not os.path.exists(seen + 'scheduler'):\n"
+                    "    time.sleep(0.02)\n")  # the job ends with its workers
     with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
                 env={"LAUNCH_TEST_SERVER": words(sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
-                     "ODSGD_SECRET": "old", "PORT": "80"}) as launch:
+                     "ODSGD_SECRET": "old", "PORT": "80", "SEEN": str(tmp_path / "seen-")}) as launch:
         assert launch.wait() == 0
     seen = {line.split(" | ")[0]: eval(line.split(" | ")[1]) for line in launch.output}
     assert set(seen) == {"scheduler", "server 0", "worker 0", "worker 1"}
@@ -102,9 +105,10 @@ def test_a_job_goes_on_without_a_worker_that_was_killed():
 
 
 def test_a_failure_of_those_who_are_left_is_the_jobs():
-    with Launch(*GOES_ON, MEMBER, "wait", env={"MEMBER_WORKER_1": "exit 3"}) as launch:
+    with Launch(*GOES_ON, MEMBER, "wait") as launch:
         launch.wait_for_all_joined(workers=3)
-        launch.wait_for("    | about to exit with 3")
+        launch.kill("worker 1", signal.SIGKILL)
+        launch.wait_for("    | joined")
         launch.kill("server 0", signal.SIGKILL)
         assert launch.wait() == 137
     assert "\nserver 0 failed" in launch.said and "\n  the job had lost workers [1] before" in launch.said
@@ -154,7 +158,8 @@ def test_a_process_that_ignores_sigterm_is_killed_after_the_grace():
 
 
 def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded():
-    with Launch("-n", 1, "-s", 1, "--grace", 0.3, MEMBER, env={"MEMBER_SERVER_0": "hang"}) as launch:
+    with Launch("-n", 1, "-s", 1, "--grace", 0.3, MEMBER,
+                env={"MEMBER_SERVER_0": "hang", "LAUNCH_TEST_FAREWELL_S": "1"}) as launch:
         assert launch.wait() == 0
     assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
 
@@ -182,8 +187,8 @@ def test_a_second_ctrl_c_does_not_wait_for_the_grace():
     with Launch("-n", 1, "-s", 0, "--grace", 60, HANG) as launch:
         launch.wait_for("worker 0 | hanging")
         launch.process.send_signal(signal.SIGINT)
-        time.sleep(0.3)  # the first one is orderly: it is still there
-        assert launch.process.poll() is None
+        launch.wait_for("worker 0 | told")
+        assert launch.process.poll() is None  # the first one is orderly
         launch.process.send_signal(signal.SIGINT)
         assert launch.wait() == 130
 
@@ -209,10 +214,10 @@ def test_children_of_a_worker_that_has_ended_are_gone_with_it(tmp_path):
 
 
 def test_who_is_missing_at_the_startup_deadline_is_told():
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 2, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
+    with Launch("-n", 2, "-s", 1, "--startup-timeout", 10, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
         assert launch.wait() == 75
     said = [re.sub(r"\d{3,}", "PID", re.sub(" +", " ", line)).strip() for line in launch.said.splitlines()]
-    assert said[:6] == ["the job has not come up within 2 s; missing: worker 1 (1 of 4)",
+    assert said[:6] == ["the job has not come up within 10 s; missing: worker 1 (1 of 4)",
                         "process host pid state",
                         "scheduler PID.0.0.1 PID asked to join, waits for the others",
                         "server 0 PID.0.0.1 PID asked to join, waits for the others",

@@ -120,7 +120,7 @@ if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255
 def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh, tmp_path):
     _, options = ssh
     hanging = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 3, *options, MEMBER,
+    with Launch("-n", 2, "-s", 1, "--startup-timeout", 15, *options, MEMBER,
                 env={"ODSGD_SSH": hanging}) as launch:
         assert launch.wait() == 75
     assert "missing: server 0, worker 1 (2 of 4)" in launch.said

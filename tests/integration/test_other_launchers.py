@@ -1,28 +1,24 @@
 """MXNet's own servers beside ours, and ours started by a tracker that only sets DMLC_*."""
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 
+from odsgd.launch.addresses import reserve_port
 from tests.jobs import ROOT, environment, load, run_job, worker_command
 
 STOCK_SERVER = [sys.executable, "-c", "import numpy; numpy.bool = bool; import mxnet"]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Tracker:
     """A tracker of another make: starts M workers, S servers and a scheduler with nothing but DMLC_* set."""
 
     def __init__(self, workers: int, servers: int, server_command: list, worker_command: list, **env: str) -> None:
-        common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()), "DMLC_NODE_HOST": "127.0.0.1",
-                  "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers), **env}
+        self.port = reserve_port()
+        common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(self.port.getsockname()[1]),
+                  "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers),
+                  **env}
         roles = [("scheduler", server_command), *[("server", server_command)] * servers,
                  *[("worker", worker_command)] * workers]
         count = {"worker": 0}
@@ -40,6 +36,7 @@ class Tracker:
         try:
             text = "\n".join(process.communicate(timeout=60)[0] for process in self.processes)
         finally:
+            self.port.close()
             for process in self.processes:
                 process.kill()
         assert [process.returncode for process in self.processes] == [0] * len(self.processes), text

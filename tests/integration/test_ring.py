@@ -36,7 +36,7 @@ def mpi_job(workers, function, *arguments, **variables):
 
 
 def start(timeout_s=60.0):
-    connection = Connection(timeout_s)
+    connection = Connection(60.0)
     control.end_well(connection.close)
     return Rounds(connection.comm, connection.mpi, timeout_s)
 

@@ -24,9 +24,10 @@ def recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(trace, "folder", str(tmp_path))
     monkeypatch.setattr(trace, "on", None)
     trace.begin("worker", 0)
-    yield trace.on
+    made = trace.on
+    yield made
     mx.nd.waitall()
-    trace.on.close()
+    made.close()
 
 
 def events(tmp_path):
@@ -37,22 +38,30 @@ def events(tmp_path):
     return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in trace.LANES}
 
 
+def until(condition):
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.001)
+
+
 def a_bucket():
     return plan([Parameter(0, "w", (4,), "float32", 1.0, 1.0)], Keys(1), 1024, False)[0]
 
 
-def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path, recorder):
-    bucket, released = a_bucket(), []
+def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path, recorder, monkeypatch):
+    bucket, released, looked, moment = a_bucket(), [], [], recorder.moment
+    monkeypatch.setattr(recorder, "moment", lambda arrays: looked.append(moment(arrays)) or looked[-1])
     inputs, output = mx.nd.zeros(4), mx.nd.zeros(4)
     read, written = threading.Event(), threading.Event()
     engine.push(lambda: read.wait(LONG_S), [], [inputs])
     engine.push(lambda: written.wait(LONG_S), [inputs], [output])
     recorder.span("gather", bucket, reads=[inputs], writes=[output])
-    for event in (read, written):
-        time.sleep(0.01)  # so that the times differ
+    for event, array in ((read, inputs), (written, output)):
         released.append(1e6 * time.monotonic())
         event.set()
-        (inputs if event is read else output).wait_to_read()
+        array.wait_to_read()
+        until(lambda: looked[0].s)
     bar, = events(tmp_path)["gather"]
     assert released[0] <= bar["ts"] + 0.1 and bar["ts"] < released[1] <= bar["ts"] + bar["dur"] + 0.1
     assert bar["args"] == {"bucket": bucket.id, "bytes": 16, "round": 0}
@@ -83,20 +92,24 @@ def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path, rec
     assert len(bars["scatter"]) >= 5 * len(buckets)  # and what shows the global weights
 
 
-def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder):
+def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder, monkeypatch):
     scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64}, iterations=5)
 
     def path():
         return Cluster(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]["path"]
     traced = path()
     assert events(tmp_path)["gather"]
+    monkeypatch.setattr(trace, "folder", None)
     trace.on = None
     np.testing.assert_array_equal(traced, path())
 
 
 def test_a_process_that_dies_leaves_what_it_has_written(tmp_path):
     script = ("import os, time; from kvstore import trace; trace.begin('worker', 0); "
-              "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0); time.sleep(2 * trace.BEHIND_S); os._exit(9)")
+              "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0)\n"
+              "while 'iteration' not in open(os.environ['ODSGD_TRACE'] + '/worker-0.json').read():\n"
+              "    time.sleep(0.01)\n"
+              "os._exit(9)")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60,
                           env={**environment(), "ODSGD_TRACE": str(tmp_path)})
     lines = (tmp_path / "worker-0.json").read_text().splitlines()

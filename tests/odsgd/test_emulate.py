@@ -144,12 +144,13 @@ def test_the_forward_pass_of_a_layer_waits_for_its_own_weights_only(monkeypatch)
 def test_lateness_does_not_add_up(monkeypatch):
     """A step begins where the one before it ended, not when a thread woke up after that."""
     monkeypatch.setattr(trace, "on", Seen())
-    layers, queued = pairs(3), threading.Event()
-    for weights, _ in layers:
-        engine.push(lambda: queued.wait(LONG_S), [], [weights])
+    layers, queued, others = pairs(3), threading.Event(), threading.Event()
+    engine.push(lambda: queued.wait(LONG_S), [], [layers[0][0]])
     device = Emulated(layers, 0.18)
     for _ in range(3):
         through = device.iteration()
+    engine.push(others.set, [layers[1][0], layers[2][0]], [])  # queued last: what the others wait for has been
+    assert others.wait(LONG_S)
     queued.set()
     through[0].wait_to_read()
     mx.nd.waitall()
