@@ -43,7 +43,7 @@ MAX_LINE = 65536
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
 ORPHANED_GRACE_S = 1.0
-KILLED_WITHIN_S = 5.0
+KILLED_WITHIN_S, SWEPT_WITHIN_S = 5.0, 0.2
 PROGRESS_EVERY_S = 0.1
 JOBS_VARIABLE = "ODSGD_AGENT_JOBS"
 MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -375,7 +375,8 @@ class Agent:
 
     def _sweep(self) -> None:
         """Kill what has left its group: on Linux all of it has become our own descendants."""
-        give_up_at = time.monotonic() + KILLED_WITHIN_S
+        now = time.monotonic()
+        give_up_at = max(self.give_up_at or now + KILLED_WITHIN_S, now + SWEPT_WITHIN_S)
         while time.monotonic() < give_up_at:
             left = descendants(os.getpid())
             if not left:

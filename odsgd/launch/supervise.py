@@ -77,7 +77,7 @@ class Supervisor:
                 verdict = self._wait()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
-                self._end(verdict)
+                self._end()
             except BrokenPipeError:  # nobody reads our output any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
@@ -209,12 +209,12 @@ class Supervisor:
 
     # Ending
 
-    def _end(self, verdict: Verdict) -> None:
+    def _end(self) -> None:
         """Stop what is left and wait until every agent has said that nothing is."""
         self.ending = True
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = 1 if verdict.by_signal else 0
+        signals_seen = len(self.signals)
         while time.monotonic() < deadline and any(map(_occupied, self.links)):
             self._turn()
             if len(self.signals) > signals_seen:  # told again: at once
@@ -231,7 +231,7 @@ class Supervisor:
         if self.pmi:
             self.pmi.close()
         unanswered = [link.carrier for link in self.links if not link.greeted]
-        if self.mpirun and self.mpirun.waiting:
+        if self.mpirun and not any(link.carrier is None and link.greeted for link in self.links):
             unanswered.append(self.mpirun.process)
         closed_at = time.monotonic()
         for carrier in self.carriers:

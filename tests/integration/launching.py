@@ -76,7 +76,7 @@ class Launch:
         role, _, rank = name.partition(" ")
         pids = [pid for pid, env in marked(self.mark).items() if env.get("DMLC_ROLE") == role
                 and (not rank or env.get("ODSGD_%s_RANK" % role.upper()) == rank)]
-        return next(pid for pid in pids if parent(pid) not in pids)  # and not a child of it
+        return next(pid for pid in pids if parent(pid) not in [None, *pids])  # and not a child of it
 
     def kill(self, name, number):
         os.kill(self.pid(name), number)
@@ -118,8 +118,12 @@ def marked(mark):
 
 
 def parent(pid):
-    with open("/proc/%s/stat" % pid, "rb") as stat:
-        return int(stat.read().rpartition(b")")[2].split()[1])
+    """Of a process; None if it has gone."""
+    try:
+        with open("/proc/%s/stat" % pid, "rb") as stat:
+            return int(stat.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return None
 
 
 def command_line(pid):
