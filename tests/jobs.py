@@ -7,13 +7,21 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 Result = Dict[str, np.ndarray]
+
+
+def until(condition: Callable[[], Any], patience_s: float = 60) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.01)
 
 
 def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = 100,

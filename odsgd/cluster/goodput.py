@@ -13,7 +13,6 @@ import time
 from typing import Tuple
 
 WARM_UP_S = 0.3
-PATIENCE_S = 10.0
 SLICES = 5
 """The median of so many: behind a lost packet TCP holds back up to a port's buffer, half a megabyte, then hands all of
 it over at once; on a slow link a mean with one end in between is 8 % too high or too low."""
@@ -32,11 +31,11 @@ def meet(address: Tuple[str, ...]) -> Tuple[socket.socket, socket.socket]:
         return listener.accept()[0], sending
 
 
-def send(connection: socket.socket, seconds: float) -> None:
+def send(connection: socket.socket) -> None:
     """As much as goes through, until the other end has closed it."""
-    chunk, end = bytes(CHUNK), time.monotonic() + seconds
+    chunk = bytes(CHUNK)
     with contextlib.suppress(OSError), connection:
-        while time.monotonic() < end:
+        while True:
             connection.sendall(chunk)
 
 
@@ -61,7 +60,7 @@ def main(seconds: float, *address: str) -> None:
     receiving, sending = meet(address)
     for connection in (receiving, sending):
         connection.settimeout(30)
-    sender = threading.Thread(target=send, args=(sending, seconds + PATIENCE_S), daemon=True)
+    sender = threading.Thread(target=send, args=(sending,), daemon=True)
     sender.start()
     with receiving:
         print(f"{received(receiving, seconds):.0f}", flush=True)

@@ -9,6 +9,8 @@ import threading
 import time
 import uuid
 
+from odsgd.launch.agent import descendants
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 MEMBER = os.path.join(HERE, "launch_member.py")
@@ -76,7 +78,8 @@ class Launch:
         role, _, rank = name.partition(" ")
         pids = [pid for pid, env in marked(self.mark).items() if env.get("DMLC_ROLE") == role
                 and (not rank or env.get("ODSGD_%s_RANK" % role.upper()) == rank)]
-        return next(pid for pid in pids if parent(pid) not in [None, *pids])  # and not a child of it
+        children = {child for pid in pids for child in descendants(pid)}  # who have its environment
+        return next(pid for pid in pids if pid not in children)
 
     def kill(self, name, number):
         os.kill(self.pid(name), number)
@@ -115,15 +118,6 @@ def marked(mark):
         if env.get(MARK) == mark and state != b"Z":
             found[int(entry)] = env
     return found
-
-
-def parent(pid):
-    """Of a process; None if it has gone."""
-    try:
-        with open("/proc/%s/stat" % pid, "rb") as stat:
-            return int(stat.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return None
 
 
 def command_line(pid):

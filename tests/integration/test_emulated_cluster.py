@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -13,6 +12,7 @@ from launching import ROOT
 
 from kvstore.errors import ConfigError
 from odsgd.cluster import Cluster, cluster
+from tests.jobs import until
 
 PATIENCE_S = 60.0
 
@@ -79,13 +79,6 @@ def running(mark):
     return found
 
 
-def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "never came true"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def sleeper():
     """A command on the head that starts one on a host, and a mark on both."""
@@ -106,9 +99,9 @@ def test_hosts_are_machines_of_their_own(slow):
 
 def test_a_link_is_as_slow_as_it_is_told(slow):
     fast, slowed = slow.goodput(2.0, between=(0, 1)), slow.goodput(2.0, between=(0, 2))
-    for least, rate, measured in ((2e8, 1e9, fast), (4e7, 1e8, slowed)):
+    for rate, measured in ((1e9, fast), (1e8, slowed)):
         for goodput in measured:
-            assert least < 8 * goodput < rate
+            assert 0.4 * rate < 8 * goodput < rate
 
 
 def test_what_a_host_is_not_told_does_not_reach_it(slow):

@@ -13,7 +13,7 @@ from kvstore import engine, trace
 from kvstore._mxnet import mx
 from kvstore.buckets import Keys, Parameter, plan
 from kvstore.inprocess import Cluster
-from tests.jobs import ROOT, environment
+from tests.jobs import ROOT, environment, until
 from tests.scenarios import Scenario, train
 
 LONG_S = 20
@@ -36,13 +36,6 @@ def events(tmp_path):
     trace.on.close()
     bars = [event for event in json.loads((tmp_path / "worker-0.json").read_text()) if event["ph"] == "X"]
     return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in trace.LANES}
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG_S
-    while not condition():
-        assert time.monotonic() < deadline, "never came true"
-        time.sleep(0.001)
 
 
 def a_bucket():
