@@ -9,10 +9,17 @@ MXNet is imported with the first store, not before.
 """
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, KVStoreError, ProtocolError, RoundTimeoutError, StoreClosedError, WorkerLostError
+from kvstore.errors import (
+    ConfigError,
+    KVStoreError,
+    ProtocolError,
+    RoundTimeoutError,
+    StoreClosedError,
+    WorkerLostError,
+)
 
 if TYPE_CHECKING:
-    from .store import Store
+    from kvstore.gluon.store import Store
 
 __all__ = ["create", "register", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError",
            "StoreClosedError", "WorkerLostError"]
@@ -34,11 +41,11 @@ def create(name: str, transport: Any = None, **options: Any) -> "Store":
 
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
-    from . import factory
+    from kvstore import factory
     return factory.create(name, transport, options)
 
 
 def register() -> None:
     """Make the names known to ``mx.kv.create`` as well. ``import odsgd`` does it."""
-    from . import factory
+    from kvstore import factory
     factory.register()

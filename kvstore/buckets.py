@@ -17,7 +17,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from .errors import ConfigError
+from kvstore.errors import ConfigError
 
 DEFAULT_NBYTES = 256 * 1024
 WIRE_DTYPE = np.dtype("float32")  # half-precision parameters travel, and are updated, in single precision

@@ -2,11 +2,11 @@
 import dataclasses
 from typing import Any, Dict, List
 
-from ._mxnet import mx
-from .algorithms import STORES
-from .errors import ConfigError, unknown
-from .store import Store
-from .transport import Transport
+from kvstore.algorithms import STORES
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError, unknown
+from kvstore.gluon.store import Store
+from kvstore.wire.interfaces import Transport
 
 LOCAL = "local"
 
@@ -51,13 +51,13 @@ def _algorithm(name: str) -> str:
 def connect(name: str, options: Any) -> Transport:
     """The transport that a store of this name with these `Options` runs on by default."""
     if name == LOCAL:
-        from .inprocess import Cluster
+        from kvstore.transports.inprocess import Cluster
         return Cluster(1, timeout_s=options.timeout_s).worker(0)
     program = STORES[name]
     if program.on_ring(options):
-        from .ring import Ring
+        from kvstore.transports.ring import Ring
         return Ring(options.timeout_s, getattr(options, "codec", "none"))
-    from .ps import ParameterServer
+    from kvstore.transports.ps import ParameterServer
     return ParameterServer(options.timeout_s, program.synchronous)
 
 

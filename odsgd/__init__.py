@@ -7,16 +7,17 @@ import importlib.util
 import os
 import sys
 
-import kvstore._numpy  # before anyone imports mxnet
-import kvstore.control
+import kvstore
+from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
+from kvstore.job import control
 
 __version__ = "0.1.0"
 
 if importlib.util.find_spec("mxnet") is None:
-    from kvstore import _mxnet  # noqa: F401  says what to install
+    from kvstore.engine import _mxnet  # noqa: F401  says what to install
 
-if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not kvstore.control.serving:
-    from kvstore import server
+if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not control.serving:
+    from kvstore.server import server
 
     sys.exit(server.main())
 

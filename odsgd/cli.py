@@ -5,19 +5,18 @@ Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 an
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
 if TYPE_CHECKING:
-    from odsgd.config import TrainConfig
+    pass
 
 
 def _train(argv: List[str]) -> int:
-    from odsgd.config import TrainConfig
+    from odsgd.config.train import TrainConfig
     config = TrainConfig.from_flags(argv)
-    from odsgd.train import run  # MXNet's import takes a second: only once the options are right
+    from odsgd.training.train import run  # MXNet's import takes a second: only once the options are right
     return int(run(config))
 
 
@@ -27,17 +26,17 @@ def _launch(argv: List[str]) -> int:
 
 
 def _cluster(argv: List[str]) -> int:
-    from odsgd.cluster.cli import main as cluster
+    from odsgd.lab.cluster.cli import main as cluster
     return cluster(argv)
 
 
 def _bench(argv: List[str]) -> int:
-    from odsgd.bench.cli import main as bench
+    from odsgd.lab.bench.cli import main as bench
     return bench(argv)
 
 
 def _trace(argv: List[str]) -> int:
-    from odsgd.tracing.cli import main as trace
+    from odsgd.lab.tracing.cli import main as trace
     return trace(argv)
 
 
@@ -48,8 +47,6 @@ COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
     "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
     "bench": (_bench, "measure systems side by side, on emulated links"),
 }
-
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "train.py"
 
 USAGE = """usage: odsgd COMMAND [options]
 
@@ -90,34 +87,6 @@ def _run(command: str, argv: List[str]) -> int:
         return EXIT_USAGE
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
-
-
-def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
-    """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
-
-    Returns the configuration, if it is one and can be known here.
-
-    For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
-    the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are
-    checked, each for itself.
-    """
-    flags = _flags_of_train(list(command))
-    if flags is None:
-        return None
-    from odsgd.config import TrainConfig
-    from odsgd.flags import parse_flags
-    _, config_file = parse_flags(TrainConfig, "odsgd train", flags)
-    if elsewhere and config_file and not Path(config_file).exists():
-        return None
-    return TrainConfig.from_flags(flags)
-
-
-def _flags_of_train(words: List[str]) -> Optional[List[str]]:
-    if words and Path(words[0]).name.startswith("python"):
-        words = ["odsgd", *words[3:]] if words[1:3] == ["-m", "odsgd"] else words[1:]
-    if words and Path(words[0]).resolve() == SCRIPT:
-        return words[1:]
-    return words[2:] if [Path(word).name for word in words[:2]] == ["odsgd", "train"] else None
 
 
 def _usage() -> str:

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from kvstore.codecs import CODECS, codec  # noqa: E402
-from kvstore.rounds import Rounds, blocks, bucket_nbytes  # noqa: E402
+from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes  # noqa: E402
+from kvstore.wire.codecs import CODECS, codec  # noqa: E402
 
 TIMEOUT_S = 60.0
 MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy"}
@@ -36,7 +36,7 @@ WAYS = {**{name: f"our ring, codec {name}" for name in CODECS}, **MPI_WAYS}
 
 def work(options: argparse.Namespace) -> None:
     """One rank: time every way in turn. Rank 0 prints the times of the slowest rank."""
-    from kvstore.mpi import Connection
+    from kvstore.transports.mpi import Connection
     connection = Connection(TIMEOUT_S)
     rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
     times: dict = {}
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def on_cluster(mpiexec: str, command: list, options: argparse.Namespace) -> tuple:
-    from odsgd.cluster import Cluster
+    from odsgd.lab.cluster import Cluster
     with Cluster.up(hosts=options.ranks, rate=options.rate) as cluster:
         goodput = min(cluster.goodput(2.0))
         done = cluster.run([mpiexec, "-f", "@hosts", *command], env={"OMP_NUM_THREADS": "1"}, timeout=600)

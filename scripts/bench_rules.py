@@ -46,9 +46,10 @@ WARM_UP = 25  # pushes of each rule that do not count
 def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
     """Be the scheduler or the server of a job, with a clock round the update callback."""
     role = os.environ["DMLC_ROLE"]
-    from kvstore import control, server
-    from kvstore._mxnet import mx  # without entering MXNet's own server loop
-    from kvstore.messages import HEADER
+    from kvstore.engine._mxnet import mx  # without entering MXNet's own server loop
+    from kvstore.job import control
+    from kvstore.server import server
+    from kvstore.wire.messages import HEADER
     taken: Dict[int, List[float]] = {}
     size = floats if way == STOCK else floats + HEADER
     install = mx.kvstore.KVStore._set_updater
@@ -98,7 +99,7 @@ def tell_rules(server: Any, rule_workers: int) -> None:
 def work(way: str, floats: int, pushes: int, file: str) -> None:
     """The worker: time round trips."""
     import odsgd  # noqa: F401
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
     sides = {STOCK: stock(mx, floats)} if way == STOCK else {name: ours(mx, name, floats) for name in RULES}
     round_trips: Dict[str, List[float]] = {name: [] for name in sides}
     for start in range(0, WARM_UP + pushes, BLOCK):

@@ -8,8 +8,8 @@ import odsgd  # noqa: F401  comes first, as in every script
 
 # isort: split
 import kvstore
-from kvstore import ps
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
+from kvstore.transports import ps
 
 
 class FailsOnServer(mx.optimizer.SGD):
@@ -55,7 +55,7 @@ def main(fault: str) -> None:
         time.sleep(0.01)
 
 
-def go_wrong(fault: str, store: kvstore.store.Store) -> None:
+def go_wrong(fault: str, store: kvstore.gluon.store.Store) -> None:
     if store.rank != 1:
         return
     if fault == "raise":

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 import kvstore
-from kvstore import control
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
+from kvstore.job import control
 
 
 def main() -> None:

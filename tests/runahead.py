@@ -7,7 +7,7 @@ import numpy as np
 def downpour(worker_rank: int, push_every: int, fetch_every: int, steps: int) -> Dict[str, np.ndarray]:
     """Gradient -1, server lr 1, no local step: the weights count the pushes that a fetch contains."""
     import kvstore
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
     store = kvstore.create("downpour", push_every=push_every, fetch_every=fetch_every, lr_local=0.0)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
     w = mx.nd.zeros(1000)

@@ -60,7 +60,7 @@ def initial() -> np.ndarray:
 def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[str, np.ndarray]:
     """Run `scenario` as worker `worker_rank`: `path` (iterations + 1, SIZE) of w_t^m; `final`, the global weights."""
     import kvstore
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
 
     autograd, gluon = mx.autograd, mx.gluon
     options = dict(scenario.options)
@@ -124,7 +124,7 @@ def turns(scenario: Scenario, worker_rank: int, store: Any) -> Iterator[int]:
 
 
 def loss(parameters: Any, context: Any, m: int, t: int) -> Any:
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
     c, a = (mx.nd.array(part, ctx=context) for part in target(m, t))
     w = mx.nd.concat(*[parameters.get(name).data(context).reshape(-1) for name in SHAPES], dim=0)
     return (c * (w - a) ** 2).sum() / 2

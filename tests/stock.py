@@ -6,7 +6,7 @@ import numpy as np
 
 def train_stock(worker_rank: int, scale: float) -> Dict[str, np.ndarray]:
     """The scenario `ssgd` with MXNet's own `dist_sync`, servers and all; gradients multiplied by `scale`."""
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
     from tests.scenarios import MOMENTUM, SCENARIOS, SHAPES, flat, initial, loss
 
     autograd, gluon = mx.autograd, mx.gluon

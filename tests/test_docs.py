@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Set, Tuple
 import pytest
 
 import kvstore
-from odsgd.config import options_table
+from odsgd.config.train import options_table
 from tests.jobs import ROOT, environment
 
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -161,7 +161,7 @@ def test_every_public_name_of_the_library_is_documented() -> None:
 
 
 def test_every_public_call_of_a_store_is_documented() -> None:
-    from kvstore.store import Store
+    from kvstore.gluon.store import Store
     calls = [name for name in vars(Store) if not name.startswith("_")] + ["iteration", "lr_local", "options"]
     missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["library"])]
     assert not missing
@@ -190,7 +190,7 @@ def test_python_in_the_documentation_compiles(code: str) -> None:
 
 
 def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
-    from odsgd.config import TrainConfig
+    from odsgd.config.train import TrainConfig
     words = re.search(r"scripts/train\.py (--model .*?)\n\n", README, re.DOTALL)
     assert words
     config = TrainConfig.from_flags(words.group(1).replace("\\\n", " ").split())

@@ -1,14 +1,14 @@
 """The algorithms, by the names `kvstore.create` knows them by. A new one is a file here and a line below."""
 from typing import Dict, Type
 
-from .asynchronous import ASGD, DCASGDA, DCASGDC, SoftsyncProgram
-from .delayed import ODSGD, Delayed
-from .downpour import Downpour
-from .elastic import EAMSGD, EASGD
-from .pipelined import DSync, PipeSGD
-from .program import Program
-from .sparse import SASGD
-from .sync import SSGD
+from kvstore.algorithms.asynchronous import ASGD, DCASGDA, DCASGDC, SoftsyncProgram
+from kvstore.algorithms.delayed import ODSGD, Delayed
+from kvstore.algorithms.downpour import Downpour
+from kvstore.algorithms.elastic import EAMSGD, EASGD
+from kvstore.algorithms.pipelined import DSync, PipeSGD
+from kvstore.algorithms.program import Program
+from kvstore.algorithms.sparse import SASGD
+from kvstore.algorithms.sync import SSGD
 
 STORES: Dict[str, Type[Program]] = {
     "ssgd": SSGD,

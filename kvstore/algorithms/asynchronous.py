@@ -24,14 +24,14 @@ from typing import Any, Counter, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 
-from .. import engine
-from .._mxnet import NDArray
-from ..buckets import Bucket
-from ..errors import ConfigError, ProtocolError
-from ..messages import ASYNC_MODULUS, Header
-from ..transport import Pending, Transport
-from ..updaters import apply_at_once, compensated_a, compensated_c
-from .program import Options, Program, Rule, Worker
+from kvstore.algorithms.program import Options, Program, Rule, Worker
+from kvstore.buckets import Bucket
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray
+from kvstore.engine.updaters import apply_at_once, compensated_a, compensated_c
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.messages import ASYNC_MODULUS, Header
 
 
 class Asynchronous(Worker):

@@ -24,13 +24,13 @@ is W_t, which the pull of the previous iteration brought.
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..errors import unknown
-from ..transport import Pending, Transport
-from ..updaters import LocalUpdate, create_local, progress, set_progress
-from .program import Options, Program, Worker, check_iterations
-from .sync import SyncUpdate
+from kvstore.algorithms.program import Options, Program, Worker, check_iterations
+from kvstore.algorithms.sync import SyncUpdate
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.updaters import LocalUpdate, create_local, progress, set_progress
+from kvstore.errors import unknown
+from kvstore.wire.interfaces import Pending, Transport
 
 TRANSPORTS = ("server", "ring")
 

@@ -16,11 +16,11 @@ Reading: where push and fetch fall together, they are one round trip, and the fe
 from dataclasses import dataclass
 from typing import Any, List, Optional
 
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..transport import Pending, Transport
-from .asynchronous import ASGD, Asynchronous
-from .program import Options, check_iterations
+from kvstore.algorithms.asynchronous import ASGD, Asynchronous
+from kvstore.algorithms.program import Options, check_iterations
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.wire.interfaces import Pending, Transport
 
 
 class Accruing(Asynchronous):

@@ -24,13 +24,13 @@ from typing import Any, Dict, List, Optional
 
 import numpy as np
 
-from .. import engine
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..errors import ConfigError
-from ..transport import Pending, Transport
-from .asynchronous import ASGD, Asynchronous, AsyncUpdate
-from .program import Options, check_iterations, check_plain_sgd
+from kvstore.algorithms.asynchronous import ASGD, Asynchronous, AsyncUpdate
+from kvstore.algorithms.program import Options, check_iterations, check_plain_sgd
+from kvstore.buckets import Bucket
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+from kvstore.wire.interfaces import Pending, Transport
 
 
 class Elastic(Asynchronous):

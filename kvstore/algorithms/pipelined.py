@@ -27,12 +27,12 @@ import collections
 from dataclasses import dataclass
 from typing import Any, Deque, Dict, List, Tuple
 
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..codecs import codec as make_codec
-from ..errors import ConfigError
-from ..transport import Pending, Transport
-from .program import Options, Program, Worker, check_iterations
+from kvstore.algorithms.program import Options, Program, Worker, check_iterations
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+from kvstore.wire.codecs import codec as make_codec
+from kvstore.wire.interfaces import Pending, Transport
 
 
 class Pipelined(Worker):

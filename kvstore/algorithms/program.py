@@ -6,13 +6,13 @@ when an iteration begins. Its `rule` runs on the servers, one object per bucket,
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional, Sequence, Type
 
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..control import DEFAULT_TIMEOUT_S
-from ..errors import ConfigError
-from ..messages import Header
-from ..transport import Pending, Transport
-from ..updaters import progress, set_progress, shaped, state_arrays
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.updaters import progress, set_progress, shaped, state_arrays
+from kvstore.errors import ConfigError
+from kvstore.job.control import DEFAULT_TIMEOUT_S
+from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.messages import Header
 
 
 @dataclass(frozen=True)

@@ -26,11 +26,11 @@ weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g
 from dataclasses import dataclass
 from typing import Any, Dict, List, Optional
 
-from .._mxnet import NDArray, mx
-from ..buckets import Bucket
-from ..errors import ConfigError
-from ..transport import Pending, Transport
-from .program import Options, Program, Worker, check_iterations, check_plain_sgd
+from kvstore.algorithms.program import Options, Program, Worker, check_iterations, check_plain_sgd
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+from kvstore.wire.interfaces import Pending, Transport
 
 
 class SparseAggregation(Worker):

@@ -12,13 +12,13 @@ Each iteration, every worker pushes its gradient and waits for the weights that 
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
-from .._mxnet import NDArray
-from ..buckets import Bucket
-from ..errors import ProtocolError
-from ..messages import SYNC_MODULUS, Header
-from ..transport import Pending, Transport
-from ..updaters import apply_at_once
-from .program import Program, Rule, Worker
+from kvstore.algorithms.program import Program, Rule, Worker
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray
+from kvstore.engine.updaters import apply_at_once
+from kvstore.errors import ProtocolError
+from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.messages import SYNC_MODULUS, Header
 
 
 class Synchronous(Worker):

@@ -13,13 +13,13 @@ import sys
 from typing import TYPE_CHECKING, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, unknown
-from odsgd.cli import check_command
+from odsgd.config.command import check_command
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
 
 if TYPE_CHECKING:
-    from odsgd.config import TrainConfig
+    from odsgd.config.train import TrainConfig
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -65,7 +65,7 @@ class Data:
     """Normalised examples as rows."""
 
     def __init__(self, data_dir: Optional[str]) -> None:
-        from odsgd import datasets
+        from odsgd.training import datasets
         arrays = datasets.mnist(data_dir) if data_dir else datasets.digits()
         self.train, self.test = [((part.images.reshape(len(part.images), -1) - np.float32(arrays.mean[0])) /
                                   np.float32(arrays.std[0]), part.labels.astype(int))
@@ -89,8 +89,8 @@ def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, spr
           store: str = "asgd", **settings: Any) -> Dict[str, float]:
     """One run; the test accuracy of the global weights, and what the server has counted."""
     import kvstore
-    from kvstore._mxnet import mx
-    from kvstore.inprocess import Cluster
+    from kvstore.engine._mxnet import mx
+    from kvstore.transports.inprocess import Cluster
     x, y = data.train
     net = Net(x.shape[1])
     order = arrivals(workers, workers * rounds, spread, seed)

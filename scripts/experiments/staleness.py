@@ -30,7 +30,7 @@ REST = 10  # iterations that the others go on after worker 0, who asks for the c
 def work(n: int, iterations: int, compute_s: float, spread: float, file: str) -> None:
     """One worker."""
     import kvstore
-    from kvstore._mxnet import mx
+    from kvstore.engine._mxnet import mx
     store = kvstore.create("softsync", n=n)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.01))
     grad, weight = mx.nd.ones(FLOATS) * 1e-3, mx.nd.ones(FLOATS)

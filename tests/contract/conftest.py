@@ -27,7 +27,7 @@ def results(transport: str, kind: str = "sync") -> List[Result]:
 
 
 def in_process(workers: int, kind: str) -> List[Result]:
-    from kvstore.inprocess import Cluster
+    from kvstore.transports.inprocess import Cluster
 
     def run(scenario: Scenario) -> List[Result]:
         cluster = Cluster(workers, timeout_s=20)

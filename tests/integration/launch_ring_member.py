@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 
-from kvstore import mpi
+from kvstore.transports import mpi
 
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
 ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
@@ -22,7 +22,7 @@ ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 def sum_for_ever(connection):
     import numpy
 
-    from kvstore.rounds import Rounds
+    from kvstore.transports.rounds import Rounds
     rounds = Rounds(connection.comm, connection.mpi, ROUND_TIMEOUT_S)
     for number in itertools.count():
         rounds.total(numpy.ones(1000, numpy.float32))

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import pytest
 
-from odsgd.config import ASYNCHRONOUS, TrainConfig
+from odsgd.config.train import ASYNCHRONOUS, TrainConfig
 from tests.jobs import ROOT, launch, run_job
 
 PRESET = str(ROOT / "configs" / "digits_async.yaml")

@@ -11,7 +11,7 @@ import uuid
 import pytest
 from launching import MARK, ROOT, marked
 
-from odsgd.bench import cli
+from odsgd.lab.bench import cli
 
 CLUSTER = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "unshare")))
 
@@ -49,7 +49,7 @@ def test_nothing_is_left_of_an_interrupted_benchmark(number):
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
-         "from odsgd.bench import cli; sys.exit(cli.main(sys.argv[1:]))",
+         "from odsgd.lab.bench import cli; sys.exit(cli.main(sys.argv[1:]))",
          "--systems", "odsgd@1", "--compute", "50ms", "--seconds", "600"],
         env={**os.environ, MARK: mark, "PYTHONPATH": ROOT}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

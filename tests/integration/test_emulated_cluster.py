@@ -11,7 +11,7 @@ import pytest
 from launching import ROOT
 
 from kvstore.errors import ConfigError
-from odsgd.cluster import Cluster, cluster
+from odsgd.lab.cluster import Cluster, cluster
 from tests.jobs import until
 
 PATIENCE_S = 60.0

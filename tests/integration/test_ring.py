@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore import control
-from kvstore.codecs import CODECS, codec
 from kvstore.errors import EXIT_FAILURE, ConfigError
-from kvstore.mpi import Connection
-from kvstore.rounds import Rounds
+from kvstore.job import control
+from kvstore.transports.mpi import Connection
+from kvstore.transports.rounds import Rounds
+from kvstore.wire.codecs import CODECS, codec
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

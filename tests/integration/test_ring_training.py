@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from odsgd.config import TrainConfig
+from odsgd.config.train import TrainConfig
 from tests.jobs import ROOT, environment, run_job
 
 pytest.importorskip("mpi4py")

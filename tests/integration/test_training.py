@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PATIENCE_S = 100

@@ -4,9 +4,9 @@ import itertools
 import numpy as np
 import pytest
 
-from kvstore.codecs import CODECS, NotFiniteError, codec
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.rounds import blocks, messages
+from kvstore.transports.rounds import blocks, messages
+from kvstore.wire.codecs import CODECS, NotFiniteError, codec
 
 SIZES = [0, 1, 7, 1000]
 # Error of one encoding of a block, by value; what the classes' docstrings say.

@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from kvstore import control
-from kvstore.control import Signer, Verifier, Watch
 from kvstore.errors import ProtocolError
+from kvstore.job import control
+from kvstore.job.control import Signer, Verifier, Watch
 
 KEY = b"the secret of the job"
 

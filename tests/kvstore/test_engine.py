@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 
-from kvstore import engine
-from kvstore._mxnet import mx
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE
 
 
@@ -89,7 +89,7 @@ def test_a_child_starts_while_an_operation_is_under_way(start_child):
 
 @pytest.mark.parametrize("push", ["push(lambda: 1 / 0, [], [array])", "push_async(lambda done: 1 / 0, [], [array])"])
 def test_an_error_ends_the_process_and_is_told(push):
-    script = f"from kvstore import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()"
+    script = f"from kvstore.engine import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()"
     done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
     assert done.returncode == EXIT_FAILURE and "ZeroDivisionError" in done.stderr
 
@@ -97,7 +97,8 @@ def test_an_error_ends_the_process_and_is_told(push):
 def test_the_end_of_a_process_waits_for_operations():
     script = """if True:
         import threading, time
-        from kvstore import _mxnet, engine
+        from kvstore.engine import _mxnet
+        from kvstore.engine import engine
         array = _mxnet.mx.nd.zeros(1)
         def start(done):
             threading.Thread(target=lambda: (time.sleep(0.3), print("over"), done())).start()

@@ -5,11 +5,12 @@ import queue
 
 import pytest
 
-from kvstore import engine, ps
-from kvstore._mxnet import mx
 from kvstore.buckets import Keys, Parameter, plan
-from kvstore.ps import DEFAULT_NBYTES, LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
-from kvstore.transport import Opening
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
+from kvstore.transports import ps
+from kvstore.transports.ps import DEFAULT_NBYTES, LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
+from kvstore.wire.interfaces import Opening
 
 KIB = 1024
 

@@ -1,11 +1,11 @@
 """The servers' rules by themselves: what they refuse."""
 import pytest
 
-from kvstore._mxnet import mx
 from kvstore.algorithms.asynchronous import AsyncUpdate
 from kvstore.algorithms.sync import SyncUpdate
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ProtocolError
-from kvstore.messages import ASYNC_MODULUS, Header
+from kvstore.wire.messages import ASYNC_MODULUS, Header
 
 
 def started(rule, workers=3):

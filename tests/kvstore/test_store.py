@@ -4,8 +4,8 @@ import pytest
 
 import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
-from kvstore._mxnet import mx
-from kvstore.inprocess import Cluster
+from kvstore.engine._mxnet import mx
+from kvstore.transports.inprocess import Cluster
 
 autograd, gluon = mx.autograd, mx.gluon
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import engine, trace
-from kvstore._mxnet import mx
 from kvstore.buckets import Keys, Parameter, plan
-from kvstore.inprocess import Cluster
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
+from kvstore.tracing import recorder as trace
+from kvstore.transports.inprocess import Cluster
 from tests.jobs import ROOT, environment, until
 from tests.scenarios import Scenario, train
 
@@ -98,7 +99,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder, mo
 
 
 def test_a_process_that_dies_leaves_what_it_has_written(tmp_path):
-    script = ("import os, time; from kvstore import trace; trace.begin('worker', 0); "
+    script = ("import os, time; from kvstore.tracing import recorder as trace; trace.begin('worker', 0); "
               "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0)\n"
               "while 'iteration' not in open(os.environ['ODSGD_TRACE'] + '/worker-0.json').read():\n"
               "    time.sleep(0.01)\n"

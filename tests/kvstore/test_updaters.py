@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from kvstore import updaters
-from kvstore._mxnet import mx
 from kvstore.buckets import Keys, Parameter, plan
+from kvstore.engine import updaters
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from tests import paper
 
@@ -104,7 +104,8 @@ def test_strangers_are_not_imported_without_a_secret(monkeypatch):
         updaters.build({"class": "subprocess:Popen", "settings": {}}, trusted=False)
 
 
-@pytest.mark.parametrize("name", ["kvstore.server:Server", "kvstore.server:main", "mxnet.optimizer:nothing"])
+@pytest.mark.parametrize("name", ["kvstore.server.server:Server", "kvstore.server.server:main",
+                                  "mxnet.optimizer:nothing"])
 def test_only_optimizers_are_built(name):
     with pytest.raises(ConfigError, match="is not an optimizer; expected a subclass"):
         updaters.build({"class": name, "settings": {}}, trusted=False)

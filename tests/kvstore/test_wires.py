@@ -4,9 +4,9 @@ import types
 
 import pytest
 
-from kvstore import engine
-from kvstore._mxnet import mx
-from kvstore.wires import Buffer, Tag, Window, Wire
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
+from kvstore.transports.wires import Buffer, Tag, Window, Wire
 
 LONG_S = 20
 

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from odsgd import datasets
+from odsgd.training import datasets
 
 
 def write(path, content, packed=False):

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.bench import cli, limits, models, report, results, run, systems
-from odsgd.bench.config import BenchConfig
+from odsgd.lab.bench import cli, limits, models, report, results, run, systems
+from odsgd.lab.bench.config import BenchConfig
 
 PRESETS = sorted((Path(__file__).parents[2] / "configs").glob("bench_*.yaml"))
 N = 4e6  # bytes
@@ -220,7 +220,7 @@ def test_a_job_is_launched_as_its_system_asks(text, servers, variables):
 @pytest.mark.parametrize(("name", "kind"), [("mxnet/dist_sync", "dist_sync"), ("mxnet/dist_async", "dist_async"),
                                             ("mxnet/p3", "dist_sync")])
 def test_stock_stores_are_mxnet_s(monkeypatch, name, kind):
-    from odsgd.bench import worker
+    from odsgd.lab.bench import worker
     made = []
 
     def create(asked):
@@ -235,7 +235,7 @@ def test_stock_stores_are_mxnet_s(monkeypatch, name, kind):
 @pytest.mark.parametrize("compute_s", [0.0, 0.004])
 def test_iterations_of_the_warm_up_do_not_count(compute_s):
     import kvstore
-    from odsgd.bench import worker
+    from odsgd.lab.bench import worker
     store = kvstore.create("local")
     store.set_optimizer(worker._optimizer())
     found = worker.Training(store, [(3, 2), (4,)], 0).measure({"compute_s": compute_s, "warm_up": 2, "iterations": 3})
@@ -245,7 +245,7 @@ def test_iterations_of_the_warm_up_do_not_count(compute_s):
 
 
 def test_both_accelerators_compute_in_the_same_steps():
-    from odsgd import emulate
+    from odsgd.training import emulate
     torchs = (Path(run.__file__).parent / "ddp.py").read_text()  # imports torch
     assert float(re.search(r"^STEP_S = (.*)$", torchs, re.M)[1]) == emulate.STEP_S
 
@@ -334,13 +334,13 @@ def test_the_page_has_the_numbers_the_reference_and_the_configuration(measured):
 
 def test_the_picture_has_a_bar_for_every_row(measured, tmp_path):
     pytest.importorskip("matplotlib")
-    from odsgd.bench import figure
+    from odsgd.lab.bench import figure
     figure.draw(results.rows(config(*ASKED), measured), "title", str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_process_knows_what_it_used():
-    from odsgd.bench import usage
+    from odsgd.lab.bench import usage
     before = usage.now()
     sum(range(3_000_000))
     after = usage.now()

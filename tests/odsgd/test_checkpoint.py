@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from odsgd import checkpoint
+from odsgd.training import checkpoint
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.cli import check_command, main
+from odsgd.cli import main
+from odsgd.config.command import check_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +55,7 @@ def stand_in(monkeypatch, name, **functions):
 
 def test_train_runs_the_resolved_configuration(monkeypatch):
     ran = []
-    stand_in(monkeypatch, "odsgd.train", run=lambda config: ran.append(config) or 7)
+    stand_in(monkeypatch, "odsgd.training.train", run=lambda config: ran.append(config) or 7)
     assert main(["train", "--kvstore", "dist_sync", "--epochs", "3"]) == 7
     assert (ran[0].kvstore, ran[0].epochs) == ("ssgd", 3)
 
@@ -68,7 +69,7 @@ def test_launch_gets_the_rest_of_the_command_line(monkeypatch):
 def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsys):
     def run(config):
         raise ConfigError("no GPU 0 on this machine")
-    stand_in(monkeypatch, "odsgd.train", run=run)
+    stand_in(monkeypatch, "odsgd.training.train", run=run)
     assert main(["train"]) == 64
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.cli import main
-from odsgd.cluster import boot, cluster, links
+from odsgd.lab.cluster import boot, cluster, links
 
 
 @pytest.mark.parametrize("text, rate", [("1gbit", 10**9), ("100mbit", 10**8), ("2.5Gbit", 25 * 10**8),
@@ -143,7 +143,7 @@ def test_mistakes_are_one_line_and_nothing_is_made(nothing_made, capsys, argumen
 
 
 def test_a_program_that_is_not_there_is_told_before_anything_is_made(nothing_made, monkeypatch, capsys):
-    monkeypatch.setattr("odsgd.cluster.cli.shutil.which", lambda program: program not in ("tc", "no-such") or None)
+    monkeypatch.setattr("odsgd.lab.cluster.cli.shutil.which", lambda program: program not in ("tc", "no-such") or None)
     assert refused(capsys, "up", "--hosts", "2") == (
         "odsgd cluster: an emulated cluster needs the program `tc`; install iproute2\n")
     assert refused(capsys, "run", "--hosts", "2", "no-such") == "odsgd cluster: no such program: no-such\n"

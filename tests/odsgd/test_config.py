@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from odsgd.config import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
-from odsgd.options import Span
+from kvstore.options import Span
+from odsgd.config.train import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
     --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from odsgd.config import TrainConfig
+from odsgd.config.train import TrainConfig
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("bench_*.yaml")))  # those are of `odsgd bench`

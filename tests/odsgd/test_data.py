@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd import data, devices
-from odsgd.config import TrainConfig
-from odsgd.data import Shards, load, random_bits, shift_and_mirror
+from odsgd.config.train import TrainConfig
+from odsgd.training import data, devices
+from odsgd.training.data import Shards, load, random_bits, shift_and_mirror
 
 AWKWARD = [(1797, 4, 32), (1000, 3, 7), (12, 3, 4), (13, 3, 4), (101, 1, 100), (50, 7, 7)]
 

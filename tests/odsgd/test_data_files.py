@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from odsgd import datasets
-from odsgd.config import TrainConfig
-from odsgd.data import load
+from odsgd.config.train import TrainConfig
+from odsgd.training import datasets
+from odsgd.training.data import load
 
 REAL = Path(os.environ.get("ODSGD_TEST_DATA", "/nonexistent"))
 

@@ -8,11 +8,12 @@ import time
 import numpy as np
 import pytest
 
-from kvstore import engine, trace
-from kvstore._mxnet import mx
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.inprocess import Cluster
-from odsgd.emulate import STEP_S, Emulated, factors
+from kvstore.tracing import recorder as trace
+from kvstore.transports.inprocess import Cluster
+from odsgd.training.emulate import STEP_S, Emulated, factors
 from tests import paper
 from tests.jobs import ROOT, environment
 from tests.scenarios import SHAPES, SIZE, initial
@@ -109,7 +110,7 @@ def test_a_pass_begins_when_its_weights_have_been_written():
 
 
 def test_a_process_may_end_with_iterations_under_way():
-    script = ("from odsgd.emulate import Emulated; from kvstore._mxnet import mx; "
+    script = ("from odsgd.training.emulate import Emulated; from kvstore.engine._mxnet import mx; "
               "Emulated([(mx.nd.zeros(9), mx.nd.zeros(9))], 0.2).iteration(); print('last line')")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
                           universal_newlines=True, timeout=60)

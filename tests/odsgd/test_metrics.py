@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from kvstore._mxnet import mx
-from odsgd import metrics
-from odsgd.metrics import Clock, Meter, MetricsFile, Sums, Tally
+from kvstore.engine._mxnet import mx
+from odsgd.training import metrics
+from odsgd.training.metrics import Clock, Meter, MetricsFile, Sums, Tally
 
 
 def tally(loss, hits):

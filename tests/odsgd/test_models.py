@@ -6,10 +6,11 @@ import sys
 import numpy as np
 import pytest
 
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from odsgd import models, names
-from odsgd.config import DELAY_COMPENSATED, TrainConfig
+from odsgd.config import names
+from odsgd.config.train import DELAY_COMPENSATED, TrainConfig
+from odsgd.training import models
 
 
 def config(model, shape=(3, 32, 32), **options):
@@ -113,6 +114,6 @@ def test_mxnet_has_every_optimizer_listed_and_momentum_where_we_say():
 
 @pytest.mark.parametrize("name", DELAY_COMPENSATED)
 def test_defaults_of_delay_compensation_are_those_of_the_optimizers(name):
-    pytest.importorskip("kvstore.updaters")
+    pytest.importorskip("kvstore.engine.updaters")
     signature = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
     assert {key: signature[key].default for key in DELAY_COMPENSATED[name]} == DELAY_COMPENSATED[name]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from odsgd import report
+from odsgd.lab import report
 
 
 def write_run(folder: Path, events: list) -> Path:

@@ -1,8 +1,8 @@
 """Learning rates, iteration by iteration."""
 import pytest
 
-from odsgd.config import TrainConfig
-from odsgd.schedule import lr_at, lr_local_at
+from odsgd.config.train import TrainConfig
+from odsgd.training.schedule import lr_at, lr_local_at
 
 
 def test_steps_come_at_the_first_iteration_after_their_epoch():

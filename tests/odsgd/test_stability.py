@@ -1,8 +1,8 @@
 """Which settings are warned about, with which number and remedy."""
 import pytest
 
-from odsgd.config import TrainConfig
-from odsgd.stability import effective_step, total_momentum, warnings_about
+from odsgd.config.train import TrainConfig
+from odsgd.training.stability import effective_step, total_momentum, warnings_about
 
 
 def only_line(workers, **options):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from odsgd.cli import main
-from odsgd.tracing.files import MERGED, Process, Span, read_job
-from odsgd.tracing.summary import shares
+from odsgd.lab.tracing.files import MERGED, Process, Span, read_job
+from odsgd.lab.tracing.summary import shares
 from tests.jobs import launch
 
 LANES_OF = {"worker": {"compute", "gather", "exchange", "copy", "local update", "scatter"},

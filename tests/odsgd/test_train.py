@@ -7,11 +7,11 @@ import re
 import numpy as np
 import pytest
 
-from kvstore._mxnet import mx
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.inprocess import Cluster
-from odsgd import models, train
-from odsgd.config import TrainConfig
+from kvstore.transports.inprocess import Cluster
+from odsgd.config.train import TrainConfig
+from odsgd.training import models, train
 
 TINY = dict(dataset="synthetic", image_shape=(1, 6, 6), num_classes=3, num_examples=80, batch_size=8, kvstore="local",
             epochs=2, log_interval=4)  # 10 iterations per epoch for one worker, 5 for two

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.inprocess import Cluster
-from odsgd import train
+from kvstore.transports.inprocess import Cluster
+from odsgd.training import train
 from tests.odsgd.test_train import (  # noqa: F401  the fixture is used by name
     dropout_and_batchnorm,
     final_weights,
@@ -102,7 +102,7 @@ def test_staleness_is_a_result_of_the_run(tmp_path, capsys):
 def test_workers_that_the_job_lost_are_named_in_the_result_and_in_what_cannot_be_resumed(
         tmp_path, capsys, monkeypatch):
     config = tiny(tmp_path, **ASYNC, kvstore="asgd", iterations=4)
-    monkeypatch.setattr("kvstore.control.lost_workers", lambda: {3})
+    monkeypatch.setattr("kvstore.job.control.lost_workers", lambda: {3})
     train_in_order(config, 0, 4)
     assert staleness(tmp_path)["lost_workers"] == [3]
     assert "; without workers [3] at the end" in capsys.readouterr().out

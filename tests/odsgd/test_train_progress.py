@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from odsgd.progress import Progress
+from odsgd.training.progress import Progress
 
 RECORD = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912, "samples_per_s": 1234.5,
           "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}

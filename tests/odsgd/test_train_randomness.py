@@ -1,9 +1,9 @@
 """Which networks draw random numbers, and that each iteration's draws are its own."""
 import pytest
 
-from kvstore._mxnet import mx
-from odsgd import models, randomness
-from odsgd.config import TrainConfig
+from kvstore.engine._mxnet import mx
+from odsgd.config.train import TrainConfig
+from odsgd.training import models, randomness
 
 nn = mx.gluon.nn
 

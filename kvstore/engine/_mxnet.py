@@ -1,0 +1,38 @@
+"""MXNet, imported the only way that is safe in every process of a job: ``from kvstore.engine._mxnet import mx``.
+
+Two things stand in the way of a plain ``import mxnet``:
+
+* a process whose DMLC_ROLE is ``server`` or ``scheduler`` never returns from it (MXNet enters its own
+  server loop), so the variable is out of the environment while the import runs;
+* MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
+
+And one thing stands in the way of all overlap: MXNet runs up to 15 operators as one operation of its engine, and
+the gradients of several layers appear together when the last of them is done. So the backward pass is not joined.
+"""
+import os
+from typing import TYPE_CHECKING, Any
+
+from kvstore.engine import _numpy  # noqa: F401
+
+MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
+    pip install 'odsgd[cpu]'        any machine
+    pip install 'odsgd[cu112]'      NVIDIA GPUs, CUDA 11.2 (also cu110, cu102, cu101, cu100)"""
+
+os.environ.setdefault("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD", "1")
+_role = os.environ.pop("DMLC_ROLE", None)
+try:
+    import mxnet as mx
+except ModuleNotFoundError as error:
+    if error.name != "mxnet":
+        raise
+    raise ModuleNotFoundError(MISSING, name="mxnet") from None
+finally:
+    if _role is not None:
+        os.environ["DMLC_ROLE"] = _role
+
+if TYPE_CHECKING:
+    NDArray = Any  # MXNet carries no types
+else:
+    NDArray = mx.nd.NDArray
+
+__all__ = ["NDArray", "mx"]

@@ -1,0 +1,1 @@
+"""Between the processes of a job, beside the data: reports, deadlines, signed commands, agreement."""

@@ -1,0 +1,57 @@
+"""Do all workers mean the same? Asked before training starts, so that a difference is named and not trained on."""
+import difflib
+import hashlib
+import json
+from typing import Any, List
+
+import numpy as np
+
+from kvstore.errors import ProtocolError
+from kvstore.wire.interfaces import Transport
+
+
+def check(transport: Transport, what: str, mine: List[Any]) -> None:
+    """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
+    lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
+    digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
+    digests = _gather(transport, digest)
+    if np.all(digests == digests[0]):
+        return
+    texts = _gather_texts(transport, "\n".join(lines))
+    for worker_rank, text in enumerate(texts):
+        if text != texts[0]:
+            diff = difflib.unified_diff(texts[0].splitlines(), text.splitlines(), "worker 0", f"worker {worker_rank}",
+                                        n=0, lineterm="")
+            raise ProtocolError(f"workers 0 and {worker_rank} differ in {what}:\n  " + "\n  ".join(diff) +
+                                "\nAll workers must run the same script with the same settings.")
+
+
+def _gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
+    """Every worker's bytes, one row each: a sum in which each has its own row."""
+    table = np.zeros((transport.num_workers, mine.size), np.float32)
+    table[transport.worker_rank] = mine
+    return transport.total(table).astype(np.uint8)
+
+
+def _gather_texts(transport: Transport, mine: str) -> List[str]:
+    data = np.frombuffer(mine.encode(), np.uint8)
+    lengths = np.zeros(transport.num_workers, np.float32)
+    lengths[transport.worker_rank] = data.size
+    lengths = transport.total(lengths).astype(int)
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[:data.size] = data
+    return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]
+
+
+def from_worker_0(transport: Transport, data: bytes) -> bytes:
+    """Worker 0's `data` on every worker. Collective; waits.
+
+    A sum in which only worker 0 has anything to add; two bytes at a time are exact in it.
+    """
+    mine = data if transport.worker_rank == 0 else b""
+    size = int(transport.total(np.array([len(mine) >> 16, len(mine) & 0xffff])).astype(np.int64) @ [1 << 16, 1])
+    if size == 0:
+        return b""
+    pairs = np.zeros((size + 1) // 2, np.uint16)
+    pairs.view(np.uint8)[:len(mine)] = np.frombuffer(mine, np.uint8)
+    return transport.total(pairs).astype(np.uint16).tobytes()[:size]

@@ -1,0 +1,247 @@
+"""How processes of a job speak beside the data: reports to the launcher, signed commands, deadlines.
+
+Commands. A worker's command to the servers is a line of text: sender, counter, signature, JSON. The signature is an
+HMAC over all the rest under the job's secret; the counter of each sender only grows, so a recorded command
+cannot be played again. A server acts on nothing else.
+
+Environment. ODSGD_SECRET and ODSGD_REPORT_FD come from the launcher. A foreign tracker sets neither: then
+commands are signed with a key that anyone on the network could derive, `trusted()` is False, and servers accept only
+optimizers that come with MXNet or with this package.
+"""
+import atexit
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, Set, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ProtocolError
+
+DEFAULT_TIMEOUT_S = 600.0
+
+serving = False  # this process is a server or scheduler already, whatever it may import from here on
+
+
+# -- reports to the launcher ------------------------------------------------------------------------------
+
+def report(event: str, **fields: Any) -> None:
+    """Tell the launcher, if there is one: connecting, joined, failed, done."""
+    descriptor = os.environ.get("ODSGD_REPORT_FD")
+    if descriptor is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
+        os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
+
+
+def launched() -> bool:
+    """Whether our launcher started this process."""
+    return "ODSGD_REPORT_FD" in os.environ
+
+
+def who() -> str:
+    """This process, as log lines and errors call it."""
+    role = os.environ.get("DMLC_ROLE", "worker")
+    rank = os.environ.get(f"ODSGD_{role.upper()}_RANK")
+    return role if rank is None else f"{role} {rank}"
+
+
+SWITCH_S = 1e-4
+"""Python's switch interval, at most, where threads of ours wait for its lock. The ring's asks for it some thousand
+times a second: beside one thread of plain Python, 16.8 MB at 1 Gbit/s took 1100 ms with the usual 5 ms, and 260 so."""
+
+
+def share_python() -> None:
+    """Let a thread that wants Python's lock have it soon, whatever the script computes beside."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
+
+
+def die(message: str, status: int, consequence: bool = False) -> None:
+    """End this process at once, saying why; `consequence`: another process is to blame, if one fails as well.
+
+    Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
+    """
+    try:
+        print(f"{who()}: {message}", file=sys.stderr, flush=True)
+        report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
+        sys.stdout.flush()
+    finally:  # whoever read our output may be gone
+        os._exit(status)
+
+
+def end_well(leave: Callable[[], None]) -> None:
+    """However this process ends, it must neither wait for others for ever nor let them wait for it.
+
+    It leaves its job by `leave` if all is well, and otherwise dies, saying why.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if previous is not sys.__excepthook__:
+            previous(kind, error, trace)
+        if issubclass(kind, KeyboardInterrupt):
+            die("interrupted", EXIT_INTERRUPTED)
+        die("".join(traceback.format_exception(kind, error, trace)), EXIT_FAILURE)
+
+    def end() -> None:
+        if hasattr(sys, "last_type") and not hasattr(sys, "ps1"):
+            die(f"ended by {sys.last_type}", EXIT_FAILURE)  # another excepthook has told the rest
+        leave()
+
+    sys.excepthook = hook
+    atexit.register(end)
+
+
+def lost_workers() -> Set[int]:
+    """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
+    path = os.environ.get("ODSGD_LOST")
+    if not path:
+        return set()
+    with contextlib.suppress(FileNotFoundError), open(path) as file:
+        return {int(line) for line in file}
+    return set()
+
+
+# -- deadlines ----------------------------------------------------------------------------------------------
+
+class Watch:
+    """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
+
+    Invariant: an entry of `_due` is a wait under way; its message says what to print when it is overdue.
+    """
+
+    TICK_S = 0.2
+
+    def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
+        self._due: Dict[object, Tuple[float, str]] = {}
+        self._followed: Dict[object, _Followed] = {}
+        self._lock = threading.Lock()
+        self._thread: Any = None
+        self._on_overdue = on_overdue
+
+    def begin(self, wait: object, timeout_s: float, message: str) -> None:
+        """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
+        with self._lock:
+            self._due[wait] = (time.monotonic() + timeout_s, message)
+            self._start()
+
+    def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        """Look at `state()` now and then: not None means that something is awaited, a change that it moves on.
+
+        It is overdue when nothing has moved for `timeout_s`. `state` runs on the watch's thread; it must only look.
+        """
+        with self._lock:
+            self._followed[what] = _Followed(timeout_s, state, message)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="kvstore-watch", daemon=True)
+            self._thread.start()
+
+    def end(self, wait: object) -> None:
+        with self._lock:
+            self._due.pop(wait, None)
+            self._followed.pop(wait, None)
+
+    @contextlib.contextmanager
+    def deadline(self, timeout_s: float, message: str) -> Iterator[None]:
+        wait = object()
+        self.begin(wait, timeout_s, message)
+        try:
+            yield
+        finally:
+            self.end(wait)
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self.TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                overdue = [message for due, message in sorted(self._due.values()) if due < now]
+                overdue += [one.message() for one in self._followed.values() if one.overdue(now)]
+            if overdue:
+                self._on_overdue(overdue[0])
+                return
+
+
+class _Followed:
+    """Something that should move on."""
+
+    def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        self._timeout_s, self._state, self.message = timeout_s, state, message
+        self._last: Any = None
+        self._since = time.monotonic()
+
+    def overdue(self, now: float) -> bool:
+        state = self._state()
+        if state is None or state != self._last:
+            self._last, self._since = state, now
+        return now - self._since > self._timeout_s
+
+
+watch = Watch()
+
+
+# -- signed commands ------------------------------------------------------------------------------------------
+
+def trusted() -> bool:
+    """Whether this job has a secret of its own."""
+    return bool(os.environ.get("ODSGD_SECRET"))
+
+
+def job_key() -> bytes:
+    secret = os.environ.get("ODSGD_SECRET")
+    if not secret:
+        secret = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format_map(_Missing(os.environ))
+    return secret.encode()
+
+
+class _Missing(dict):
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+class Signer:
+    """Signs one sender's commands, each with the next number."""
+
+    def __init__(self, sender: int, key: bytes) -> None:
+        self._sender, self._key, self._counter = sender, key, 0
+
+    def sign(self, name: str, payload: Dict[str, Any]) -> str:
+        self._counter += 1
+        text = json.dumps([name, payload], ensure_ascii=True)
+        return f"{self._sender} {self._counter} {_signature(self._key, self._sender, self._counter, text)} {text}"
+
+
+class Verifier:
+    """Checks commands; the other half of `Signer`."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._last: Dict[int, int] = {}
+
+    def open(self, message: str) -> Tuple[int, str, Dict[str, Any]]:
+        """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
+        try:
+            sender_text, counter_text, signature, text = message.split(" ", 3)
+            sender, counter = int(sender_text), int(counter_text)
+        except ValueError:
+            raise ProtocolError("an unsigned command reached this server and was not executed; "
+                                "is a stock MXNet worker (or a stranger) connected to this job?") from None
+        if not hmac.compare_digest(signature.encode(), _signature(self._key, sender, counter, text).encode()):
+            raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
+                                "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
+        if counter <= self._last.get(sender, 0):
+            raise ProtocolError(f"command {counter} of worker {sender} came a second time and was not executed")
+        self._last[sender] = counter
+        name, payload = json.loads(text)
+        return sender, name, payload
+
+
+def _signature(key: bytes, sender: int, counter: int, text: str) -> str:
+    return hmac.new(key, f"{sender} {counter} {text}".encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,1 @@
+"""The server role: what one server owns, and its place in MXNet's loop."""

@@ -1,0 +1,185 @@
+"""The server and scheduler roles: ``python -m kvstore.server`` with DMLC_ROLE set, or any script that imports odsgd.
+
+MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
+every exception of an update. So the roles are entered here, with a controller that acts on signed commands only
+(`control`) and an updater whose exceptions end the process.
+
+The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
+there, and answers.
+"""
+import ctypes
+import os
+import struct
+import sys
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE
+from kvstore.job import control
+from kvstore.server.shard import Shard
+from kvstore.server.sums import Sum
+from kvstore.tracing import recorder as trace
+from kvstore.wire.messages import HEADER
+
+MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
+ANSWER_S = 0.2
+SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
+
+
+def _fatal(function: Callable[..., None]) -> Callable[..., None]:
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
+    def guarded(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:  # noqa: B902  nothing may pass through C++
+            control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+    return guarded
+
+
+class Server:
+    """One server process: routes pushes and commands to the shard.
+
+    Beside buckets there are two kinds of keys: sums (an answer is the sum of what all workers pushed) and this server's
+    mailbox, whose stored array is filled by the command `export` and then pulled.
+    """
+
+    def __init__(self, store: mx.kvstore.KVStore) -> None:
+        self._store = store
+        self._verifier = control.Verifier(control.job_key())
+        self._shard: Optional[Shard] = None
+        self._sums: Dict[int, Sum] = {}
+        self._synchronous = True
+        self._everyone: Set[int] = set()
+        self._left: Set[int] = set()
+        self._timeout_s = control.DEFAULT_TIMEOUT_S
+        self._mailbox_key = -1
+        self._mailbox: Optional[NDArray] = None
+        self._outgoing: Dict[int, bytes] = {}
+
+    def run(self) -> None:
+        """Serve until the workers have finished."""
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+        controller = signature(_fatal(self._controller))
+        mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
+
+    def _controller(self, head: int, body: bytes, _: Any) -> None:
+        sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        self._heard()
+        if name == "hello":
+            self._hello(**payload)
+        elif name == "leave":
+            self._leave(sender)
+        elif name in ("export", "statistics"):
+            self._answer(sender, name, **payload)
+        else:
+            assert self._shard is not None
+            self._shard.command(name, payload)
+
+    def _heard(self) -> None:
+        """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
+        control.watch.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
+                            "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
+
+    def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
+               mailboxes: List[int], trace_folder: Optional[str]) -> None:
+        """The first command of a job. Only inside a command can an updater be installed."""
+        rank = self._store.rank
+        self._shard = Shard(rank, num_workers)
+        self._sums = {key: Sum(num_workers) for key in sums}
+        self._synchronous = synchronous
+        self._everyone = set(range(num_workers))
+        self._mailbox_key = mailboxes[rank]
+        self._store._set_updater(_fatal(self._update))
+        self._timeout_s = 1.5 * timeout_s + 5  # workers, who know what they wait for, speak first
+        if control.trusted():  # else anyone could say where to write
+            trace.folder = trace_folder
+        trace.begin("server", rank)
+        control.report("joined")
+
+    def _leave(self, sender: int) -> None:
+        """A worker has done; after the last of them so has this server. Those the launcher gave up do not count."""
+        self._left.add(sender)
+        if self._left >= self._everyone - control.lost_workers():
+            threading.Timer(ANSWER_S, self._end).start()  # the answer to this command goes out first
+
+    @staticmethod
+    def _end() -> None:
+        if trace.on is not None:
+            trace.on.close()
+        control.report("done")
+        os._exit(0)
+
+    def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        self._heard()
+        if key in self._sums:
+            if trace.on is not None:
+                trace.on.flush()  # the workers may be about to read it
+            if self._synchronous:
+                pushed.copyto(stored)  # MXNet has added up
+            else:
+                self._sums[key].receive(pushed, stored)
+        elif key == self._mailbox_key:
+            self._mailbox = stored
+        else:
+            began_s = time.monotonic()
+            if trace.on is not None:
+                pushed.wait_to_read()
+            merged_s = time.monotonic()
+            assert self._shard is not None
+            self._shard.update(key, pushed, stored)
+            if trace.on is not None:
+                trace.on.served(key, pushed.size - HEADER, self._synchronous, began_s, merged_s)
+
+    def _answer(self, sender: int, name: str, chunk: int) -> None:
+        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
+        assert self._shard is not None and self._mailbox is not None
+        if chunk == 0:
+            self._outgoing[sender] = getattr(self._shard, name)()
+        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
+        self._mailbox.wait_to_read()
+
+
+# A letter is a mailbox full of raw bits: who asked, which piece, how long the whole is, and the piece.
+_ENVELOPE = struct.Struct("<iiq")
+_PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
+
+
+def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
+    """The letter that carries piece number `chunk` of `data`."""
+    piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
+    letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
+    return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
+
+
+def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
+    """Who asked, which piece, how long the whole is, and the piece (padded)."""
+    raw = letter.tobytes()
+    return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])
+
+
+def main() -> int:
+    """Be what DMLC_ROLE says, until the job is over."""
+    role = os.environ.get("DMLC_ROLE")
+    if role not in ("server", "scheduler"):
+        print(f"kvstore.server.server: DMLC_ROLE is {role!r}, expected `server` or `scheduler`; "
+              "it is started by `odsgd launch`", file=sys.stderr)
+        return 64
+    if role == "server" and not control.trusted():
+        print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
+              "optimizers of MXNet are accepted", file=sys.stderr)
+    control.serving = True
+    control.report("connecting")
+    if role == "scheduler":
+        control.report("joined")
+    else:
+        control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    store = mx.kvstore.create("dist_async")
+    Server(store).run()
+    control.report("done")
+    return 0
+

@@ -1,0 +1,1 @@
+"""Timelines: what a process does when."""

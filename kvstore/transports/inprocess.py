@@ -1,0 +1,299 @@
+"""A whole job inside one process: workers as threads, a shard instead of servers or a ring without a network.
+
+For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
+algorithm files run on it unchanged.
+
+Only one thread runs at a time, and it hands over only where it has to wait: MXNet's front end is not made for
+several threads, and a run is repeatable. The scripted order is that of exchanges:
+
+    cluster = Cluster(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
+    cluster.run(lambda transport: train(transport))              # called once per worker, with its transport
+"""
+import collections
+import json
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.buckets import Bucket, Keys, plan
+from kvstore.engine._mxnet import NDArray
+from kvstore.errors import RoundTimeoutError, WorkerLostError
+from kvstore.job import control
+from kvstore.server.shard import Shard, un_npz
+from kvstore.transports.replica import Replicated
+from kvstore.transports.rounds import messages
+from kvstore.transports.wires import Buffer, Taken, Wire, Wired
+from kvstore.wire.codecs import Codec
+from kvstore.wire.interfaces import Opening, Pending, State, by_bucket
+from kvstore.wire.messages import FETCH
+
+
+class _Late(Pending):
+    """An answer that comes when every worker's push has; `result` lets others run until then."""
+
+    def __init__(self, cluster: "Cluster", what: str, array: NDArray) -> None:
+        super().__init__(array)
+        self._cluster, self._what = cluster, what
+        self.arrived = False
+
+    def result(self) -> NDArray:
+        self._cluster.wait_until(lambda: self.arrived, self._what)
+        return super().result()
+
+    def wait(self) -> None:
+        self.result().wait_to_read()
+
+    def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
+        return _Then(self, function)
+
+
+class _Then(Pending):
+    """What a function makes of a late answer, as soon as somebody asks."""
+
+    def __init__(self, late: _Late, function: Callable[[NDArray], NDArray]) -> None:
+        self._late, self._function = late, function
+        self._made: Optional[NDArray] = None
+
+    def result(self) -> NDArray:
+        if self._made is None:
+            self._made = self._function(self._late.result())
+        return self._made
+
+    def wait(self) -> None:
+        self.result().wait_to_read()
+
+
+class Cluster:
+    """The servers' side, and whose turn it is.
+
+    Parameters
+    ----------
+    num_workers : how many transports `worker` gives out
+    order : worker ranks, one per exchange, in the order in which exchanges reach the server; None: as they come
+    timeout_s : how long a worker waits for its turn or its answer
+    """
+
+    def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
+                 timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+        self.num_workers, self.timeout_s = num_workers, timeout_s
+        self.shard = Shard(0, num_workers)
+        self.keys = [Keys(1) for _ in range(num_workers)]  # a worker's stores share their numbers
+        self.log: List[int] = []  # worker ranks in the order of their exchanges
+        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
+        self._baton = threading.Condition(threading.RLock())
+        self._failure: Optional[BaseException] = None
+        self._stored: Dict[int, NDArray] = {}
+        self._rounds: Dict[int, List[Tuple[Buffer, _Late]]] = collections.defaultdict(list)  # pushes not answered yet
+        self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
+        self._asked = [0] * num_workers  # totals that each worker has asked for
+        self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
+        self._begun: Dict[Tuple[int, int], int] = collections.Counter()  # (worker rank, bucket id) -> sums asked for
+
+    def worker(self, worker_rank: int) -> "InProcess":
+        return InProcess(self, worker_rank)
+
+    def ring_worker(self, worker_rank: int, codec_name: str = "none") -> "InProcessRing":
+        return InProcessRing(self, worker_rank, codec_name)
+
+    def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
+        """Call `function` on every worker's transport, each in a thread; their results.
+
+        `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
+        """
+        make = make or self.worker
+        results: List[Any] = [None] * self.num_workers
+
+        def body(worker_rank: int) -> None:
+            with self._baton:
+                try:
+                    results[worker_rank] = function(make(worker_rank))
+                except BaseException as error:  # noqa: B902  raised again below
+                    self._failure = self._failure or error
+                self._baton.notify_all()
+
+        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(self.num_workers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return results
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let other workers run until `ready`."""
+        deadline = time.monotonic() + self.timeout_s
+        with self._baton:
+            while not ready():
+                if self._failure is not None:
+                    raise WorkerLostError(f"another worker failed first: {self._failure}")
+                if not self._baton.wait(max(0, deadline - time.monotonic())):
+                    raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or "
+                                            "the scripted order asks for a worker that cannot come")
+
+    def take_turn(self, worker_rank: int) -> None:
+        """Wait until the script lets this worker's exchange arrive."""
+        order = self._order
+        if order is not None:
+            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
+            order.popleft()
+            self._baton.notify_all()
+        self.log.append(worker_rank)
+
+    def open(self, key: int, whole: NDArray) -> None:
+        """The first worker's weights are the global ones; all have the same."""
+        if key not in self._stored:
+            self._stored[key] = whole.copy()
+            self._stored[key].wait_to_read()  # as on a server, nothing is under way when an update begins
+
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
+        """One worker's message; its answer is written in its place, when all have pushed or at once."""
+        with self._baton:
+            if worker_rank != FETCH:
+                self.take_turn(worker_rank)
+            round_ = self._rounds[bucket.id]
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
+            round_.append((answer, late))
+            if len(round_) == (self.num_workers if synchronous else 1):
+                self._answer(bucket, self._rounds.pop(bucket.id))
+            return late
+
+    def _answer(self, bucket: Bucket, round_: List[Tuple[Buffer, _Late]]) -> None:
+        merged = round_[0][0].whole.copy()
+        for buffer, _ in round_[1:]:
+            merged += buffer.whole
+        stored = self._stored[bucket.id]
+        stored.wait_to_read()
+        self.shard.update(bucket.id, merged, stored)
+        for buffer, late in round_:
+            stored.copyto(buffer.whole)
+            late.arrived = True
+        self._baton.notify_all()
+
+    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> _Late:
+        """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
+        with self._baton:
+            self._begun[worker_rank, bucket.id] += 1
+            number = bucket.id, self._begun[worker_rank, bucket.id]
+            round_ = self._sums[number]
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
+            round_[worker_rank] = _Term(array.asnumpy(), out, how, late)
+            if len(round_) == self.num_workers:
+                _travel_round([round_[rank] for rank in range(self.num_workers)])
+                del self._sums[number]
+                self._baton.notify_all()
+            return late
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        """The sum of what every worker asks for as its nth, always in the same order."""
+        with self._baton:
+            parts = self._totals[self._asked[worker_rank]]
+            self._asked[worker_rank] += 1
+            parts[worker_rank] = array
+            self._baton.notify_all()
+            self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
+            return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
+
+
+class _Term:
+    """What one worker adds to a sum, and where it waits for the whole."""
+
+    def __init__(self, own: np.ndarray, out: NDArray, how: Codec, late: _Late) -> None:
+        self.own, self.out, self.how, self.late = own, out, how, late
+
+
+def _travel_round(terms: List[_Term]) -> None:
+    """The messages of a ring, all workers' at once: the bits are those of a real one."""
+    p, totals = len(terms), [np.empty_like(term.own) for term in terms]
+    room = terms[0].how.nbytes(-(-terms[0].own.size // p))
+    travels = [messages(m, p, term.how, term.own, totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
+               for m, term in enumerate(terms)]
+    while True:
+        pairs = [pair for pair in [next(travel, None) for travel in travels] if pair is not None]
+        if not pairs:
+            break
+        sent = [outgoing.copy() for outgoing, _ in pairs]
+        for m, (_, incoming) in enumerate(pairs):
+            incoming[:] = sent[m - 1]
+    for term, total in zip(terms, totals):
+        term.out[:] = total
+        term.late.arrived = True
+
+
+class InProcess(Wired):
+    """One worker's end of a `Cluster`."""
+
+    def __init__(self, cluster: Cluster, worker_rank: int) -> None:
+        super().__init__(worker_rank, synchronous=True)  # until `open` says otherwise
+        self._cluster = cluster
+        self.num_workers = cluster.num_workers
+        self._last: Dict[int, Pending] = {}
+
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        self._be(opening.synchronous)
+        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
+        for key, wire in self._wires.items():
+            self._cluster.open(key, wire.last.whole)
+        if self.worker_rank == 0:
+            self._cluster.shard.command("open", opening.command())
+        self.total(np.zeros(1))
+        return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
+
+    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        if bucket.id in self._last:
+            self._last[bucket.id].result()  # never two exchanges of a bucket at a time
+        wire = self._wires[bucket.id]
+        send = wire.compose(grad, self._tag) if self._synchronous else wire.compose_async(grad, self._tag)
+        late = self._cluster.push(self.worker_rank, bucket, send, self._synchronous)
+        self._last[bucket.id] = late
+        return late if self._synchronous else Taken(send, wire)
+
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+        wire = self._wires[bucket.id]
+        send = wire.compose_fetch(after, self._fetch_tag)
+        self._cluster.push(FETCH, bucket, send, synchronous=False)
+        return Taken(send, wire)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        return {int(key): one for key, one in json.loads(self._cluster.shard.statistics()).items()}
+
+    def export_state(self) -> State:
+        return by_bucket(un_npz(self._cluster.shard.export()))
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        if state is None or self.worker_rank != 0:
+            return
+        self._cluster.shard.restore({f"{bucket}/{part}": array for bucket, parts in state.items()
+                                     for part, array in parts.items()})
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class InProcessRing(Replicated):
+    """One worker of a `Cluster` without a shard."""
+
+    def __init__(self, cluster: Cluster, worker_rank: int, codec_name: str) -> None:
+        super().__init__(codec_name)
+        self._cluster = cluster
+        self.worker_rank, self.num_workers = worker_rank, cluster.num_workers
+
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
+
+    def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
+        return self._cluster.sum(self.worker_rank, bucket, array, self._sums[bucket.id].next(), self._codec)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
+
+    def close(self) -> None:
+        """Nothing to end."""

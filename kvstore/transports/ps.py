@@ -1,0 +1,357 @@
+"""The parameter server as a transport: buckets on MXNet's ps-lite.
+
+One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers on the wire
+must not meet. A `ParameterServer` is one store's use of it.
+"""
+import base64
+import collections
+import contextlib
+import json
+import os
+import random
+import time
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, plan
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.job import control
+from kvstore.job.control import watch
+from kvstore.server import sums
+from kvstore.server.server import MAILBOX_FLOATS, SUM_SIZES, open_letter
+from kvstore.server.shard import npz, un_npz
+from kvstore.tracing import recorder as trace
+from kvstore.transports.wires import Buffer, Taken, Window, Wire, Wired
+from kvstore.wire.interfaces import Opening, Pending, State, by_bucket
+from kvstore.wire.messages import FETCH, HEADER
+
+WINDOW_NBYTES = 1024 * 1024
+"""How much a worker has under way to one server. Less does not fill the link and hide what the server does; much more,
+and the workers' streams through the server's link drift apart: the answer to a bucket waits for the worker that is
+furthest behind, while the way back stands idle. Who waits for the answers has an eighth of a small model under way to
+each server. A bound is safe only because all workers send their buckets in one order, which the store sees to."""
+LARGEST_NBYTES, OF_A_MODEL = 1024 * 1024, 1 / 64
+"""A message costs processor time, whatever its size; the first and the last one of a model are hidden behind nothing.
+So a bucket is about this part of the model, from DEFAULT_NBYTES to the largest."""
+MANY, SMALL_NBYTES = 16, 128 * 1024
+"""Where a server's link carries the traffic of several workers so many buckets are worth smaller ones, down to these:
+while some are pushed and some answered, others hide what the server does."""
+COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
+
+
+class Connection:
+    """This worker's place in the job."""
+
+    def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        self.timeout_s, self.synchronous = timeout_s, synchronous
+        self.num_workers, self.num_servers = _counts()
+        rank = _given_rank(self.num_workers)
+        control.end_well(disconnect)
+        engine.wait_before_forks()
+        self.native = self._connect()
+        self.worker_rank = self.native.rank if rank is None else rank
+        self._signer = control.Signer(self.worker_rank, control.job_key())
+        self.keys = Keys(self.num_servers)
+        self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
+        self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
+        self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self._greet()
+
+    def _connect(self) -> mx.kvstore.KVStore:
+        # Arrays above the bound would be cut up behind our back; buckets are cut already.
+        os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
+        control.report("connecting")
+        where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
+        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at "
+                            f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
+                            "check that each was started and can reach the scheduler"):
+            native = mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
+        return native
+
+    def _greet(self) -> None:
+        """Make the servers ours, and check that every rank is here once."""
+        if self.worker_rank == 0:
+            self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
+                                   "timeout_s": self.timeout_s,
+                                   "sums": [key for keys in self._sums.values() for key in keys],
+                                   "mailboxes": self._mailboxes, "trace_folder": trace.folder})
+        with self._waiting("the first round with the servers"):
+            sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
+            sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
+            self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
+            for key in self._mailboxes:  # a server knows its mailbox from the first round on it
+                empty = mx.nd.zeros(MAILBOX_FLOATS)
+                self.native.pushpull(key, empty, out=empty)
+                empty.wait_to_read()
+        mine = np.zeros(self.num_workers, np.float32)
+        mine[self.worker_rank] = 1
+        present = self.total(mine)
+        if not np.all(present == 1):
+            raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
+                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
+                                "none")
+
+    @contextlib.contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        message = (f"{what} was not over within {self.timeout_s:g} s: another worker or a server is late, stopped or "
+                   "unreachable. Check that all are alive, or raise `timeout_s`")
+        with watch.deadline(self.timeout_s, message):
+            yield
+
+    def command(self, name: str, payload: Dict[str, Any]) -> None:
+        """Have every server carry out a command; returns when all have."""
+        with self._waiting(f"command `{name}` to the servers"):
+            self.native._send_command_to_servers(0, self._signer.sign(name, payload))
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """The sum over workers, through keys whose answer is the sum; waits."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty_like(flat)
+        largest = max(self._sums)
+        for start in range(0, flat.size, largest):
+            part = flat[start:start + largest]
+            result[start:start + part.size] = self._sum(part)
+        return result.reshape(np.shape(array))
+
+    def _sum(self, part: np.ndarray) -> np.ndarray:
+        size = min(size for size in self._sums if size >= part.size)
+        self._sums[size].reverse()  # two keys for each size, used in turn
+        key = self._sums[size][0]
+        self._rounds[key] += 1
+        with self._waiting("a sum over the workers"):
+            answer = self._push_sum(key, sums.message(part, size, self._rounds[key], self.worker_rank))
+            pause_s = 0.0
+            while not self.synchronous and answer[-HEADER] != self._rounds[key]:
+                pause_s = min(pause_s + 0.001, 0.02)
+                time.sleep(pause_s)
+                answer = self._push_sum(key, sums.message(part[:0], size, self._rounds[key], FETCH))
+            return answer[:part.size]
+
+    def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
+        wire = mx.nd.array(pushed)
+        self.native.pushpull(key, wire, out=wire)
+        return np.asarray(wire.asnumpy())
+
+    def read_mail(self, name: str) -> List[bytes]:
+        """What each server answers to command `name`, piece by piece."""
+        answers = [b""] * self.num_servers
+        lengths = [1] * self.num_servers
+        chunk = 0
+        while any(len(answer) < length for answer, length in zip(answers, lengths)):
+            letters = self._ask(name, chunk)
+            for server, (_, _, length, piece) in enumerate(letters):
+                lengths[server] = length
+                answers[server] = (answers[server] + piece)[:length]
+            chunk += 1
+        return answers
+
+    def _ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
+        """One letter from each server; once more, if another worker's question came between."""
+        with self._waiting(f"the servers' answer to `{name}`"):
+            while True:
+                self.command(name, {"chunk": chunk})
+                letters = [open_letter(self._pull(key, MAILBOX_FLOATS)) for key in self._mailboxes]
+                if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
+                    return letters
+                time.sleep(random.uniform(0, 0.01))  # another worker's question came between
+
+    def _pull(self, key: int, size: int) -> np.ndarray:
+        array = mx.nd.zeros(size)
+        with self._waiting("an answer of a server"):
+            self.native.pull(key, out=array)
+            return array.asnumpy()
+
+    def close(self) -> None:
+        """Leave the job.
+
+        In a job of our launcher nobody waits: the servers end when all workers have said that they leave, and what a
+        worker ends with is seen at once. A foreign tracker waits for the scheduler, which ends as MXNet has it: all
+        workers leave together, and the first of them stops the servers.
+        """
+        with self._waiting("the end of the job"):
+            mx.nd.waitall()
+            if control.launched():
+                self.command("leave", {})
+                mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
+            handle, self.native.handle = self.native.handle, None
+            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+        control.report("done")
+
+
+_connection: Optional[Connection] = None
+
+
+def connection(timeout_s: float, synchronous: bool) -> Connection:
+    """The connection of this process, made on first use; it is left in good order when the process ends."""
+    global _connection
+    if _connection is None:
+        _connection = Connection(timeout_s, synchronous)
+    if _connection.synchronous != synchronous:
+        kinds = ("asynchronous", "synchronous")
+        raise ConfigError(f"this job is {kinds[_connection.synchronous]} and the new store {kinds[synchronous]}; "
+                          "each kind needs a job of its own")
+    return _connection
+
+
+def disconnect() -> None:
+    """End the connection, if there is one."""
+    global _connection
+    if _connection is None:
+        return
+    _connection.close()
+    _connection = None
+
+
+def _counts() -> Tuple[int, int]:
+    """Numbers of workers and servers, from the environment."""
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` "
+                          "before anything that imports mxnet makes it what it should be")
+    missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+               if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
+                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
+    os.environ.setdefault("DMLC_ROLE", "worker")
+    num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
+    if num_servers < 1:
+        raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
+    return num_workers, num_servers
+
+
+def _given_rank(num_workers: int) -> Optional[int]:
+    """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""
+    text = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID")
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) >= num_workers:
+        raise ConfigError(f"this worker's rank is {text!r} (ODSGD_WORKER_RANK or DMLC_WORKER_ID), expected a number "
+                          f"from 0 to {num_workers - 1}")
+    return int(text)
+
+
+def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool) -> int:
+    """A size of buckets that gives all servers as many, and enough.
+
+    Two at least where a worker waits for the answers: one is pushed while the other is answered (SSGD, 4 workers with a
+    server beside each, 1 Gbit/s, 0.27 M parameters: 33 ms per iteration in place of 41).
+    """
+    nbytes = WIRE_DTYPE.itemsize * floats
+    near = min(max(DEFAULT_NBYTES, OF_A_MODEL * nbytes), LARGEST_NBYTES)
+    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
+    if num_servers < num_workers:
+        each = max(each, min(MANY, nbytes // (SMALL_NBYTES * num_servers)))
+    return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
+
+
+def window_nbytes(floats: int, waits: bool) -> float:
+    """How much of a model of so many floats may be under way to one server."""
+    return min(WINDOW_NBYTES, WIRE_DTYPE.itemsize * floats / 8) if waits else WINDOW_NBYTES
+
+
+class ParameterServer(Wired):
+    """One store on the connection of this process."""
+
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
+        self._connection, self._timeout_s = connection(timeout_s, synchronous), timeout_s
+        super().__init__(self._connection.worker_rank, synchronous)
+        self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
+        self._windows: List[Window] = []  # by server
+
+    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+        if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
+            floats = sum(parameter.size for parameter in parameters)
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, waits)
+        return plan(parameters, self._connection.keys, nbytes, whole)
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        if self.worker_rank == 0:
+            self._connection.command("open", opening.command())
+        ids = [bucket.id for bucket in opening.buckets]
+        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
+        under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.waits)
+        self._windows = [Window(under_way) for _ in range(self.num_servers)]
+        with self._connection._waiting("the start of the global weights"):
+            self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+        control.report("joined")  # from here on this worker can be done without
+        watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
+        return {key: Pending(self._wires[key].last.payload) for key in ids}
+
+    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+        wire = self._wires[bucket.id]
+        if self._synchronous:
+            window = self._windows[bucket.server_rank]
+            behind = window.make_room(bucket.id, wire.last.nbytes)
+            awaited = [wire.last, *behind]
+            send = wire.compose(grad, self._tag, behind)
+            window.add(bucket.id, send)
+            self._send(bucket, send)
+            if trace.on is not None:
+                reads = [grad, *(message.payload for message in awaited)]
+                trace.on.span("exchange", bucket, reads=reads, writes=[send.payload])
+            return Pending(send.payload)
+        return self._ask(wire, bucket, wire.compose_async(grad, self._tag), grad)
+
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+        wire = self._wires[bucket.id]
+        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag), after)
+
+    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer, behind: NDArray) -> Taken:
+        self._send(bucket, send)
+        if trace.on is not None:
+            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.payload], numbered=False)
+        wire.answered(send)
+        return Taken(send, wire)
+
+    def _send(self, bucket: Bucket, send: Buffer) -> None:
+        """One message there, one back into the same buffer."""
+        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._connection.total(array)
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        counted: Dict[int, Dict[str, Any]] = {}
+        for answer in self._connection.read_mail("statistics"):
+            counted.update({int(key): one for key, one in json.loads(answer).items()})
+        return counted
+
+    def export_state(self) -> State:
+        arrays: Dict[str, np.ndarray] = {}
+        for answer in self._connection.read_mail("export"):
+            arrays.update(un_npz(answer))
+        return by_bucket(arrays)
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        if state is None or self.worker_rank != 0:
+            return
+        for server_rank in range(self.num_servers):
+            mine = {f"{bucket.id}/{part}": array for bucket in buckets if bucket.server_rank == server_rank
+                    for part, array in state[bucket.id].items()}
+            data = npz(mine)
+            for start in range(0, len(data), COMMAND_NBYTES):
+                piece = base64.b64encode(data[start:start + COMMAND_NBYTES]).decode()
+                self._connection.command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
+                                                    "server_rank": server_rank})
+
+    def _under_way(self) -> Optional[Tuple[Any, ...]]:
+        """The headers of all messages that wait for an answer, or None."""
+        headers = [wire.under_way() for wire in self._wires.values()]
+        return tuple(headers) if any(headers) else None
+
+    def _overdue(self) -> str:
+        waiting = [(min(header[0], header[HEADER]), key) for key, wire in self._wires.items()
+                   for header in [wire.under_way()] if header]
+        round_id, key = min(waiting, default=(0, 0))
+        return (f"round {int(round_id)}, bucket {key}: nothing has come from the servers for {self._timeout_s:g} s; "
+                "another worker or a server is late, stopped or unreachable, or a worker has taken fewer steps and "
+                "left. Check that all are alive, or raise `timeout_s`")
+
+    def close(self) -> None:
+        """Forget the buffers. The connection stays for other stores, until the process ends."""
+        watch.end(id(self))
+        self._wires.clear()
+        self._windows.clear()

@@ -1,0 +1,238 @@
+"""Sums over the workers without a server: a ring of workers, each sending to the next, over MPI.
+
+An array is cut into as many blocks as there are workers. First the sums grow: partial sums of every block travel round
+the ring, each worker adding its own (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends
+2 (p - 1)/p of the array's bytes, which no allreduce can beat. `messages` is all of it, without a network.
+
+One thread of each process moves all messages. It has several rounds under way at once, so that one adds while others
+transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
+start on every worker in the order in which its script asked for them.
+"""
+import threading
+import time
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.errors import EXIT_FAILURE, KVStoreError
+from kvstore.job import control
+from kvstore.job.control import watch
+from kvstore.wire.codecs import Codec, NotFiniteError, Plain
+
+MESSAGE_NBYTES = 256 * 1024
+"""A message that suits a ring: a smaller one takes as much of a core, a larger one is late to be added (16.8 MB, 4
+workers on 2 cores, 1 Gbit/s: `quantize` takes 59 ms so, 74 ms with messages a quarter as long)."""
+LEAST_ROUNDS = 8
+"""So many share the work of a small model, for one to transfer while another adds (0.27 million floats at 1 Gbit/s: 14
+ms, in one round 20)."""
+LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
+"""The latter where an iteration passes before the sum is needed (`pipesgd`, 4 workers on 2 cores, 0.27 million floats:
+25 ms per iteration, with 128 KiB 26; `dsync` the other way round: 35 and 30)."""
+
+Messages = Iterator[Tuple[np.ndarray, np.ndarray]]
+
+
+def messages(worker_rank: int, num_workers: int, codec: Codec, own: np.ndarray, total: np.ndarray,
+             scratch: Tuple[np.ndarray, np.ndarray]) -> Messages:
+    """The sum of every worker's `own` in `total`, as one worker's pairs of messages (to the next, from the previous).
+
+    The caller sends and receives each pair, and goes on when both are over. `scratch`: two buffers, each large enough
+    for the message of one block.
+    """
+    p, m = num_workers, worker_rank
+    ours, sums = blocks(own, p), blocks(total, p)
+    mine, theirs = scratch
+
+    def encode(block: int, values: np.ndarray) -> np.ndarray:
+        message = codec.wire(values, mine)
+        try:
+            codec.encode(values, message)
+        except NotFiniteError as error:
+            raise KVStoreError(f"block {block} of {p}: {error}") from None
+        return message
+
+    if p == 1:
+        np.copyto(total, own)
+        return
+    block = m
+    outgoing = encode(m, ours[m])
+    for step in range(p - 1):  # reduce-scatter
+        block = (m - 1 - step) % p
+        incoming = codec.wire(sums[block], theirs)
+        yield outgoing, incoming
+        codec.decode(incoming, sums[block])
+        np.add(sums[block], ours[block], out=sums[block])
+        outgoing = encode(block, sums[block])
+    codec.decode(outgoing, sums[block])  # its owner goes on with what the others will decode
+    for step in range(p - 1):  # allgather
+        block = (m - step) % p
+        incoming = codec.wire(sums[block], theirs)
+        yield outgoing, incoming
+        codec.decode(incoming, sums[block])
+        outgoing, mine, theirs = incoming, theirs, mine  # forwarded as it came
+
+
+def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
+    """`array` in `number` parts of about the same size, some empty if it is short."""
+    bounds = [array.size * index // number for index in range(number + 1)]
+    return [array[start:stop] for start, stop in zip(bounds, bounds[1:])]
+
+
+def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> int:
+    """The size of buckets that suits a ring which sums so many floats in an iteration, and somebody who `waits`."""
+    whole_messages = 4 * num_workers * (MESSAGE_NBYTES * 4096 // codec.nbytes(4096))
+    least = LEAST_BUCKET_NBYTES if waits else LEAST_PATIENT_NBYTES
+    return max(least, min(whole_messages, 4 * floats // LEAST_ROUNDS))
+
+
+class Round:
+    """One allreduce, from the moment it is asked for."""
+
+    def __init__(self, number: int, what: str, codec: Codec) -> None:
+        self.number, self.what, self.codec = number, what, codec
+        self.own: np.ndarray
+        self.total: np.ndarray
+        self.over: Callable[[], None]
+        self.messages: Messages
+        self.left = 0  # pairs of messages
+
+    def __str__(self) -> str:
+        return f"round {self.number}, {self.what}"
+
+
+class Rounds:
+    """All allreduces of this process. `ask` on the main thread, `begin` on any.
+
+    Invariants:
+      1. Rounds begin in the order of their numbers: round n only when all before it have begun.
+      2. A slot has one round, and that one pair of messages under way.
+      3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
+    """
+
+    WINDOW = 8  # rounds under way
+    SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
+
+    def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
+        self._comm, self._mpi, self._timeout_s = comm, mpi, timeout_s
+        self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
+        self._asked = 0
+        self._given: Dict[int, Round] = {}  # arrays are there, not begun
+        self._begun = 0
+        self._news = threading.Condition()
+        self._slots: List[Optional[Round]] = [None] * self.WINDOW
+        self._scratch = [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
+        self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
+        self._moved = 0  # messages that have come or gone
+        control.share_python()
+        threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
+        watch.follow(self, timeout_s, self._under_way, self._overdue)
+
+    def ask(self, what: str, codec: Codec) -> Round:
+        """The next round, in the same order on every worker."""
+        self._asked += 1
+        return Round(self._asked, what, codec)
+
+    def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
+        """Sum `own` into `total`, when all rounds before have begun; `over` is called then, on the ring's thread."""
+        round_.own, round_.total, round_.over = own, total, over
+        with self._news:
+            self._given[round_.number] = round_
+            self._news.notify()
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
+        own = np.ascontiguousarray(array, np.float32).reshape(-1)
+        total, over = np.empty_like(own), threading.Event()
+        with watch.deadline(self._timeout_s, f"a sum over the workers was not over within {self._timeout_s:g} s: "
+                            "another worker is late, stopped or unreachable, or has left. Check that all are alive, or "
+                            "raise `timeout_s`"):
+            self.begin(self.ask("a sum over the workers", Plain()), own, total, over.set)
+            over.wait()
+        return total.reshape(np.shape(array))
+
+    def _guarded_run(self) -> None:
+        try:
+            with np.errstate(all="ignore"):  # gradients may diverge; who looks at them will say so
+                self._run()
+        except self._mpi.Exception as error:
+            control.die(f"{self._first()}: MPI reports an error: {error}; has another worker of the ring died, or "
+                        "taken other steps than this one?", EXIT_FAILURE, consequence=True)
+        except BaseException:
+            control.die(traceback.format_exc(), EXIT_FAILURE)
+
+    def _run(self) -> None:
+        pause_s = self.SHORTEST_S
+        while True:
+            self._fill_slots()
+            over = self._mpi.Request.Testsome(self._requests)
+            if over:
+                self._advance(over)
+                pause_s = self.SHORTEST_S
+            else:
+                time.sleep(pause_s)
+                pause_s = min(1.25 * pause_s, self.LONGEST_S)
+
+    def _fill_slots(self) -> None:
+        """Begin what may begin; wait while there is nothing to do."""
+        while None in self._slots:
+            round_ = self._given.pop(self._begun + 1, None)
+            if round_ is not None:
+                self._begin(self._slots.index(None), round_)
+            elif any(self._slots):
+                return
+            else:
+                with self._news:
+                    self._news.wait_for(lambda: self._begun + 1 in self._given)
+
+    def _begin(self, slot: int, round_: Round) -> None:
+        self._begun = round_.number
+        longest = round_.codec.nbytes(-(-round_.own.size // self.num_workers))
+        if self._scratch[slot][0].size < longest:
+            self._scratch[slot] = (np.empty(longest, np.uint8), np.empty(longest, np.uint8))
+        round_.messages = messages(self.worker_rank, self.num_workers, round_.codec, round_.own, round_.total,
+                                   self._scratch[slot])
+        round_.left = 2 * (self.num_workers - 1)
+        self._slots[slot] = round_
+        self._go_on(slot)
+
+    def _advance(self, over: List[int]) -> None:
+        self._moved += len(over)
+        null = self._mpi.REQUEST_NULL
+        for slot in {index // 2 for index in over}:
+            if self._requests[2 * slot] == null and self._requests[2 * slot + 1] == null:
+                self._go_on(slot)
+
+    def _go_on(self, slot: int) -> None:
+        """The next pair of messages of the round in `slot`, if there is one."""
+        round_ = self._slots[slot]
+        assert round_ is not None
+        try:
+            pair = next(round_.messages, None)
+        except KVStoreError as error:
+            control.die(f"{round_}, {error}", EXIT_FAILURE)
+        if pair is None:
+            self._slots[slot] = None
+            round_.over()
+            return
+        outgoing, incoming = pair
+        tag = round_.number % 32768
+        round_.left -= 1
+        # The last message is only over when it has been received, and all before it have then, too.
+        send = self._comm.Isend if round_.left else self._comm.Issend
+        self._requests[2 * slot] = self._comm.Irecv(incoming, (self.worker_rank - 1) % self.num_workers, tag)
+        self._requests[2 * slot + 1] = send(outgoing, (self.worker_rank + 1) % self.num_workers, tag)
+
+    def _under_way(self) -> Optional[int]:
+        return self._moved if any(self._slots) else None
+
+    def _overdue(self) -> str:
+        previous = (self.worker_rank - 1) % self.num_workers
+        return (f"{self._first()}: nothing has moved on the ring for {self._timeout_s:g} s; worker "
+                f"{previous}, from which this one receives, or one before it is late, stopped or unreachable, or has "
+                "taken fewer steps and left. Check that all are alive, or raise `timeout_s`")
+
+    def _first(self) -> str:
+        """The first round that is under way."""
+        under_way = [round_ for round_ in self._slots if round_]
+        return str(min(under_way, key=lambda round_: round_.number)) if under_way else "between rounds"

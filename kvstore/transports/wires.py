@@ -1,0 +1,179 @@
+"""The buffers between a worker and the wire: comm_buf_, two for each bucket, used in turn.
+
+One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
+the next exchange runs.
+"""
+import functools
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.buckets import WIRE_DTYPE
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.messages import FETCH, HEADER, mark, split_lr
+
+
+class Buffer:
+    """One message and its parts (`messages`). Views share the whole's engine variable."""
+
+    def __init__(self, size: int, context: mx.Context) -> None:
+        self.size = size
+        self.nbytes = WIRE_DTYPE.itemsize * size
+        self.whole = mx.nd.zeros(size + HEADER, context)
+        self.payload, self.version = self.whole[:size], self.whole[size:size + 1]
+
+    @functools.cached_property
+    def floats(self) -> np.ndarray:
+        """The whole in place, for operations of the engine that declare it."""
+        return engine.view(self.whole)
+
+    def fill(self, payload: NDArray, version: NDArray, tag: Sequence[float], behind: Sequence[NDArray] = ()) -> None:
+        """Queue: be a message of `payload`, from who has `version`, once all arrays `behind` have been written."""
+        def write() -> None:
+            self.floats[:self.size] = engine.view(payload)
+            self.floats[self.size] = engine.view(version)[0]
+            self.floats[self.size + 1:] = tag
+
+        engine.push(write, [payload, version, *behind], [self.whole])
+
+
+class Tag:
+    """Learning rate and rank as one worker sends them."""
+
+    def __init__(self, worker_rank: int, counts: bool) -> None:
+        self.lr = 0.0
+        self._worker_rank, self._counts = worker_rank, counts
+
+    def floats(self) -> Tuple[float, float, int]:
+        """As they stand now."""
+        return (*split_lr(self.lr if self._counts else 0.0), mark(self._worker_rank))
+
+
+class Window:
+    """The messages of a synchronous job that are under way to one server: about `nbytes` of them, two at least.
+
+    Each waits for those that made room for it, or, if none had to, for those that did so last: nothing else makes
+    messages leave in the order in which they are asked for.
+    """
+
+    def __init__(self, nbytes: float) -> None:
+        self._nbytes = nbytes
+        self._under_way: Dict[int, Buffer] = {}  # by bucket, oldest first
+        self._gone: Dict[int, Buffer] = {}       # made room last
+
+    def make_room(self, bucket_id: int, nbytes: int) -> List[Buffer]:
+        """Messages of other buckets that have to be answered before the next of this one, so large, leaves."""
+        for messages in (self._under_way, self._gone):
+            messages.pop(bucket_id, None)  # the last one of its own it waits for anyway, in whose buffers it may be
+        room, gone = self._nbytes - nbytes / 2, {}
+        while len(self._under_way) > 1 and sum(buffer.nbytes for buffer in self._under_way.values()) > room:
+            oldest = next(iter(self._under_way))
+            gone[oldest] = self._under_way.pop(oldest)
+        self._gone = gone or self._gone
+        return list(self._gone.values())
+
+    def add(self, bucket_id: int, message: Buffer) -> None:
+        """It leaves when there is room."""
+        self._under_way[bucket_id] = message
+
+
+class Wire:
+    """One bucket's two buffers. `last` was sent last; it holds the answer, or will."""
+
+    def __init__(self, weights: NDArray) -> None:
+        self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
+        # Asynchronous jobs only:
+        self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken
+        self.latest = mx.nd.zeros(1, weights.context)   # written with each answer: what reads it is behind that
+        self.fetched: Optional[Buffer] = None
+        weights.copyto(self.last.payload)
+
+    def under_way(self) -> Optional[Tuple[float, ...]]:
+        """What is written at the end of both buffers, if a message waits for its answer; for looking at only."""
+        buffers = self._buffers if self.fetched is None else [*self._buffers, self.fetched]
+        headers = [tuple(engine.floats(buffer.whole, buffer.size, buffer.size + HEADER)) for buffer in buffers]
+        return sum(headers, ()) if any(header[-1] for header in headers) else None
+
+    @property
+    def last(self) -> Buffer:
+        return self._buffers[1]
+
+    def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
+        """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
+        self._buffers.reverse()
+        self.last.fill(payload, self.version, tag.floats(), [self.latest])
+        return self.last
+
+    def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
+        """A message that only asks: behind the last answer, and not before `after` has been written."""
+        if self.fetched is None:
+            self.fetched = Buffer(self.last.size, self.last.whole.context)
+        self.fetched.fill(after, self.latest, tag.floats())
+        return self.fetched
+
+    def answered(self, buffer: Buffer) -> None:
+        """What is composed from here on goes out after the answer that `buffer` waits for."""
+        buffer.version.copyto(self.latest)
+
+    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = ()) -> Buffer:
+        """The next message of a synchronous job. What was `last` stays readable until the next but one.
+
+        It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other wires.
+        Were two pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers,
+        would take the second for another worker's.
+        """
+        before = self.last
+        self._buffers.reverse()
+        self.last.fill(payload, before.version, tag.floats(), [other.whole for other in behind])
+        return self.last
+
+
+class Taken(Pending):
+    """An answer whose version becomes the worker's when the algorithm takes it."""
+
+    def __init__(self, buffer: Buffer, wire: Wire) -> None:
+        super().__init__(buffer.payload)
+        self._buffer, self._wire, self._taken = buffer, wire, False
+
+    def result(self) -> NDArray:
+        if not self._taken:
+            self._buffer.version.copyto(self._wire.version)
+            self._taken = True
+        return super().result()
+
+
+class Wired(Transport):
+    """What transports whose messages go through wires have in common: buffers, tags and versions.
+
+    `_wires` is empty until the store opens.
+    """
+
+    has_servers = True
+
+    def __init__(self, worker_rank: int, synchronous: bool) -> None:
+        self.worker_rank = worker_rank
+        self._wires: Dict[int, Wire] = {}
+        self._fetch_tag = Tag(FETCH, counts=False)
+        self._be(synchronous)
+
+    def _be(self, synchronous: bool) -> None:
+        """In a synchronous job only worker 0's learning rate counts."""
+        self._synchronous = synchronous
+        self._tag = Tag(self.worker_rank, counts=not synchronous or self.worker_rank == 0)
+
+    @property
+    def lr(self) -> float:
+        return self._tag.lr
+
+    @lr.setter
+    def lr(self, lr: float) -> None:
+        self._tag.lr = lr
+
+    def versions(self) -> Dict[int, int]:
+        return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        for key, version in versions.items():
+            self._wires[key].version[:] = version

@@ -1,0 +1,145 @@
+"""What a ring sends for a block of floats: a class for each name in `CODECS`.
+
+A codec is two functions, floats to bytes and back. The ring encodes a block anew at every hop while partial sums of it
+grow, and once more when the sum is whole; from there on its bytes are forwarded as they are, and the owner of a block
+decodes its own message, too, so that all workers end with the same bits.
+
+Errors. With p workers each block is encoded p times: as the sum of one worker's gradient, of two workers' …, of all.
+Each codec states its error for one encoding of a value x; the error of the result is at most the sum of p of those, x
+being the partial sums, and float32's own rounding of p - 1 additions.
+"""
+from typing import Dict, Type
+
+import numpy as np
+
+from kvstore.errors import unknown
+
+
+class NotFiniteError(ValueError):
+    """A block holds NaN or infinity, and its codec has no code for them."""
+
+
+class Codec:
+    """Floats to bytes and back. An instance belongs to one thread: it may keep room to work in."""
+
+    def nbytes(self, size: int) -> int:
+        """Length of the message for `size` floats."""
+        raise NotImplementedError
+
+    def wire(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+        """Where the message for `values` is written or received: bytes of `scratch`."""
+        return scratch[:self.nbytes(values.size)]
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        """Write the message for `values` (float32) into `message` (uint8)."""
+        raise NotImplementedError
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        """Write what `message` stands for into `values`."""
+        raise NotImplementedError
+
+
+class Plain(Codec):
+    """`none`: the floats themselves, sent and received in place; 4 bytes each, no error."""
+
+    def nbytes(self, size: int) -> int:
+        return 4 * size
+
+    def wire(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+        return values.view(np.uint8)
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        """`message` is `values`."""
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        """`values` is `message`."""
+
+
+class Truncate(Codec):
+    """`truncate`: the upper 16 bits, as in Pipe-SGD: sign, exponent and 7 of 23 bits of the mantissa; 2 bytes a float.
+
+    The rest is cut off, not rounded, so every value moves toward zero.
+
+    Error of one encoding: below |x| / 128, or below 2^-133 where |x| < 2^-126. For p workers with gradients x_m: below
+    p/128 Σ|x_m|. Infinity stays infinity and NaN stays NaN.
+    """
+
+    def __init__(self) -> None:
+        self._shifted = np.empty(0, np.uint32)
+
+    def nbytes(self, size: int) -> int:
+        return 2 * size
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        self._shifted = _at_least(self._shifted, values.size)
+        upper, shifted = message.view(np.uint16), self._shifted[:values.size]
+        np.right_shift(values.view(np.uint32), np.uint32(16), out=shifted)
+        np.copyto(upper, shifted, casting="unsafe")
+        nan = np.isnan(values)
+        if nan.any():
+            upper[nan] |= 0x40  # a NaN whose mantissa lies in the lower bits would come out as infinity
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        whole = values.view(np.uint32)
+        whole[:] = message.view(np.uint16)
+        np.left_shift(whole, np.uint32(16), out=whole)
+
+
+class Quantize(Codec):
+    """`quantize`: integers from -127 to 127, and in front of them the block's largest magnitude M; 1 byte a float.
+
+    Error of one encoding: at most M/254, half a step, up to rounding (a factor of 1.0001), or M where M < 2^-119. For
+    p workers whose gradients lie within ±G: M grows to p G, so at most p (p + 1)/2 · G/254, plus the like of what the
+    errors themselves add to M (a factor of 1 + p/254). NaN and infinity raise NotFiniteError.
+    """
+
+    LEVELS = np.float32(127)
+    SMALLEST = np.float32(2.0 ** -119)  # below it, a step of M/127 would lose its precision
+
+    def __init__(self) -> None:
+        self._scaled = np.empty(0, np.float32)
+
+    def nbytes(self, size: int) -> int:
+        return 4 + size
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        self._scaled = _at_least(self._scaled, values.size)
+        scaled = self._scaled[:values.size]
+        largest = self._largest(values, scaled)
+        message[:4].view(np.float32)[0] = largest
+        if largest < self.SMALLEST:
+            message[4:] = 0
+            return
+        np.multiply(values, self.LEVELS / largest, out=scaled)
+        np.rint(scaled, out=scaled)
+        np.copyto(message[4:].view(np.int8), scaled, casting="unsafe")
+
+    @staticmethod
+    def _largest(values: np.ndarray, room: np.ndarray) -> np.float32:
+        """The largest magnitude. Without their signs floats are in the order of their bits, NaN above infinity."""
+        bits = np.bitwise_and(values.view(np.int32), np.int32(0x7fffffff), out=room.view(np.int32))
+        largest = bits.max(initial=0).view(np.float32)
+        if not np.isfinite(largest):
+            raise NotFiniteError(f"the codec quantize cannot send {largest}; the gradients have diverged (a smaller "
+                                 "learning rate?), or use the codec truncate or none")
+        return largest
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        largest = message[:4].view(np.float32)[0]
+        values[:] = message[4:].view(np.int8)
+        np.multiply(values, largest / self.LEVELS, out=values)
+
+
+CODECS: Dict[str, Type[Codec]] = {"none": Plain, "truncate": Truncate, "quantize": Quantize}
+
+
+def codec(name: str) -> Codec:
+    """A new instance of the codec of this name."""
+    if name not in CODECS:
+        raise unknown("codec", name, CODECS)
+    return CODECS[name]()
+
+
+def _at_least(room: np.ndarray, size: int) -> np.ndarray:
+    """`room`, or a larger one."""
+    return room if room.size >= size else np.empty(size, room.dtype)

@@ -1,0 +1,1 @@
+"""Options of a training run, checked before anything slow is imported."""

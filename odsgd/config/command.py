@@ -1,0 +1,36 @@
+"""The worker's command of a job, looked at before anything starts."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from odsgd.config.flags import parse_flags
+from odsgd.config.train import TrainConfig
+
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train.py"
+
+
+def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
+    """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
+
+    Returns the configuration, if it is one and can be known here.
+
+    For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
+    the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are
+    checked, each for itself.
+    """
+    flags = _flags_of_train(list(command))
+    if flags is None:
+        return None
+    _, config_file = parse_flags(TrainConfig, "odsgd train", flags)
+    if elsewhere and config_file and not Path(config_file).exists():
+        return None
+    return TrainConfig.from_flags(flags)
+
+
+def _flags_of_train(words: List[str]) -> Optional[List[str]]:
+    if words and Path(words[0]).name.startswith("python"):
+        words = ["odsgd", *words[3:]] if words[1:3] == ["-m", "odsgd"] else words[1:]
+    if words and Path(words[0]).resolve() == SCRIPT:
+        return words[1:]
+    return words[2:] if [Path(word).name for word in words[:2]] == ["odsgd", "train"] else None

@@ -1,0 +1,1 @@
+"""To measure and to look: an emulated cluster, benchmarks, timelines, reports."""

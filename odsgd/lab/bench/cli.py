@@ -1,0 +1,54 @@
+"""``odsgd bench``: measure, and say what was measured."""
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Iterator, Sequence
+
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
+from odsgd.lab.bench import figure, report
+from odsgd.lab.bench.config import BenchConfig
+from odsgd.lab.bench.results import rows
+from odsgd.lab.bench.run import measure
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a benchmark; 70 if one of its jobs failed."""
+    config = BenchConfig.from_flags(argv)
+    if config.png:
+        figure.check()
+    load_before = os.getloadavg()[0]
+    with _ending_well():
+        measured = measure(config, _say)
+    found = rows(config, measured)
+    print(report.table(config, found, measured))
+    machine = report.machine(config, (load_before, os.getloadavg()[0]))
+    command = ["odsgd", "bench", *argv]
+    report.write(config.json, report.dumps(report.as_json(config, found, measured, machine)))
+    report.write(config.markdown, report.markdown(config, found, measured, machine, command))
+    if config.png and found:
+        figure.draw(found, config.title, config.png)
+    return EXIT_FAILURE if measured.failures else 0
+
+
+@contextlib.contextmanager
+def _ending_well() -> Iterator[None]:
+    """Let a signal end what is under way, the cluster and its job, and then this process."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _say("")
+
+
+def _say(text: str) -> None:
+    """One line that the next overwrites, on a terminal; elsewhere a line each."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,153 @@
+"""The configuration of a benchmark: every option of ``odsgd bench``, as a flag and as a key of a YAML file.
+
+    >>> config = BenchConfig.from_flags("--systems ssgd,odsgd@1 --compute 34ms,wire/5 --rates 1gbit".split())
+    >>> [str(compute) for compute in config.compute], config.workers
+    (['34ms', 'wire/5'], (2,))
+"""
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from kvstore.options import KEYWORDS, PATH, TEXT, Kind, integer, integers, option, real, several
+from odsgd.config.flags import parse_flags
+from odsgd.config.train import read_yaml
+from odsgd.lab.bench import models, systems
+
+DESCRIPTION = """\
+Measure the time of an iteration of several systems on the same links: on an emulated cluster (`odsgd cluster`; Linux,
+root), or with `--rates none` on this machine's loopback. The jobs are interleaved and repeated.
+
+  odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn --compute 34ms --rates 1gbit --workers 2,4
+  odsgd bench --config configs/bench_peers.yaml --markdown docs/benchmarks/peers.md"""
+
+NO_CLUSTER = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """T_cop of one iteration: milliseconds, or a multiple of one server's T_wire; of all models or of one."""
+
+    model: Optional[str] = None
+    ms: float = 0.0
+    wires: float = 0.0
+
+    def milliseconds(self, wire_ms: float) -> float:
+        return self.ms + (self.wires * wire_ms if self.wires else 0.0)
+
+    def __str__(self) -> str:
+        """As it is written."""
+        factor, divisor = self.wires, 1 / self.wires if self.wires else 0.0
+        wires = f"wire/{divisor:g}" if factor < 1 else f"{factor:g}wire"
+        return (f"{self.model}=" if self.model else "") + (wires if factor else f"{self.ms:g}ms" if self.ms else "0")
+
+
+_DURATION = re.compile(r"(?:(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<factor>\d+(?:\.\d+)?)?wire(?:/(?P<divisor>\d+"
+                       r"(?:\.\d+)?))?|0)")
+
+
+def _compute(value: Any) -> Compute:
+    if isinstance(value, Compute):
+        return value
+    model, _, duration = str(value).strip().rpartition("=")
+    match = _DURATION.fullmatch(duration)
+    if not match or (match["divisor"] and not float(match["divisor"])):
+        raise ValueError
+    ms = float(match["number"]) * (1000 if match["unit"] == "s" else 1) if match["number"] else 0.0
+    wires = float(match["factor"] or 1) / float(match["divisor"] or 1) if "wire" in duration else 0.0
+    return Compute(models.check(model) if model else None, ms, wires)
+
+
+def _rate(value: Any) -> str:
+    from odsgd.lab.cluster import links
+    if str(value) != NO_CLUSTER:
+        links.link_rates(1, str(value), {})  # complains
+    return str(value)
+
+
+SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]",
+              lambda value: value if isinstance(value, systems.System) else systems.parse(str(value)))
+MODEL = Kind("MODEL", "names of models", lambda value: models.check(str(value)))
+COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _compute)
+RATE = Kind("RATE", "rates as 1gbit, or none", _rate)
+
+WHAT, HOW, OUTPUT = "What is measured", "How", "What is written"
+
+
+@dataclasses.dataclass(frozen=True)
+class BenchConfig:
+    """One benchmark, checked."""
+
+    systems: Tuple[systems.System, ...] = option(
+        WHAT, None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
+        "torch/ddp; with options as odsgd:transport=ring or pipesgd:codec=quantize; @1, @2: so many servers on hosts "
+        "of their own, @auto (default): one beside every worker")
+    models: Tuple[str, ...] = option(
+        WHAT, ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), or one of "
+        "`odsgd train`, for 32x32 images of 10 classes")
+    compute: Tuple[Compute, ...] = option(
+        WHAT, (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
+        "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "
+        "alone (default)")
+    workers: Tuple[int, ...] = option(WHAT, (2,), integers(1), "numbers of workers")
+    rates: Tuple[str, ...] = option(
+        WHAT, (NO_CLUSTER,), several(RATE), "rates of the hosts' links, each way: 1gbit; none: this machine's loopback")
+    repeat: int = option(HOW, 5, integer(1), "jobs per system and number of workers, interleaved")
+    seconds: float = option(
+        HOW, 4.0, real(above=0), "length of one measurement, estimated from T_cop + T_wire; at least 8 iterations")
+    warm_up: int = option(HOW, 3, integer(1), "iterations before a measurement that do not count")
+    timeout_s: float = option(HOW, 240.0, real(above=0), "a job that takes longer is ended and counts as failed")
+    torch_python: Optional[str] = option(
+        HOW, None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
+    batch_size: int = option(
+        OUTPUT, 0, integer(0), "samples per worker and iteration: shows the samples per second of one worker; 0: not")
+    baseline: Optional[str] = option(
+        OUTPUT, None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
+    columns: Tuple[str, ...] = option(
+        OUTPUT, (), several(Kind("COLUMN", "columns: cpu, memory, size", lambda value: _column(str(value)))),
+        "more columns: cpu (of a worker and of a server, per iteration), memory (their largest), size (milliseconds "
+        "per million parameters)")
+    title: str = option(OUTPUT, "Benchmark", TEXT, "headline of the Markdown and the picture")
+    note: str = option(OUTPUT, "", TEXT, "text below the headline")
+    reference: str = option(OUTPUT, "", TEXT, "what the numbers of `reference_values` are")
+    reference_values: Dict[str, Any] = option(
+        OUTPUT, {}, KEYWORDS, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
+    markdown: Optional[str] = option(OUTPUT, None, PATH, "write the tables and the configuration there")
+    json: Optional[str] = option(OUTPUT, None, PATH, "write every measured value there")
+    png: Optional[str] = option(OUTPUT, None, PATH, "draw the medians there (needs matplotlib)")
+
+    @classmethod
+    def from_flags(cls, argv: Sequence[str]) -> "BenchConfig":
+        """From a command line, and the file after ``--config``; flags win."""
+        flags, config_file = parse_flags(cls, "odsgd bench", argv, DESCRIPTION)
+        return cls(**{**(read_yaml(cls, config_file, "odsgd bench") if config_file else {}), **flags})
+
+    def __post_init__(self) -> None:
+        if not self.systems:
+            raise ConfigError("no systems: say what to measure, e.g. --systems mxnet/dist_sync@1,ssgd,odsgd")
+        labels = [system.label for system in self.systems]
+        if self.baseline is not None and self.baseline not in labels:
+            raise ConfigError(f"baseline `{self.baseline}` is not among the systems: {', '.join(labels)}")
+        for compute in self.compute:
+            if compute.model and compute.model not in self.models:
+                raise ConfigError(f"compute {compute}: the models are {', '.join(self.models)}")
+            if compute.wires and NO_CLUSTER in self.rates:
+                raise ConfigError(f"compute {compute}: loopback has no T_wire; give a time, or --rates 1gbit")
+        idle = [model for model in self.models if not self.computes(model)]
+        if idle:
+            raise ConfigError(f"compute has no time for model {', '.join(idle)}; add {idle[0]}=..., or leave it out "
+                              "of models")
+
+    def computes(self, model: str) -> Sequence[Compute]:
+        """The computing times of one model."""
+        if not self.compute:
+            return (Compute(),)
+        return tuple(compute for compute in self.compute if compute.model in (None, model))
+
+
+def _column(name: str) -> str:
+    if name not in ("cpu", "memory", "size"):
+        raise ValueError
+    return name

@@ -1,0 +1,22 @@
+"""One measured job, on the launching machine: ``python -m odsgd.lab.bench.job FLAGS.json``.
+
+It is `odsgd launch` with those flags and with servers that note what they use, stock MXNet's where that is measured.
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+from odsgd.launch import cli, supervise
+
+
+def main(file: str) -> int:
+    """Run it to its end; returns the launcher's exit code."""
+    asked = json.loads(Path(file).read_text(encoding="utf-8"))
+    return supervise.run(dataclasses.replace(cli.parse(asked["flags"]), server_command=tuple(asked["server_command"])))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,256 @@
+"""The jobs of a benchmark, one after the other: for each rate a cluster, and on it every system in turn, repeatedly."""
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.lab.bench import models
+from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, Compute
+from odsgd.lab.bench.systems import DDP, System
+
+LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
+LOOPBACK_GUESS = 5e8
+"""Bytes per second, only to guess how many iterations fill a measurement."""
+
+GRACE_S = 15.0
+"""For a launcher to end its job after a SIGTERM."""
+
+
+class Links(NamedTuple):
+    """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
+
+    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+    flags: Sequence[str]
+    measure_goodput: Callable[[], List[float]]
+
+
+class Run(NamedTuple):
+    """What one job measured of one case."""
+
+    rate: str
+    model: str
+    compute: str
+    compute_ms: float
+    workers: int
+    system: str
+    iteration_ms: float
+    """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
+    times_ms: List[List[float]]
+    """Of every worker, of every iteration."""
+    worker_cpu_ms: float
+    worker_memory_mb: float
+    server_cpu_ms: Optional[float]
+    server_memory_mb: Optional[float]
+
+
+class Measured(NamedTuple):
+    """All that a benchmark measured."""
+
+    runs: List[Run]
+    goodput: Dict[str, List[float]]
+    """Per rate, what the links carried each way, before and after the jobs."""
+    failures: List[str]
+
+
+Usage = Dict[str, float]
+
+
+class JobFailed(Exception):
+    """One job has not come to its end; the others go on."""
+
+
+def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
+    """Run everything."""
+    measured = Measured([], {}, [])
+    systems = _available(config, say)
+    for rate in config.rates:
+        hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
+        with _links(rate, hosts) as links:
+            goodput = measured.goodput[rate] = links.measure_goodput()
+            total = config.repeat * len(config.workers) * len(systems)
+            for number, (repetition, workers, system) in enumerate(
+                    (repetition, workers, system) for repetition in range(config.repeat)
+                    for workers in config.workers for system in systems):
+                say(f"{rate}: job {number + 1} of {total}: {system.label}, {workers} workers")
+                try:
+                    measured.runs.extend(_job(config, links, rate, statistics.median(goodput), workers, system))
+                except JobFailed as failure:
+                    measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
+                                             f"{repetition + 1}: {failure}")
+            goodput.extend(links.measure_goodput())
+    return measured
+
+
+def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[System]:
+    if config.torch_python:
+        return config.systems
+    systems = [system for system in config.systems if system.name != DDP]
+    if len(systems) < len(config.systems):
+        say(f"{DDP} is left out: say where a Python with PyTorch is, --torch-python PATH\n")
+    if not systems:
+        raise ConfigError(f"{DDP} needs a Python with PyTorch: --torch-python PATH")
+    return systems
+
+
+# Where jobs run
+
+@contextlib.contextmanager
+def _links(rate: str, hosts: int) -> Iterator[Links]:
+    if rate == NO_CLUSTER:
+        yield Links(_run_here, (), lambda: [math.inf])
+        return
+    from odsgd.lab.cluster import Cluster
+    with Cluster.up(hosts=hosts, rate=rate) as cluster:
+        yield Links(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
+                    ("-H", cluster.hostfile),
+                    lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
+
+
+def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               universal_newlines=True)
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        process.terminate()  # the launcher ends its job
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            said = process.communicate(timeout=GRACE_S)
+            if isinstance(error, subprocess.TimeoutExpired):
+                error.output, error.stderr = said  # type: ignore[assignment]
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+# One job
+
+def _job(config: BenchConfig, links: Links, rate: str, goodput: float, workers: int, system: System) -> List[Run]:
+    cases = {model: [Case.of(config, model, compute, workers, goodput) for compute in config.computes(model)]
+             for model in config.models}
+    with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
+        spec = {"folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
+                "models": [{"shapes": models.shapes(model), "cases": [case.spec() for case in cases[model]]}
+                           for model in config.models]}
+        _write(folder, "spec", spec)
+        flags = ["-n", str(workers), "-s", system.servers or "0", *links.flags, "--startup-timeout", "0",
+                 "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
+        for variable, value in system.env.items():
+            flags += ["--env", f"{variable}:{value}"]
+        job = {"flags": [*flags, *system.worker_command(config.torch_python), folder + "/spec.json"],
+               "server_command": system.server_command}
+        _await(links, [sys.executable, "-m", "odsgd.lab.bench.job", _write(folder, "job", job)], config.timeout_s)
+        found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
+        servers = [_log(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
+    flat = [(model, case) for model in config.models for case in cases[model]]
+    return [Run(rate, model, str(case.compute), case.compute_ms, workers, system.label, *_merged(by_worker, servers))
+            for (model, case), by_worker in zip(flat, zip(*found))]
+
+
+def _await(links: Links, command: Sequence[str], timeout_s: float) -> None:
+    try:
+        done = links.run(command, timeout_s)
+    except subprocess.TimeoutExpired as overdue:
+        said = overdue.stderr if isinstance(overdue.stderr, str) else ""
+        raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`){_last_lines(said)}") from None
+    if done.returncode:
+        raise JobFailed(f"exit code {done.returncode}{_last_lines(done.stderr.strip() or done.stdout)}")
+
+
+def _last_lines(said: str) -> str:
+    return "".join("\n    " + line for line in said.strip().splitlines()[-12:])
+
+
+def _merged(by_worker: Sequence[Dict[str, Any]], servers: Sequence[List[Usage]]) -> Tuple[Any, ...]:
+    """The means over workers and over servers, of the time in which all workers had begun and none had ended.
+
+    Without that, workers that do not wait for each other would have the links to themselves at the end.
+    """
+    moments = [worker["moments_s"] for worker in by_worker]
+    began_s, ended_s = max(mine[0] for mine in moments), min(mine[-1] for mine in moments)
+    counts = [iterations(mine, began_s, ended_s) for mine in moments]
+    if min(counts) < 1:
+        raise JobFailed("one worker ended about when another began to be measured; raise `seconds`")
+    count = statistics.mean(counts)
+    times_ms = [[round(1000 * (end - start), 3) for start, end in zip(mine, mine[1:])] for mine in moments]
+    of_workers = [used(worker["usage"], began_s, ended_s) for worker in by_worker]
+    of_servers = [used(log, began_s, ended_s) for log in servers]
+    return (round(1000 * (ended_s - began_s) / count, 3), times_ms, *_per_iteration(of_workers, count),
+            *_per_iteration(of_servers, count))
+
+
+def iterations(moments_s: Sequence[float], began_s: float, ended_s: float) -> float:
+    """How many iterations, which began and ended at these moments, fit between two others.
+
+    >>> iterations([0.0, 2.0, 4.0], 1.0, 4.0)
+    1.5
+    """
+    import numpy as np
+    before, after = np.interp([began_s, ended_s], moments_s, range(len(moments_s)))
+    return float(after - before)
+
+
+def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
+    """What a process used from one moment to another: CPU seconds, and the largest memory.
+
+    >>> log = [{"at_s": 0, "cpu_s": 0, "memory_mb": 8}, {"at_s": 2, "cpu_s": 1, "memory_mb": 9}]
+    >>> used(log, 1, 2)
+    {'cpu_s': 0.5, 'memory_mb': 9.0}
+    """
+    import numpy as np
+    at_s, cpu_s, memory_mb = ([line[what] for line in log] for what in ("at_s", "cpu_s", "memory_mb"))
+    began_cpu_s, ended_cpu_s = np.interp([began_s, ended_s], at_s, cpu_s)
+    return {"cpu_s": float(ended_cpu_s - began_cpu_s), "memory_mb": float(np.interp(ended_s, at_s, memory_mb))}
+
+
+def _per_iteration(processes: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
+    """CPU milliseconds in each of `count` iterations and memory, means over processes; None, None without any."""
+    if not processes:
+        return None, None
+    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / count, 3),
+            round(statistics.mean(process["memory_mb"] for process in processes), 1))
+
+
+def _log(path: Path) -> List[Usage]:
+    """What a server noted; it may have been ended while it wrote a line."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def _write(folder: str, name: str, content: Any) -> str:
+    path = Path(folder, name + ".json")
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return str(path)
+
+
+class Case(NamedTuple):
+    """One model with one computing time, in one job."""
+
+    model: str
+    compute: Compute
+    compute_ms: float
+    iterations: int
+    warm_up: int
+
+    @classmethod
+    def of(cls, config: BenchConfig, model: str, compute: Compute, workers: int, goodput: float) -> "Case":
+        wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
+        compute_ms = compute.milliseconds(wire_ms)
+        iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
+        return cls(model, compute, compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
+
+    def spec(self) -> Dict[str, Any]:
+        """What a worker is told."""
+        return {"compute_s": self.compute_ms / 1000, "warm_up": self.warm_up, "iterations": self.iterations}
+
+
+def nbytes(model: str) -> int:
+    """N, of single precision."""
+    return 4 * sum(map(models.size, models.shapes(model)))

@@ -1,0 +1,101 @@
+"""The systems that can be measured, by name, and how a job of each is launched.
+
+    NAME[:OPTION=VALUE...][@SERVERS]      odsgd@auto   odsgd:transport=ring   pipesgd:codec=quantize   mxnet/p3@1
+
+Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. SERVERS is how many
+parameter servers there are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts
+one beside every worker. A system on a ring has none.
+"""
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from kvstore.errors import ConfigError, unknown
+from odsgd.config.train import STORES, needs_servers
+
+STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
+"""Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
+
+DDP = "torch/ddp"
+OURS = tuple(name for name in STORES if name != "local")
+FOLDER = Path(__file__).parent
+NAMES = (*OURS, *STOCK, DDP)
+AUTO = "auto"
+
+OPTIONS: Dict[str, Tuple[str, ...]] = {**STORES, **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train, as a user would start it."""
+
+    label: str
+    name: str
+    options: Mapping[str, Any]
+    servers: Optional[str]
+    """A number, `auto`, or None where gradients go round a ring."""
+
+    @property
+    def stock(self) -> bool:
+        return self.name in STOCK
+
+    @property
+    def env(self) -> Dict[str, str]:
+        return STOCK.get(self.name, {})
+
+    def extra_hosts(self) -> int:
+        """Hosts it needs beside the workers'."""
+        return int(self.servers) if self.servers not in (None, AUTO) else 0
+
+    def num_servers(self, workers: int) -> int:
+        return workers if self.servers == AUTO else self.extra_hosts()
+
+    @property
+    def server_command(self) -> List[str]:
+        return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
+
+    def worker_command(self, torch_python: Optional[str]) -> List[str]:
+        """What every worker runs, before the name of the file that says what to measure."""
+        if self.name == DDP:
+            return [str(torch_python), str(FOLDER / "ddp.py")]
+        return [sys.executable, "-m", "odsgd.lab.bench.worker"]
+
+
+def parse(text: str) -> System:
+    """The system that `text` names.
+
+    >>> parse("pipesgd:codec=quantize:K=3").options, parse("odsgd@1").servers, parse("ssgd").servers
+    ({'codec': 'quantize', 'K': 3}, '1', 'auto')
+    """
+    words, at, servers = text.partition("@")
+    name, *pairs = words.split(":")
+    if name not in NAMES:
+        raise unknown("system", name, NAMES)
+    options = {**_past_warm_up(name), **dict(_option(text, pair) for pair in pairs)}
+    for option in options:
+        if option not in OPTIONS[name]:
+            raise unknown(f"option of {name}", option, OPTIONS[name])
+    if name == DDP or not needs_servers(name, options.get("transport")):
+        if at:
+            raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
+        return System(text, name, options, None)
+    servers = servers if at else AUTO
+    if servers != AUTO and not (servers.isdigit() and int(servers)):
+        raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
+    return System(text, name, options, servers)
+
+
+def _past_warm_up(name: str) -> Dict[str, Any]:
+    """A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's."""
+    return {"warmup": 0} if "warmup" in STORES.get(name, ()) else {}
+
+
+def _option(text: str, pair: str) -> Tuple[str, Any]:
+    import yaml
+    key, equals, value = pair.partition("=")
+    if not (key.isidentifier() and equals and value):
+        raise ConfigError(f"`{text}`: expected OPTION=VALUE, got `{pair}`")
+    return key, yaml.safe_load(value)

@@ -1,0 +1,116 @@
+"""One worker of a measured job, on MXNet: ``python -m odsgd.lab.bench.worker SPEC.json``.
+
+Per case it runs `warm_up` iterations and then `iterations`. An iteration is what a training loop queues: the emulated
+accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in the order
+and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read. The loop
+is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each other.
+
+Written to FOLDER/RANK.json: per case the moments at which iterations began and ended, in seconds of the machine's one
+clock, and what the process used.
+"""
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence
+
+import kvstore
+import odsgd  # noqa: F401
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from odsgd.lab.bench import usage
+from odsgd.training.emulate import Emulated
+
+LATE_S = 60.0
+"""An iteration that takes longer ends the job."""
+
+KEYS_PER_MODEL = 10000
+
+
+class Moment:
+    """When all of `arrays` had been written, in seconds."""
+
+    def __init__(self, arrays: Sequence[NDArray]) -> None:
+        self._come = threading.Event()
+        engine.push(self._now, arrays, [])
+
+    def _now(self) -> None:
+        self._at = time.monotonic()
+        self._come.set()
+
+    def wait(self) -> float:
+        if not self._come.wait(LATE_S):
+            raise RuntimeError(f"an iteration has not ended within {LATE_S:g} s")
+        return self._at
+
+
+class Training:
+    """One model on one store."""
+
+    def __init__(self, store: Any, shapes: Sequence[Sequence[int]], first_key: int) -> None:
+        self.weights = [mx.nd.ones(shape) for shape in shapes]
+        self.grads = [mx.nd.zeros(shape) for shape in shapes]
+        self.keys = range(first_key, first_key + len(shapes))
+        self.store = store
+        for key, weight in zip(self.keys, self.weights):
+            self.store.broadcast(key, weight, weight)
+
+    def measure(self, case: Dict[str, Any]) -> Dict[str, Any]:
+        compute = Emulated(zip(self.weights, self.grads), case["compute_s"], forward=0.0) if case["compute_s"] else None
+        self._iterations(compute, case["warm_up"])
+        before = usage.now()
+        moments = self._iterations(compute, case["iterations"])
+        return {"moments_s": moments, "usage": [before, usage.now()]}
+
+    def _iterations(self, compute: Any, count: int) -> List[float]:
+        """When `count` iterations began and ended."""
+        moments = [Moment(self.weights)]
+        moments[0].wait()
+        for _ in range(count):
+            if compute:
+                compute.iteration()
+            for number, key in enumerate(self.keys):
+                self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
+            moments.append(Moment(self.weights))
+            moments[-2 if compute else -1].wait()
+        return [moment.wait() for moment in moments]
+
+
+def _stores(system: Dict[str, Any]) -> Iterator[Any]:
+    """A store per model: one of ours serves one model, of stock MXNet's there can be one in a process."""
+    if system["stock"]:
+        store = mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
+        store.set_optimizer(_optimizer())
+        yield from itertools.repeat(store)
+    while True:
+        store = kvstore.create(system["name"], **system["options"])
+        store.set_optimizer(_optimizer())
+        yield store
+
+
+def _optimizer() -> Any:
+    """Nothing writes the gradients: at this rate no rule makes much of what happens to be in them."""
+    return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
+
+
+def _rank() -> int:
+    return int(os.environ["ODSGD_WORKER_RANK"])
+
+
+def main(file: str) -> None:
+    """Measure every case of a job; a model's computing times on one store."""
+    spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    measured = []
+    for number, (model, store) in enumerate(zip(spec["models"], _stores(spec["system"]))):
+        training = Training(store, model["shapes"], number * KEYS_PER_MODEL)
+        measured += [training.measure(case) for case in model["cases"]]
+    Path(spec["folder"], f"{_rank()}.json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

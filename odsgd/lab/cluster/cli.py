@@ -1,0 +1,142 @@
+"""``odsgd cluster up|run|down``."""
+from __future__ import annotations
+
+import argparse
+import functools
+import shutil
+import signal
+import sys
+from typing import Any, List, NoReturn, Sequence
+
+from kvstore.errors import ConfigError, unknown
+from odsgd.lab.cluster import links
+from odsgd.lab.cluster.cluster import Cluster, check_machine, forgotten, names
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEFAULT_NAME = "default"
+SI_KERNEL = 0x80
+"""Where a signal comes from that a terminal sends, to all of its foreground processes."""
+
+USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host-rate HOST=RATE ...]
+       odsgd cluster run [--name NAME] COMMAND ...
+       odsgd cluster run --hosts N [--rate RATE] [--host-rate HOST=RATE ...] COMMAND ...
+       odsgd cluster down [--name NAME | --all]
+
+An emulated cluster on this machine (Linux, root): hosts in network namespaces, their links as slow as you say.
+`run` runs a command on its launching machine; with --hosts it brings a cluster up for it, and takes it down after it.
+`@hosts` in the command becomes the path of the hosts file.
+
+example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worker:
+  odsgd cluster run --hosts 4 --rate 1gbit odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """One of the three; the exit code is 0, or the command's."""
+    actions = {"up": up, "run": run, "down": down}
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if argv else 64
+    if argv[0] not in actions:
+        raise unknown("action", argv[0], actions)
+    for number in _heeded():
+        signal.signal(number, _interrupt)  # so that what is half up, or up for one command, goes down
+    return actions[argv[0]](list(argv[1:]))
+
+
+def up(argv: List[str]) -> int:
+    """Bring a cluster up that stays."""
+    parser = _Parser("up", name=DEFAULT_NAME, shape=True)
+    options = parser.parse_args(argv)
+    if options.hosts is None:
+        raise ConfigError("--hosts N is needed: how many hosts")
+    cluster = _up(options, options.name)
+    cluster.stay()
+    print(f"cluster `{cluster.name}` is up: {_listed(cluster.hosts)}, hosts file {cluster.hostfile}")
+    return 0
+
+
+def run(argv: List[str]) -> int:
+    """Run a command on a cluster that is up, or on one of its own."""
+    parser = _Parser("run", name=None, shape=True)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(argv)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise ConfigError("no command: say what to run, e.g. `odsgd cluster run -- odsgd launch -n 2 -H @hosts …`")
+    if not shutil.which(command[0]):
+        raise ConfigError(f"no such program: {command[0]}")
+    if options.hosts is None:
+        if options.rate or options.host_rate:
+            raise ConfigError("--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out")
+        return _attend(Cluster.find(options.name or DEFAULT_NAME), command)
+    with _up(options, options.name) as cluster:
+        return _attend(cluster, command)
+
+
+def down(argv: List[str]) -> int:
+    """Take a cluster down, or all of them."""
+    parser = _Parser("down", name=DEFAULT_NAME)
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args(argv)
+    check_machine()
+    chosen = sorted({*names(), *forgotten()}) if options.all else [options.name]
+    if not options.all and options.name not in forgotten():
+        Cluster.find(options.name)
+    for name in chosen:
+        Cluster(name).down()
+        print(f"cluster `{name}` is down")
+    return 0
+
+
+def _up(options: argparse.Namespace, name: Any) -> Cluster:
+    return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
+
+
+def _listed(hosts: Sequence[str]) -> str:
+    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
+
+
+def _heeded() -> List[signal.Signals]:
+    """Without those that `nohup` and `&` have us ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _attend(cluster: Cluster, command: Sequence[str]) -> int:
+    """Run the command in the foreground; signals are for it, and this process stays as long as it does."""
+    signals = _heeded()
+    ours = [*signals, signal.SIGCHLD]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+    try:
+        process = cluster.popen(command, preexec_fn=functools.partial(
+            signal.pthread_sigmask, signal.SIG_SETMASK, before))
+        while process.poll() is None:
+            told = signal.sigtimedwait(ours, 0.5)
+            if told and told.si_signo in signals and told.si_code != SI_KERNEL:
+                process.send_signal(told.si_signo)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+class _Parser(argparse.ArgumentParser):
+    def __init__(self, action: str, name: Any, shape: bool = False) -> None:
+        super().__init__(prog=f"odsgd cluster {action}", usage=USAGE[7:].rstrip(), add_help=True, allow_abbrev=False)
+        self.add_argument("--name", default=name)
+        if shape:
+            self.add_argument("--hosts", type=_count)
+            self.add_argument("--rate")
+            self.add_argument("--host-rate", "--host_rate", action="append", default=[])
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see odsgd cluster --help)")
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number")
+    return int(text)

@@ -1,0 +1,100 @@
+"""``odsgd trace merge|summary|draw``."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, List, NoReturn, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError, unknown
+from odsgd.lab.tracing.files import MERGED, Job, read_job, write
+from odsgd.lab.tracing.summary import shares, table
+
+USAGE = """usage: odsgd trace merge DIR [-o FILE]
+       odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
+       odsgd trace draw DIR|FILE ... -o FIGURE.png [--iterations FIRST:STOP]
+
+Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file per process; those of other hosts are to be
+copied into it. `merge` puts them into one file on one clock, for https://ui.perfetto.dev or chrome://tracing (default:
+DIR/{merged}). `summary` prints which part of its time each worker computes, waits for exchanges, and is idle. `draw`
+draws compute and communication, one panel per trace, below each other on the same scale.
+
+Iterations are counted from 0; FIRST:STOP are FIRST to STOP - 1.
+
+example:
+  odsgd launch -n 2 -s 1 odsgd train --kvstore ssgd --emulate-compute 50ms --iterations 20 --trace traces/ssgd
+  odsgd launch -n 2 -s 1 odsgd train --kvstore odsgd --warmup 2 --emulate-compute 50ms --iterations 20 \\
+    --trace traces/odsgd
+  odsgd trace summary traces/ssgd traces/odsgd
+  odsgd trace draw traces/ssgd traces/odsgd --iterations 8:12 -o timeline.png
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; `odsgd trace --help` says how")
+
+
+def main(argv: Sequence[str]) -> int:
+    """One of the three; 0."""
+    actions = {"merge": merge, "summary": summary, "draw": draw}
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE.format(merged=MERGED), end="")
+        return 0 if argv else 64
+    if argv[0] not in actions:
+        raise unknown("action", argv[0], actions)
+    actions[argv[0]](list(argv[1:]))
+    return 0
+
+
+def merge(argv: List[str]) -> None:
+    """The files of a folder in one."""
+    parser = _Parser(add_help=False)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", dest="out", type=Path)
+    options = parser.parse_args(argv)
+    job = read_job(options.folder)
+    out = options.out or options.folder / MERGED
+    write(job, out)
+    print(f"{out}: {', '.join(process.name for process in job.processes)}")
+    _remark([job])
+
+
+def summary(argv: List[str]) -> None:
+    """A table per trace."""
+    options = _parse(argv)
+    for job in options.jobs:
+        print(f"{job.name}\n{table(shares(job, *options.iterations))}")
+    _remark(options.jobs)
+
+
+def draw(argv: List[str]) -> None:
+    """A figure of all traces."""
+    options = _parse(argv, figure=True)
+    from odsgd.lab.tracing.draw import figure
+    figure(options.jobs, options.iterations, options.out)
+    _remark(options.jobs)
+
+
+def _parse(argv: List[str], figure: bool = False) -> Any:
+    parser = _Parser(add_help=False)
+    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--iterations", type=_iterations, default=(None, None))
+    if figure:
+        parser.add_argument("-o", dest="out", type=Path, required=True)
+    options = parser.parse_args(argv)
+    options.jobs = [read_job(path) for path in options.traces]
+    return options
+
+
+def _iterations(text: str) -> Tuple[Optional[int], Optional[int]]:
+    first, colon, stop = text.partition(":")
+    if not colon or not all(part == "" or part.isdigit() for part in (first, stop)):
+        raise argparse.ArgumentTypeError(f"expected FIRST:STOP, e.g. 8:12, got `{text}`")
+    return (int(first) if first else None), (int(stop) if stop else None)
+
+
+def _remark(jobs: List[Job]) -> None:
+    for job in jobs:
+        for line in job.remarks:
+            print(f"{job.name}: {line}", file=sys.stderr)

@@ -1,0 +1,282 @@
+"""Checkpoints: all it takes to go on as if nothing had happened, as arrays and JSON.
+
+    OUT/checkpoints/ITERATION/
+        worker-0.npz ... one per worker: `store.worker_state()` (global and local weights, local momentum, MeanSquare)
+        servers.npz      `store.server_state()` (momentum and the like of the global optimizer)
+        weights.params   global weights, statistics of BatchNorm averaged over workers; for plain `net.load_parameters`
+        manifest.json    iteration, configuration, parameters, size and SHA-256 of every file above
+
+Writing. The manifest is what makes a checkpoint: a folder without one does not count. Every file is written under a
+temporary name, flushed to disk and renamed; the manifest comes last, after every worker has said what its file
+contains. In order:
+
+    1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
+    2. every worker writes worker-M.npz; worker 0 also servers.npz and weights.params
+    3. all workers exchange the digests of their files
+    4. worker 0 writes manifest.json, then says which checkpoints are kept; everyone removes the others
+
+Hosts. A worker's part lies under the same path on its own host, whether or not hosts share a file system. Manifest,
+servers.npz and weights.params are on worker 0's; it decides what is resumed and tells the others what to expect.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+
+SCHEMA = 1
+MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
+META = "meta"
+"""Name, in an .npz, of the JSON that goes with the arrays."""
+
+State = Tuple[Dict[str, np.ndarray], Dict[str, Any]]
+Digest = Dict[str, Any]
+
+
+def worker_file(worker_rank: int) -> str:
+    """Name of one worker's part."""
+    return f"worker-{worker_rank}.npz"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) -> None:
+    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete."""
+    folder = root / str(store.iteration)
+    folder.mkdir(parents=True, exist_ok=True)
+    if store.rank == 0:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(folder / MANIFEST)
+    store.barrier()
+    files = {worker_file(store.rank): write_arrays(folder / worker_file(store.rank), *store.worker_state())}
+    with store.global_weights():
+        if store.rank == 0:
+            files[WEIGHTS] = write_weights(folder / WEIGHTS, net)
+    if store.rank == 0:
+        files[SERVERS] = write_arrays(folder / SERVERS, *store.server_state())
+    files.update(_gather_digests(store, files[worker_file(store.rank)]))
+    if store.rank == 0:
+        write_manifest(folder, {**facts, "schema": SCHEMA, "iteration": store.iteration,
+                                "num_workers": store.num_workers, "parameters": describe(net), "files": files})
+    kept = json.loads(_from_worker_0(store, json.dumps(_worth_keeping(root, keep)) if store.rank == 0 else ""))
+    _retire(root, kept, store.iteration)
+
+
+def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
+    """An .npz of `arrays` and, as bytes of JSON, `meta`."""
+    text = np.frombuffer(json.dumps(meta).encode(), np.uint8)
+    with _replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez(file, **arrays, **{META: text})
+    return digest(path)
+
+
+def write_weights(path: Path, net: Any) -> Digest:
+    """The weights that the parameters hold on the first device, named as `net.load_parameters` wants them.
+
+    Not `net.save_parameters`: that averages over the devices, which for three equal numbers need not give their value.
+    """
+    weights = {name: parameter.list_data()[0].as_in_context(mx.cpu())
+               for name, parameter in net._collect_params_with_prefix().items()}
+    with _replacing(path) as temporary:
+        mx.nd.save(str(temporary), weights)
+    return digest(path)
+
+
+def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
+    """From here on the checkpoint counts."""
+    with _replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    _flush_folder(folder.parent)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; afterwards `path` is the new file, on disk, or what it was before."""
+    temporary = path.with_name(path.name + ".tmp")
+    yield temporary
+    with open(temporary, "rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the names in `folder` as durable as the contents."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _worth_keeping(root: Path, keep: int) -> List[int]:
+    """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
+    iterations = complete(root)
+    whole = [i for i in iterations if _has_every_worker(read_manifest(root / str(i)))]
+    return sorted({*iterations[-keep:], *whole[-1:]})
+
+
+def _has_every_worker(manifest: Dict[str, Any]) -> bool:
+    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
+
+
+def _retire(root: Path, kept: List[int], iteration: int) -> None:
+    """Remove what is older than `iteration` and not kept.
+
+    Never newer: a worker that is slow here must not take away what a faster one has begun to write. Several workers
+    may be at it in one folder.
+    """
+    for folder in _numbered(root):
+        if int(folder.name) < iteration and int(folder.name) not in kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- finding and checking ---------------------------------------------------------------------------------------------
+
+def complete(root: Path) -> List[int]:
+    """Iterations of the complete checkpoints below `root`, oldest first."""
+    return [int(folder.name) for folder in _numbered(root) if (folder / MANIFEST).is_file()]
+
+
+def _numbered(root: Path) -> List[Path]:
+    folders = [folder for folder in root.iterdir() if folder.name.isdigit()] if root.is_dir() else []
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    """The manifest of `folder`; ConfigError if it is damaged or of another version."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        schema = manifest["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
+                          f"remove `{folder}` to resume from the checkpoint before it") from None
+    if schema != SCHEMA:
+        raise ConfigError(f"`{path}`: expected schema {SCHEMA}, got {schema}; resume with the odsgd that wrote it")
+    return dict(manifest)
+
+
+def digest(path: Path) -> Digest:
+    """Size and SHA-256 of a file."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            sha.update(piece)
+        return {"nbytes": file.tell(), "sha256": sha.hexdigest()}
+
+
+def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
+    """The path of file `name`, whose content is what the manifest says; ConfigError in one line otherwise."""
+    remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
+    if name not in manifest["files"]:
+        raise ConfigError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
+                          f"{remedy}, or begin a new run")
+    path, expected = folder / name, manifest["files"][name]
+    if not path.is_file():
+        raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
+                          "host where that worker ran. Start the workers on the same hosts, or copy the file. "
+                          f"{remedy}")
+    got = digest(path)
+    for what, unit in (("nbytes", " bytes"), ("sha256", "")):
+        if got[what] != expected[what]:
+            label = "" if unit else "SHA-256 "
+            raise ConfigError(f"`{path}`: expected {label}{expected[what]}{unit}, got {label}{got[what]}{unit}; it is "
+                              f"damaged. {remedy}")
+    return path
+
+
+def describe(net: Any) -> Dict[str, Any]:
+    """Name -> shape and dtype of every parameter."""
+    return {name: {"shape": list(parameter.shape), "dtype": np.dtype(parameter.dtype).name}
+            for name, parameter in net.collect_params().items()}
+
+
+def check_model(manifest: Dict[str, Any], net: Any) -> None:
+    """ConfigError with a diff unless the checkpoint has the parameters of `net`."""
+    then, now = manifest["parameters"], describe(net)
+    lines = [f"{name}: {_shape(then.get(name))} saved, {_shape(now.get(name))} now"
+             for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
+    if lines:
+        raise ConfigError(f"checkpoint {manifest['iteration']} is of another model: {_few(lines)}. "
+                          "Resume with the model (and the versions of MXNet and GluonCV) it was saved with")
+
+
+def check_facts(manifest: Dict[str, Any], now: Mapping[str, Any], mismatches: List[str]) -> None:
+    """ConfigError unless options (`mismatches` from TrainConfig) and what is true `now` are those of the saved run."""
+    lines = mismatches + [f"{name}: {manifest.get(name)} in the saved run, {value} now"
+                          for name, value in now.items() if manifest.get(name) != value]
+    if lines:
+        raise ConfigError(f"checkpoint {manifest['iteration']} is of a run with other settings: {_few(lines)}. Resume "
+                          "with the same, or begin a new run with another --out")
+
+
+def _shape(entry: Optional[Dict[str, Any]]) -> str:
+    return "none" if entry is None else f"{'x'.join(map(str, entry['shape']))} {entry['dtype']}"
+
+
+def _few(lines: List[str], most: int = 5) -> str:
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+def share_manifest(store: Any, manifest: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    """Worker 0's manifest, on every worker. Collective."""
+    return dict(json.loads(_from_worker_0(store, json.dumps(manifest) if store.rank == 0 else "")))
+
+
+def restore(folder: Path, manifest: Dict[str, Any], store: Any, net: Any) -> None:
+    """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
+    mine = read_arrays(verify(folder, worker_file(store.rank), manifest))
+    servers = None
+    if store.rank == 0:
+        verify(folder, WEIGHTS, manifest)
+        servers = read_arrays(verify(folder, SERVERS, manifest))
+    for name, parameter in net.collect_params().items():
+        for device, array in enumerate(parameter.list_data()):
+            saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
+            # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
+            mx.nd.array(saved, dtype=array.dtype).copyto(array)
+    store.load_state(worker=mine, server=servers)
+
+
+def read_arrays(path: Path) -> State:
+    """The inverse of `write_arrays`; never unpickles."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(arrays.pop(META).tobytes().decode())
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"`{path}`: expected arrays and their `{META}`, got {error}") from None
+
+
+# --- between workers --------------------------------------------------------------------------------------------------
+
+def _from_worker_0(store: Any, text: str) -> str:
+    """Worker 0's `text`; the others give ''. A sum in which only one term is not zero; bytes are exact in it."""
+    data = np.frombuffer(text.encode(), np.uint8)
+    size = int(store.allreduce(np.array([data.size], np.float32))[0])
+    buffer = np.zeros(size, np.float32)
+    buffer[:data.size] = data
+    return bytes(store.allreduce(buffer).astype(np.uint8)).decode()
+
+
+def _gather_digests(store: Any, mine: Digest) -> Dict[str, Digest]:
+    """File name -> digest of every worker's part. A worker that the job has lost has none."""
+    table = np.zeros((store.num_workers, 40), np.float32)
+    table[store.rank] = np.frombuffer(bytes.fromhex(mine["sha256"]) + mine["nbytes"].to_bytes(8, "little"), np.uint8)
+    rows = [bytes(row) for row in store.allreduce(table).astype(np.uint8)]
+    return {worker_file(rank): {"nbytes": int.from_bytes(row[32:], "little"), "sha256": row[:32].hex()}
+            for rank, row in enumerate(rows) if any(row)}

@@ -1,0 +1,161 @@
+"""What a worker trains and evaluates on: batches on its devices, a fair share of every epoch.
+
+    data = load(config, worker_rank, num_workers)
+    for xs, ys in data.train(epoch, start=0):    # lists, one NDArray for each device of the worker
+        ...
+    for xs, ys in data.test():                   # the whole test set, for the one worker that evaluates
+        ...
+
+How an epoch is divided. M workers take b examples each per iteration (config.worker_batch_size: batch_size on each
+of a worker's devices), so an epoch has N // (M b) iterations for N examples, the same number on every worker: nobody
+waits for a batch that another does not have. All examples are put in an order that seed and epoch settle; iteration i
+takes the i-th slice of M b examples, worker m the m-th b of it. Shares are disjoint, and the N mod (M b) examples left
+over at the end of the order sit out this epoch; the next has another order. It follows that two workers with batch b
+see together what one sees with batch 2 b.
+
+A batch is a function of (seed, epoch, iteration, rank), and what augmentation does to an example one of (seed, epoch,
+example): a resumed run asks for `train(epoch, start=i)` and gets the same bits. No process is forked, no thread kept:
+fork() would stop MXNet's engine with an exchange under way.
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Iterator, List, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from odsgd.config.train import TrainConfig
+from odsgd.training import datasets, devices
+from odsgd.training.records import RecordData
+
+Array = Any  # numpy.ndarray
+Batch = Tuple[List[Any], List[Any]]
+
+PAD = 4
+"""Pixels that augmentation may shift an image by."""
+
+
+def load(config: TrainConfig, worker_rank: int, num_workers: int) -> Any:
+    """The data of one worker; ConfigError for a file that is missing or damaged, or too few examples for everyone.
+
+    The result has `batches_per_epoch`, `train(epoch, start=0)` and `test()`.
+    """
+    contexts = devices.contexts(config)
+    if config.dataset == "imagenet":
+        return RecordData(config, worker_rank, num_workers, contexts)
+    arrays = _arrays(config)
+    shards = Shards(len(arrays.train.labels), num_workers, config.worker_batch_size, config.seed)
+    return ArrayData(arrays, shards, worker_rank, contexts, config.augment)
+
+
+def _arrays(config: TrainConfig) -> datasets.Arrays:
+    if config.dataset == "synthetic":
+        return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
+    if config.dataset == "digits":
+        return datasets.digits()
+    readers = {"mnist": datasets.mnist, "cifar10": datasets.cifar10}
+    return readers[config.dataset](str(config.data_dir))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """Who takes which examples when; numbers only. The rule is at the head of the module."""
+
+    num_examples: int
+    num_workers: int
+    worker_batch_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.batches_per_epoch:
+            raise ConfigError(f"{self.num_examples} training examples are not enough for one batch of "
+                              f"{self.worker_batch_size} on each of {self.num_workers} workers; lower batch_size")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Iterations of one epoch, on every worker."""
+        return self.num_examples // (self.num_workers * self.worker_batch_size)
+
+    def order(self, epoch: int) -> Array:
+        """All examples in the order of `epoch`. RandomState's stream is frozen: the same in every NumPy."""
+        return np.random.RandomState([self.seed, epoch]).permutation(self.num_examples)
+
+    def batch(self, order: Array, index: int, worker_rank: int) -> Array:
+        """The examples of worker `worker_rank` in iteration `index` of the epoch with `order`."""
+        start = (index * self.num_workers + worker_rank) * self.worker_batch_size
+        return order[start:start + self.worker_batch_size]
+
+
+class ArrayData:
+    """One worker's view of a data set in memory."""
+
+    def __init__(self, arrays: datasets.Arrays, shards: Shards, worker_rank: int, contexts: List[Any],
+                 augment: bool) -> None:
+        self.arrays = arrays
+        self.shards = shards
+        self.worker_rank = worker_rank
+        self.contexts = contexts
+        self.augment = augment
+        self._mean = np.array(arrays.mean, np.float32)[:, None, None]
+        self._scale = 1 / np.array(arrays.std, np.float32)[:, None, None]
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Iterations of one epoch, the same on every worker."""
+        return self.shards.batches_per_epoch
+
+    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` from the `start`-th on."""
+        order = self.shards.order(epoch)
+        for index in range(start, self.batches_per_epoch):
+            examples = self.shards.batch(order, index, self.worker_rank)
+            images = self.arrays.train.images[examples]
+            if self.augment:
+                images = shift_and_mirror(images, random_bits(self.shards.seed, epoch, examples))
+            yield self._place(images, self.arrays.train.labels[examples])
+
+    def test(self) -> Iterator[Batch]:
+        """The test set in its own order; the last batch is as short as it has to be."""
+        images, labels = self.arrays.test
+        step = self.shards.worker_batch_size
+        for start in range(0, len(labels), step):
+            yield self._place(images[start:start + step], labels[start:start + step])
+
+    def _place(self, images: Array, labels: Array) -> Batch:
+        """Normalise, and give every device its part (an even one in training; a short test batch may use fewer)."""
+        pixels = images.astype(np.float32)
+        pixels -= self._mean
+        pixels *= self._scale
+        count = min(len(self.contexts), len(labels))
+        parts = zip(self.contexts, np.array_split(pixels, count), np.array_split(labels, count))
+        placed = [(mx.nd.array(x, context), mx.nd.array(y, context)) for context, x, y in parts]
+        return [x for x, _ in placed], [y for _, y in placed]
+
+
+def random_bits(seed: int, epoch: int, examples: Array) -> Array:
+    """64 random bits for each example: splitmix64 of (seed, epoch, example), so that order and worker do not matter."""
+    bits = np.full(len(examples), seed, np.uint64)
+    for part in (np.full(len(examples), epoch), examples):
+        bits = _mix(bits + np.uint64(0x9E3779B97F4A7C15) * (part.astype(np.uint64) + np.uint64(1)))
+    return bits
+
+
+def _mix(bits: Array) -> Array:
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return bits ^ (bits >> np.uint64(31))
+
+
+def shift_and_mirror(images: Array, bits: Array) -> Array:
+    """CIFAR's usual augmentation: pad with black, crop the old size at a random place, mirror every other image."""
+    height, width = images.shape[2:]
+    padded = np.pad(images, ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))
+    span = np.uint64(2 * PAD + 1)
+    down, right, mirror = (bits >> np.uint64(8)) % span, (bits >> np.uint64(32)) % span, bits & np.uint64(1)
+    result = np.empty_like(images)
+    for number, (y, x, flip) in enumerate(zip(down.tolist(), right.tolist(), mirror.tolist())):
+        crop = padded[number, :, y:y + height, x:x + width]
+        result[number] = crop[:, :, ::-1] if flip else crop
+    return result

@@ -1,0 +1,34 @@
+"""The devices that a worker computes on: ``--num-gpus``, ``--gpus`` or ``--num-cpus``, as MXNet contexts."""
+from __future__ import annotations
+
+from typing import Any, List
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from odsgd.config.train import TrainConfig
+
+
+def contexts(config: TrainConfig) -> List[Any]:
+    """The contexts, in the order in which a batch is split over them; ConfigError when a GPU is not there."""
+    wanted = list(config.gpus) or list(range(config.num_gpus))
+    if not wanted:
+        return [mx.cpu(number) for number in range(config.num_cpus)]
+    present = _gpus_present()
+    missing = [number for number in wanted if number >= present]
+    if missing:
+        raise ConfigError(f"no GPU {', '.join(map(str, missing))} on this machine: {_what_is_there(present)}. "
+                          "Leave --num-gpus and --gpus out to compute on the CPU")
+    return [mx.gpu(number) for number in wanted]
+
+
+def _gpus_present() -> int:
+    try:
+        return int(mx.context.num_gpus())
+    except mx.MXNetError:  # a CUDA build on a machine without a driver
+        return 0
+
+
+def _what_is_there(present: int) -> str:
+    if not mx.runtime.Features().is_enabled("CUDA"):
+        return "the installed MXNet is a CPU build (for GPUs: pip install 'odsgd[cu112]')"
+    return f"MXNet finds {present} GPU{'s' * (present != 1)} (see nvidia-smi and CUDA_VISIBLE_DEVICES)"

@@ -1,0 +1,152 @@
+"""Loss and accuracy: counted on the devices, read a few iterations late, written as JSON lines.
+
+Why late. Reading a number waits for the computation that makes it. The loop therefore reads the loss of iteration
+t - IN_FLIGHT after it has queued iteration t: by then it is there or about to be. The same read keeps MXNet's queue
+(and the batches in it) from growing without bound, and finds a loss that is not finite IN_FLIGHT iterations after it
+arose. Numbers logged at iteration t are therefore those of the iterations up to t - IN_FLIGHT; those of an epoch are
+of all its iterations.
+"""
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Deque, Dict, List, Tuple
+
+from kvstore.engine._mxnet import mx
+
+IN_FLIGHT = 4
+"""Iterations that may be queued and not yet computed."""
+
+METRICS = "metrics.jsonl"
+
+
+@dataclasses.dataclass
+class Sums:
+    """Loss, right answers and examples, added up."""
+
+    loss: float = 0.0
+    hits: float = 0.0
+    examples: float = 0.0
+
+    def add(self, other: Sums) -> None:
+        """Add what `other` counted."""
+        self.loss += other.loss
+        self.hits += other.hits
+        self.examples += other.examples
+
+    @property
+    def mean_loss(self) -> float:
+        """Per example; NaN if there was none."""
+        return self.loss / self.examples if self.examples else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        """Share of right answers, 0 to 1; NaN if there was no example."""
+        return self.hits / self.examples if self.examples else math.nan
+
+
+@dataclasses.dataclass
+class Window:
+    """What is counted from an iteration on, with the clock's reading at its begin."""
+
+    iteration: int
+    clock_s: float
+    sums: Sums = dataclasses.field(default_factory=Sums)
+
+
+class Tally(mx.gluon.HybridBlock):
+    """(sum of the losses, right answers) of one device's part of a batch, as one array: one read instead of two."""
+
+    def hybrid_forward(self, F: Any, loss: Any, output: Any, label: Any) -> Any:
+        """Outside autograd.record: it needs no gradient."""
+        return F.concat(F.sum(loss), F.sum(F.argmax(output, axis=1) == label), dim=0)
+
+
+class Meter:
+    """Adds up what iterations counted, IN_FLIGHT iterations late.
+
+    `on_read(iteration, sums)` is called for every iteration as its numbers arrive, in order.
+    """
+
+    def __init__(self, on_read: Callable[[int, Sums], None], in_flight: int = IN_FLIGHT) -> None:
+        self._on_read, self._in_flight = on_read, in_flight
+        self._queue: Deque[Tuple[int, List[Any], int]] = collections.deque()
+
+    def add(self, iteration: int, tallies: List[Any], examples: int) -> None:
+        """Iteration `iteration` has been queued and will give `tallies`; waits for an earlier one."""
+        self._queue.append((iteration, tallies, examples))
+        while len(self._queue) > self._in_flight:
+            self._read()
+
+    def drain(self) -> None:
+        """Wait for all that was added."""
+        while self._queue:
+            self._read()
+
+    def _read(self) -> None:
+        iteration, tallies, examples = self._queue.popleft()
+        parts = [tally.asnumpy() for tally in tallies]
+        self._on_read(iteration, Sums(sum(float(loss) for loss, _ in parts), sum(float(hits) for _, hits in parts),
+                                      examples))
+
+
+class Clock:
+    """Seconds spent training: evaluation and checkpoints stop it."""
+
+    def __init__(self) -> None:
+        self._passed_s, self._since = 0.0, time.perf_counter()
+        self._stopped = False
+
+    def read(self) -> float:
+        """Seconds so far."""
+        return self._passed_s if self._stopped else self._passed_s + time.perf_counter() - self._since
+
+    def stop(self) -> None:
+        """What follows is not training."""
+        self._passed_s, self._stopped = self.read(), True
+
+    def go_on(self) -> None:
+        """Training continues."""
+        if self._stopped:
+            self._since, self._stopped = time.perf_counter(), False
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per line, each written out at once, so that a killed run leaves what it measured.
+
+    A number that is not finite is written as null, since JSON has no word for it.
+    """
+
+    def __init__(self, folder: Path, append: bool) -> None:
+        path = folder / METRICS
+        if append and path.exists():
+            _drop_half_line(path)
+        self._file = open(path, "a" if append else "w", encoding="utf-8")
+
+    def write(self, event: str, fields: Dict[str, Any]) -> None:
+        """Add one record."""
+        self._file.write(json.dumps(_json_safe({"event": event, **fields}), allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """No more records."""
+        self._file.close()
+
+
+def _drop_half_line(path: Path) -> None:
+    """A run that was killed may have left half a line, which would spoil the next one."""
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_safe(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,75 @@
+"""Staleness while an asynchronous job runs and when it is over, from what its servers have counted.
+
+    gauge = Gauge(store, clock)       after the first step: from here on updates are counted per second
+    gauge.interval()                  {"staleness_mean": …, "updates_per_s": …} since the last call
+    gauge.result()                    what goes to staleness.json
+
+Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
+0's of training; they stand still during evaluations and checkpoints, in which nobody pushes.
+
+What tau counts. One push of one bucket counts one. The epochs leave a mark: workers meet at an epoch's end, and who
+was early begins the next one with a gradient on the weights that the others have moved on meanwhile.
+"""
+from __future__ import annotations
+
+from typing import Any, Dict
+
+from kvstore.job import control
+from kvstore.staleness import Staleness
+from odsgd.training.metrics import Clock
+
+
+class Gauge:
+    """Reads a store's statistics against the clock."""
+
+    def __init__(self, store: Any, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._first = self._last = self._read()
+
+    def interval(self) -> Dict[str, float]:
+        """Mean staleness of the gradients that arrived since the last call, and updates of the weights per second."""
+        before, self._last = self._last, self._read()
+        return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
+
+    def result(self) -> Dict[str, Any]:
+        """All that was counted; after a resume the counts are of the whole run, the speed of what came since.
+
+        `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
+        """
+        reading = self._read()
+        counted = reading.counted
+        means, maxima = counted.worker_means(), counted.worker_maxima()
+        return {"store": self._store.type, "num_workers": self._store.num_workers,
+                "staleness_mean": counted.mean, "staleness_max": counted.max,
+                "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
+                "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
+                "histogram": _texts(counted.histogram),
+                "lost_workers": sorted(control.lost_workers()),
+                "workers": {str(rank): {"staleness_mean": means[rank], "staleness_max": maxima[rank],
+                                        "pushes": sum(counted.by_worker[rank].values()),
+                                        "histogram": _texts(counted.by_worker[rank])} for rank in means}}
+
+    def _read(self) -> "_Reading":
+        return _Reading(self._store.statistics(), self._clock.read())
+
+
+class _Reading:
+    """What was counted at an instant of the clock."""
+
+    def __init__(self, counted: Staleness, clock_s: float) -> None:
+        self.counted, self.clock_s = counted, clock_s
+        self.tau_sum = sum(tau * pushes for tau, pushes in counted.histogram.items())
+
+    def mean_since(self, before: "_Reading") -> float:
+        """0 if nothing has arrived."""
+        return (self.tau_sum - before.tau_sum) / max(self.counted.pushes - before.counted.pushes, 1)
+
+    def speed_since(self, before: "_Reading") -> float:
+        """Updates of a bucket per second; 0 if no time has passed."""
+        seconds = self.clock_s - before.clock_s
+        return (self.counted.updates_per_bucket - before.counted.updates_per_bucket) / seconds if seconds > 0 else 0.0
+
+
+def _texts(histogram: Dict[int, int]) -> Dict[str, int]:
+    """Keys as JSON has them."""
+    return {str(tau): pushes for tau, pushes in histogram.items()}
