@@ -30,15 +30,12 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
+from kvstore.algorithms.optimizers import PLAIN
 from odsgd.config.train import TrainConfig
 
 MOST_STEP = 1.0
 MOST_MOMENTUM = 0.99
 
-PLAIN = ("sgd", "nag", "dcasgd", "dcasgd_c", "dcasgd_a")
-"""Optimizers whose step is lr times the gradient; what others make of lr is not known here."""
-
-ELASTIC = ("easgd", "eamsgd")
 
 
 def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:
@@ -70,14 +67,16 @@ def total_momentum(config: TrainConfig, num_workers: int) -> float:
 
 def _in_flight(config: TrainConfig, num_workers: int) -> int:
     """F."""
-    if config.kvstore in ELASTIC:
-        return 1
-    return config.n or num_workers
+    return config.method.in_flight(config.options, num_workers)
+
+
+def _damped(config: TrainConfig) -> bool:
+    return config.method.damped(config.options)
 
 
 def _factor(config: TrainConfig, num_workers: int) -> int:
     """What multiplies lr."""
-    return min(_in_flight(config, num_workers), 2 if config.modulate else num_workers)
+    return min(_in_flight(config, num_workers), 2 if _damped(config) else num_workers)
 
 
 def _lr(config: TrainConfig) -> float:
@@ -85,14 +84,13 @@ def _lr(config: TrainConfig) -> float:
 
 
 def _own_momentum(config: TrainConfig) -> float:
-    if config.kvstore in ELASTIC:
-        return config.delta or 0.0
-    return float(config.optimizer_arguments().get("momentum", 0.0))
+    return _named_momentum(config)[1]
 
 
 def _step_words(config: TrainConfig, num_workers: int) -> str:
     factor, (name, momentum) = _factor(config, num_workers), _named_momentum(config)
-    what = "fresh gradients" if config.modulate else "updates in flight (n)" if config.n else "workers"
+    few = _in_flight(config, num_workers) < num_workers
+    what = "fresh gradients" if _damped(config) else "updates in flight (n)" if few else "workers"
     times = f" x {factor} {what}" if factor > 1 else ""
     return f"lr {_lr(config):g}{times}" + (f" / (1 - {name} {momentum:g})" if momentum else "")
 
@@ -103,11 +101,14 @@ def _remedies(config: TrainConfig, step: float) -> str:
     remedies = [f"lower lr to {_lr(config) * MOST_STEP / step:.3g}"]
     if momentum and step * (1 - momentum) <= MOST_STEP:
         remedies.append(f"set {name} to 0")
-    if config.kvstore not in ELASTIC and not config.modulate and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
+    alone = config.method.own_momentum(config.options) is not None
+    if not alone and not _damped(config) and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
         remedies.append("take --kvstore softsync with its modulation")
     sentence = ", or ".join(remedies)
     return sentence[0].upper() + sentence[1:]
 
 
 def _named_momentum(config: TrainConfig) -> Tuple[str, float]:
-    return "delta" if config.kvstore in ELASTIC else "momentum", _own_momentum(config)
+    """The momentum of its steps, by the name of its option."""
+    trainers = "momentum", float(config.optimizer_arguments().get("momentum", 0.0))
+    return config.method.own_momentum(config.options) or trainers

@@ -12,7 +12,7 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.tracing import recorder as trace
-from kvstore.transports.inprocess import Cluster
+from kvstore.transports.inprocess import Stage
 from odsgd.training.emulate import STEP_S, Emulated, factors
 from tests import paper
 from tests.jobs import ROOT, environment
@@ -61,7 +61,7 @@ def emulated_path(transport, warmup, iterations=6, seconds=0.004):
 
 
 def test_training_on_given_gradients_is_the_paper_s():
-    paths = Cluster(2, timeout_s=LONG_S).run(lambda transport: emulated_path(transport, warmup=2))
+    paths = Stage(2, timeout_s=LONG_S).run(lambda transport: emulated_path(transport, warmup=2))
     expected, _ = paper.one_step_delay(whole_gradient, initial(), 2, 6, paper.Sgd(0.1, momentum=0.9), 2,
                                        [paper.Sgd(0.05), paper.Sgd(0.05)])
     for m, path in enumerate(paths):

@@ -1,9 +1,7 @@
-"""Optimizers with delay compensation, and how any optimizer is carried to a server or applied by a worker.
+"""Optimizers as MXNet has them: those with delay compensation, and how any optimizer is carried as text.
 
-`dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``).
-Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", ICML 2017; Eq. 4-6 of the
-OD-SGD paper. A gradient g was taken at w_read and is applied to w, which has moved on; the first term of a Taylor
-expansion, with g⊙g for the Hessian, moves it along:
+`dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``), made
+of the equations in `kvstore.algorithms.dcasgd`:
 
     dcasgd_c    w <- w - lr (g + lamda g⊙g⊙(w - w_read))                                         Eq. 4
     dcasgd_a    w <- w - lr (g + lamda / sqrt(MS + epsilon) g⊙g⊙(w - w_read))                    Eq. 5
@@ -17,28 +15,11 @@ MXNet's own DCASGD. On one machine w never moves between two updates, w - w_read
 import importlib
 import inspect
 import json
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional
 
-import numpy as np
-
-from kvstore.buckets import Bucket
-from kvstore.engine import engine
+from kvstore.algorithms.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_c
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, unknown
-from kvstore.tracing import recorder as trace
-
-# -- delay compensation --------------------------------------------------------------------------------------------
-
-def compensated_c(grad: Any, moved: Any, lamda: float) -> Any:
-    """Eq. 4: the gradient at w_read + `moved`, from the one at w_read. Arrays of MXNet or NumPy."""
-    return grad + lamda * grad * grad * moved
-
-
-def compensated_a(grad: Any, moved: Any, mean_square: Any, lamda: float, m: float, epsilon: float, sqrt: Any) -> Any:
-    """Eq. 5, after Eq. 6 has brought `mean_square` up to date in place."""
-    square = grad * grad
-    mean_square[:] = m * mean_square + (1 - m) * square
-    return grad + lamda / sqrt(mean_square + epsilon) * square * moved
 
 
 class _State:
@@ -51,9 +32,9 @@ class _State:
 class _DelayCompensated(mx.optimizer.Optimizer):
     """SGD on a compensated gradient; the subclasses say how it is compensated."""
 
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = 0.04, **options: Any) -> None:
-        super().__init__(learning_rate=learning_rate, **options)
-        self.momentum, self.lamda = momentum, lamda
+    def __init__(self, lamda: float, momentum: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.lamda, self.momentum = lamda, momentum
 
     def create_state(self, index: Any, weight: NDArray) -> _State:
         momentum = mx.nd.zeros_like(weight) if self.momentum else None
@@ -85,6 +66,9 @@ class _DelayCompensated(mx.optimizer.Optimizer):
 class DCASGD_C(_DelayCompensated):
     """DC-ASGD with a constant lamda, Eq. 4."""
 
+    def __init__(self, lamda: float = DCASGDC.Options.lamda, **options: Any) -> None:
+        super().__init__(lamda, **options)
+
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
         return compensated_c(grad, moved, self.lamda)
 
@@ -93,9 +77,9 @@ class DCASGD_C(_DelayCompensated):
 class DCASGD_A(_DelayCompensated):
     """DC-ASGD with an adaptive lamda, Eq. 5 and 6."""
 
-    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = 2.0,
-                 m: float = 0.95, epsilon: float = 1e-7, **options: Any) -> None:
-        super().__init__(learning_rate, momentum, lamda, **options)
+    def __init__(self, lamda: float = DCASGDA.Options.lamda, m: float = DCASGDA.Options.m,
+                 epsilon: float = DCASGDA.Options.epsilon, **options: Any) -> None:
+        super().__init__(lamda, **options)
         self.m, self.epsilon = m, epsilon
 
     def create_mean_square(self, weight: NDArray) -> NDArray:
@@ -106,61 +90,14 @@ class DCASGD_A(_DelayCompensated):
         return compensated_a(grad, moved, state.mean_square, self.lamda, self.m, self.epsilon, mx.nd.sqrt)
 
 
-# -- the local update of OD-SGD ------------------------------------------------------------------------------------
-
-class LocalUpdate:
-    """L(W_t, g_t; w_t): a worker's own step from the global weights it has, for one bucket.
-
-    The result lies in `w_bak`, the paper's comm_bak_; it is valid until the next call. For the compensated optimizers
-    w_t is what the previous call left; at the first call, where the warm-up ends, it is W_t itself.
-    """
-
-    def __init__(self, bucket: Bucket, optimizer: mx.optimizer.Optimizer) -> None:
-        self.bucket, self.optimizer = bucket, optimizer
-        self._shape = None if elementwise(optimizer) else bucket.shape
-        self.w_bak: Optional[NDArray] = None
-        self.state: Any = None
-
-    def __call__(self, w_global: NDArray, grad: NDArray) -> NDArray:
-        if self.w_bak is None:
-            self.start(w_global)
-        begin = w_global
-        if not is_plain_sgd(self.optimizer):  # works in place
-            begin = self.w_bak
-            w_global.copyto(begin)
-            if trace.on is not None:
-                trace.on.span("copy", self.bucket, reads=[w_global], writes=[self.w_bak])
-        queue(self.optimizer, self.bucket.id, begin, grad, self.state, self._shape, self.w_bak)
-        if trace.on is not None:
-            trace.on.span("local update", self.bucket, reads=[w_global, grad], writes=[self.w_bak])
-        return self.w_bak
-
-    def memory(self) -> List[NDArray]:
-        """The optimizer's state; empty before the first call."""
-        return state_arrays(self.state)
-
-    def resume(self, w_global: NDArray, memory: List[NDArray]) -> None:
-        """Go on with a state that `memory` gave."""
-        self.start(w_global)
-        for mine, saved in zip(self.memory(), memory):
-            saved.copyto(mine)
-
-    def start(self, w_global: NDArray) -> None:
-        """Begin at `w_global`, with an optimizer that has seen nothing yet."""
-        self.w_bak = w_global.copy()
-        self.state = self.optimizer.create_state_multi_precision(self.bucket.id, shaped(self.w_bak, self._shape))
-
-
-def create_local(name: str, options: Dict[str, Any]) -> Optional[mx.optimizer.Optimizer]:
-    """The optimizer of the local update by name, or None for ``none``.
+def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
+    """The optimizer of a worker's own steps, by name.
 
     Left out are `options` that are None, and a momentum of 0 where the optimizer has none.
     """
     name = str(name).lower()
-    if name == "none":
-        return None
     if name not in mx.optimizer.Optimizer.opt_registry:
-        raise unknown("optimizer_local", name, ["none", *mx.optimizer.Optimizer.opt_registry])
+        raise unknown("optimizer_local", name, mx.optimizer.Optimizer.opt_registry)
     given = {key: value for key, value in options.items() if value is not None}
     takes = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
     if given.get("momentum") == 0 and "momentum" not in takes:
@@ -185,87 +122,12 @@ def elementwise(optimizer: Optional[mx.optimizer.Optimizer]) -> bool:
     return optimizer is None or (ours and kind.__name__ in ELEMENTWISE)
 
 
-def shaped(flat: NDArray, shape: Optional[Sequence[int]]) -> NDArray:
-    """A view of `flat` in the shape of the one parameter it holds, where it holds one."""
-    return flat if shape is None else flat.reshape(tuple(shape))
-
-
-def apply(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
-          shape: Optional[Sequence[int]]) -> None:
-    """One update of `weight` in place."""
-    optimizer.update_multi_precision(index, shaped(weight, shape), shaped(grad, shape), state)
-
-
-def apply_at_once(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
-                  shape: Optional[Sequence[int]]) -> None:
-    """`apply` for servers, whose one thread would wait for it anyway. May overwrite `grad`."""
-    if is_plain_sgd(optimizer):
-        w, g = engine.memory(weight), engine.memory(grad)
-        _SGD(optimizer, index)(w, g, None if state is None else engine.memory(state), out=w, room=g)
-    else:
-        apply(optimizer, index, weight, grad, state, shape)
-
-
-def queue(optimizer: mx.optimizer.Optimizer, index: Any, weight: NDArray, grad: NDArray, state: Any,
-          shape: Optional[Sequence[int]], out: NDArray) -> None:
-    """`apply` to `weight`, the result in `out`, which may be the same, as operations of the engine."""
-    if is_plain_sgd(optimizer):
-        step = _SGD(optimizer, index)
-
-        def update() -> None:
-            w, g, after = engine.view(weight), engine.view(grad), engine.view(out)
-            step(w, g, None if state is None else engine.view(state), out=after, room=None if out is weight else after)
-
-        reads = [grad] if out is weight else [weight, grad]
-        engine.push(update, reads, [out] if state is None else [out, state])
-    else:
-        if out is not weight:
-            weight.copyto(out)
-        apply(optimizer, index, out, grad, state, shape)
-
-
-def is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether NumPy does what `optimizer` does."""
-    return type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient
-
-
-class _SGD:
-    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
-
-        v <- momentum v - lr wd w - lr g,    out <- w + v        v: None without momentum
-    """
-
-    def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
-        optimizer._update_count(index)
-        self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
-        self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
-
-    def __call__(self, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray], out: np.ndarray,
-                 room: Optional[np.ndarray]) -> None:
-        """`out` may be `w`. `room` is for what is computed on the way: `g`, or `out` where that is not `w`."""
-        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
-            step = np.multiply(g, self._scale, out=room)
-            if v is None:
-                if self._wd:
-                    step += self._lr * self._wd * w
-                np.subtract(w, step, out=out)
-            else:
-                v *= self._momentum
-                if self._wd:
-                    v -= self._lr * self._wd * w
-                v -= step
-                np.add(w, v, out=out)
-
-
-def state_arrays(state: Any) -> List[NDArray]:
-    """All arrays of an optimizer's state, in an order that depends on the optimizer alone."""
+def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
+    """All arrays of an optimizer's state, by names that depend on the optimizer alone."""
     if isinstance(state, mx.nd.NDArray):
-        return [state]
-    if isinstance(state, (tuple, list)):
-        return [array for part in state for array in state_arrays(part)]
-    if state is not None and hasattr(state, "__dict__"):
-        return [array for part in vars(state).values() for array in state_arrays(part)]
-    return []
+        return {name: state}
+    parts = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
+    return {found: array for key, part in parts for found, array in state_arrays(part, f"{name}/{key}").items()}
 
 
 # -- optimizers as text ------------------------------------------------------------------------------------------------
