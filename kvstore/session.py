@@ -75,7 +75,8 @@ class Session:
 
     def model(self) -> List[str]:
         """What must be the same on all workers, in lines, beside the parameters."""
-        lines = [f"store {self.method.name} {self.method.options}"]
+        options = ", ".join(f"{name}={value}" for name, value in self.method.options.plain().items())
+        lines = [f"store {self.method.name}: {options}"]
         if self.optimizer is not None:
             lines.append(f"optimizer {json.dumps(optimizers.describe(self.optimizer), sort_keys=True)}")
         return lines
