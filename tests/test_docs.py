@@ -208,12 +208,44 @@ def test_functions_and_tests_named_beside_the_paper_exist() -> None:
 
 # --- words ------------------------------------------------------------------------------------------------------------
 
+def singular(word: str) -> str:
+    """A noun as classes and variables spell it: `global weights`, `GlobalWeights` and `global_weight` are one."""
+    return re.sub(r"\W|_", "", word).lower().rstrip("s")
+
+
+def nouns() -> List[str]:
+    """The words of the list in docs/contributing.md."""
+    cells = [re.sub(r"\(.*?\)", "", row[0]) for row in table_rows(section(DOCS["contributing"], "Nouns"))]
+    return [singular(word) for cell in cells if cell != "word" for word in cell.split(",")]
+
+
+def public_classes() -> List[Tuple[str, List[str]]]:
+    """Every public class at the top of a module, and the names of its bases."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for folder in ("kvstore", "odsgd")
+             for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(node.name, [getattr(base, "id", getattr(base, "attr", "")) for base in node.bases]) for tree in trees
+            for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+
+
 def test_every_noun_is_listed_once() -> None:
-    nouns = section(DOCS["contributing"], "Nouns")
-    cells = [re.sub(r"\(.*?\)", "", row[0]) for row in table_rows(nouns) if row[0] != "word"]
-    words = [word.strip(" `") for cell in cells for word in cell.split(",")]
+    words = nouns()
     assert len(words) > 100  # the search finds them
     assert sorted(word for word in set(words) if words.count(word) > 1) == []
+
+
+def test_no_two_classes_share_a_noun() -> None:
+    named = [name.rstrip("s") for name, _ in public_classes()]
+    assert sorted(name for name in set(named) if named.count(name) > 1) == []
+
+
+def test_every_class_is_a_listed_noun_or_derives_from_one() -> None:
+    classes, listed = dict(public_classes()), set(nouns())
+
+    def is_listed(name: str) -> bool:
+        return singular(name) in listed or name.endswith(("Error", "Exception")) \
+            or any(is_listed(base) for base in classes.get(name, []))
+
+    assert [name for name in classes if not is_listed(name)] == []
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
