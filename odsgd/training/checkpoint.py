@@ -33,8 +33,12 @@ import numpy as np
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from odsgd import __version__
 
-SCHEMA = 1
+SCHEMA = 2
+"""Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
+arrays of schema 1 had numbers where they have names now, which an option could change the meaning of.
+"""
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 META = "meta"
 """Name, in an .npz, of the JSON that goes with the arrays."""
@@ -163,7 +167,9 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
                           f"remove `{folder}` to resume from the checkpoint before it") from None
     if schema != SCHEMA:
-        raise ConfigError(f"`{path}`: expected schema {SCHEMA}, got {schema}; resume with the odsgd that wrote it")
+        writer = "odsgd " + str(dict(manifest.get("versions") or {}).get("odsgd", "(version not told)"))
+        raise ConfigError(f"`{path}` was written by {writer}, in schema {schema}; odsgd {__version__} reads schema "
+                          f"{SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
     return dict(manifest)
 
 
