@@ -6,11 +6,12 @@ import functools
 import shutil
 import signal
 import sys
-from typing import Any, List, NoReturn, Sequence
+from typing import Any, List, NoReturn, Optional, Sequence
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError
 from odsgd.lab.cluster import links
 from odsgd.lab.cluster.cluster import Cluster, check_machine, forgotten, names
+from odsgd.lab.command import Parser, chosen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"
@@ -33,21 +34,15 @@ example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worke
 
 def main(argv: Sequence[str]) -> int:
     """One of the three; the exit code is 0, or the command's."""
-    actions = {"up": up, "run": run, "down": down}
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0 if argv else 64
-    if argv[0] not in actions:
-        raise unknown("action", argv[0], actions)
+    action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
     for number in _heeded():
         signal.signal(number, _interrupt)  # so that what is half up, or up for one command, goes down
-    return actions[argv[0]](list(argv[1:]))
+    return action(list(argv[1:]))
 
 
 def up(argv: List[str]) -> int:
     """Bring a cluster up that stays."""
-    parser = _Parser("up", name=DEFAULT_NAME, shape=True)
-    options = parser.parse_args(argv)
+    options = _parser(DEFAULT_NAME, shape=True).parse_args(argv)
     if options.hosts is None:
         raise ConfigError("--hosts N is needed: how many hosts")
     cluster = _up(options, options.name)
@@ -58,7 +53,7 @@ def up(argv: List[str]) -> int:
 
 def run(argv: List[str]) -> int:
     """Run a command on a cluster that is up, or on one of its own."""
-    parser = _Parser("run", name=None, shape=True)
+    parser = _parser(None, shape=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -76,7 +71,7 @@ def run(argv: List[str]) -> int:
 
 def down(argv: List[str]) -> int:
     """Take a cluster down, or all of them."""
-    parser = _Parser("down", name=DEFAULT_NAME)
+    parser = _parser(DEFAULT_NAME)
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args(argv)
     check_machine()
@@ -123,17 +118,14 @@ def _attend(cluster: Cluster, command: Sequence[str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, action: str, name: Any, shape: bool = False) -> None:
-        super().__init__(prog=f"odsgd cluster {action}", usage=USAGE[7:].rstrip(), add_help=True, allow_abbrev=False)
-        self.add_argument("--name", default=name)
-        if shape:
-            self.add_argument("--hosts", type=_count)
-            self.add_argument("--rate")
-            self.add_argument("--host-rate", "--host_rate", action="append", default=[])
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see odsgd cluster --help)")
+def _parser(name: Optional[str], shape: bool = False) -> Parser:
+    parser = Parser(" (see odsgd cluster --help)", usage=USAGE[7:].rstrip())
+    parser.add_argument("--name", default=name)
+    if shape:
+        parser.add_argument("--hosts", type=_count)
+        parser.add_argument("--rate")
+        parser.add_argument("--host-rate", "--host_rate", action="append", default=[])
+    return parser
 
 
 def _count(text: str) -> int:

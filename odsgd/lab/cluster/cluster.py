@@ -7,25 +7,22 @@ import fcntl
 import itertools
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import IO, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError, unknown
+from odsgd.lab import processes
 from odsgd.lab.cluster import boot, links
 
 FOLDER = Path("/run/odsgd/cluster")
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux",
             "setpriv": "util-linux", "mount": "mount", "sleep": "coreutils"}
 UP_WITHIN_S, DOWN_WITHIN_S, LOCKED_WITHIN_S = 30.0, 20.0, 60.0
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL for a command that has run out of its time."""
-
 CLONE_NEWPID = 0x20000000
 _numbers = itertools.count()
 
@@ -160,30 +157,21 @@ class Cluster:
 
         After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
         """
-        process = self.popen(command, env, host, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, universal_newlines=True)
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as overdue:
-            raise subprocess.TimeoutExpired(list(command), overdue.timeout, *_stopped(process)) from None
-        except BaseException:
-            _stopped(process)
-            raise
-        return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
+        return processes.completed(self.popen(command, env, host, **processes.READ_TO_THE_END), command, timeout)
 
     def goodput(self, seconds: float = 1.0, between: Tuple[int, int] = (0, 1)) -> Goodput:
         """What the links between two hosts carry with TCP traffic both ways at once; takes a second longer."""
-        program = [sys.executable, "-I", str(Path(__file__).with_name("goodput.py"))]
+        program = [sys.executable, "-I", str(Path(__file__).with_name("goodput.py")), str(seconds)]
         first, second = between
-        options: Dict[str, Any] = {"stdout": subprocess.PIPE, "universal_newlines": True, "cwd": "/"}
         address = boot.addresses(len(self.hosts))[self.hosts[first]]
+        timeout_s = seconds + UP_WITHIN_S
         with contextlib.ExitStack() as stack:
-            back = stack.enter_context(_ended(self.popen([*program, str(seconds)], host=first, **options)))
-            port = _line(back, seconds + UP_WITHIN_S)
-            there = stack.enter_context(
-                _ended(self.popen([*program, str(seconds), address, port], host=second, **options)))
-            rates = [float(_line(process, seconds + UP_WITHIN_S)) for process in (there, back)]
-        return Goodput(*rates)
+            def start(host: int, *words: str) -> "subprocess.Popen[Any]":
+                process = self.popen([*program, *words], host=host, cwd="/", **processes.READ_BY_LINE)
+                return stack.enter_context(processes.ended(process))
+            back = start(first)
+            there = start(second, address, _answer(back, timeout_s))
+            return Goodput(*(float(_answer(process, timeout_s)) for process in (there, back)))
 
     def _word(self, word: str) -> str:
         return re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word)
@@ -195,11 +183,18 @@ class Cluster:
         for file, text in boot.files(rates).items():
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
-        with contextlib.closing(_Booting(boot.head_command(str(self.folder)), their_line)) as booting:
-            self._process = booting.process
-            pid = booting.word("init")
+        try:
+            self._process = subprocess.Popen(boot.head_command(str(self.folder)), stdin=their_line,
+                                             stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
+                                             **processes.READ_BY_LINE)
+        finally:
+            os.close(their_line)
+        assert self._process.stdout
+        with self._process.stdout as said:
+            answers = _answers(said, ["init", *["host"] * len(rates)])
+            pid = next(answers)
             (self.folder / "init").write_text(f"{pid} {_start_time(int(pid))}", encoding="ascii")
-            pids = dict(booting.word("host").split() for _ in rates)
+            pids = dict(answer.split() for answer in answers)
         network = os.readlink(f"/proc/{pid}/ns/net")
         ssh = self.folder / "ssh"
         ssh.write_text(boot.ssh_script(self.name, network, {host: int(pids[host]) for host in sorted(pids)}))
@@ -246,46 +241,23 @@ def forgotten() -> List[str]:
     return sorted(set(os.listdir(FOLDER)) - set(names()) - {"lock"}) if FOLDER.is_dir() else []
 
 
-class _Booting:
-    """The head's script while it brings the cluster up, and what it says."""
-
-    def __init__(self, command: Sequence[str], line: int) -> None:
-        try:
-            self.process = subprocess.Popen(command, stdin=line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                            start_new_session=True, cwd="/")
-        finally:
-            os.close(line)
-        self.deadline = time.monotonic() + UP_WITHIN_S
-        self.complaint = ""
-        self.partial = b""
-
-    def word(self, kind: str) -> str:
-        """The rest of the next line that begins with `kind`."""
-        while True:
-            first, _, rest = self._line().partition(" ")
-            if first == kind:
-                return rest
+def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
+    """What the head's script says while the cluster comes up: the rests of lines that begin with `words`, in turn."""
+    deadline, complaint = time.monotonic() + UP_WITHIN_S, ""
+    for word in words:
+        first = rest = ""
+        while first != word:
+            complaint = f"{first} {rest}".strip() or complaint
+            line = processes.next_line(said, deadline)
+            if line is None:
+                raise ConfigError(f"the cluster did not come up within {UP_WITHIN_S:g} s: {complaint}")
+            if not line:
+                raise ConfigError(f"cannot make namespaces: {complaint or 'no reason given'} (in a container it has to "
+                                  "be a privileged one)")
+            first, _, rest = line.rstrip("\n").partition(" ")
             if first == "failed":
-                raise ConfigError(f"cannot {rest}" + (f": {self.complaint}" if self.complaint else ""))
-            self.complaint = f"{first} {rest}".strip()
-
-    def _line(self) -> str:
-        assert self.process.stdout
-        while b"\n" not in self.partial:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, self.deadline - time.monotonic()))
-            if not ready:
-                raise ConfigError(f"the cluster did not come up within {UP_WITHIN_S:g} s: {self.complaint}")
-            data = os.read(self.process.stdout.fileno(), 65536)
-            if not data:
-                raise ConfigError(f"cannot make namespaces: {self.complaint or 'no reason given'} (in a container it "
-                                  "has to be a privileged one)")
-            self.partial += data
-        line, _, self.partial = self.partial.partition(b"\n")
-        return line.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        assert self.process.stdout
-        self.process.stdout.close()
+                raise ConfigError(f"cannot {rest}" + (f": {complaint}" if complaint else ""))
+        yield rest
 
 
 # The machine
@@ -357,40 +329,9 @@ def _enter(libc: ctypes.CDLL, namespace: int) -> None:
         raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
 
 
-# Processes
-
-Text = Union[str, bytes, None]
-
-
-def _stopped(process: "subprocess.Popen[Any]") -> Tuple[Text, Text]:
-    """End a process and take the rest of what it has said."""
-    for end in (process.terminate, process.kill):
-        end()
-        try:
-            return process.communicate(timeout=GRACE_S)
-        except subprocess.TimeoutExpired as overdue:
-            said = overdue.stdout, overdue.stderr
-    for stream in (process.stdout, process.stderr):
-        if stream:
-            stream.close()  # somebody else holds the other end
-    return said
-
-
-@contextlib.contextmanager
-def _ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def _line(process: "subprocess.Popen[str]", timeout: float) -> str:
-    """The next line it prints."""
-    assert process.stdout
-    ready, _, _ = select.select([process.stdout], [], [], timeout)
-    line = process.stdout.readline().strip() if ready else ""
+def _answer(process: "subprocess.Popen[Any]", timeout_s: float) -> str:
+    """The next line of a measurement of goodput."""
+    line = processes.next_line(process.stdout, time.monotonic() + timeout_s)
     if not line:
-        raise KVStoreError(f"the measurement of a link's goodput did not answer within {timeout:g} s")
-    return line
+        raise KVStoreError(f"the measurement of a link's goodput did not answer within {timeout_s:g} s")
+    return line.strip()

@@ -1,0 +1,68 @@
+"""Processes whose output is read: to their end, or line by line, and never for longer than was allowed."""
+from __future__ import annotations
+
+import contextlib
+import select
+import subprocess
+import time
+from typing import IO, Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+
+GRACE_S = 10.0
+"""Between SIGTERM and SIGKILL for a command that has run out of its time."""
+
+READ_TO_THE_END: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE,
+                                   "universal_newlines": True}
+"""Options of `Popen` for `completed`."""
+
+READ_BY_LINE: Dict[str, Any] = {"stdout": subprocess.PIPE, "bufsize": 0}
+"""Options of `Popen` for `next_line`: what has been read and not asked for would not be waited for."""
+
+Text = Union[str, bytes, None]
+
+
+def completed(process: "subprocess.Popen[str]", command: Sequence[str],
+              timeout_s: Optional[float]) -> "subprocess.CompletedProcess[str]":
+    """Wait for the end of a process and take what it prints.
+
+    After `timeout_s` it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
+    """
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as overdue:
+        raise subprocess.TimeoutExpired(list(command), overdue.timeout, *_stopped(process)) from None
+    except BaseException:
+        _stopped(process)
+        raise
+    return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
+
+
+def _stopped(process: "subprocess.Popen[str]") -> Tuple[Text, Text]:
+    """End a process and take the rest of what it has said."""
+    for end in (process.terminate, process.kill):
+        end()
+        try:
+            return process.communicate(timeout=GRACE_S)
+        except subprocess.TimeoutExpired as overdue:
+            said = overdue.stdout, overdue.stderr
+    for stream in (process.stdout, process.stderr):
+        if stream:
+            stream.close()  # somebody else holds the other end
+    return said
+
+
+@contextlib.contextmanager
+def ended(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
+    """The process, which is killed in the end if it is still there."""
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def next_line(stream: Optional[IO[bytes]], deadline: float) -> Optional[str]:
+    """The next line from a pipe; None if none has come by `deadline` (`time.monotonic`), "" where there is no more."""
+    assert stream
+    ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+    return stream.readline().decode("utf-8", "replace") if ready else None
