@@ -1,11 +1,10 @@
 """Processes whose output is read: to their end, or line by line, and never for longer than was allowed."""
 from __future__ import annotations
 
-import contextlib
 import select
 import subprocess
 import time
-from typing import IO, Any, Dict, Iterator, Optional, Sequence, Tuple, Union
+from typing import IO, Any, Dict, Optional, Tuple, Union
 
 GRACE_S = 10.0
 """Between SIGTERM and SIGKILL for a command that has run out of its time."""
@@ -15,28 +14,27 @@ READ_TO_THE_END: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subpro
 """Options of `Popen` for `completed`."""
 
 READ_BY_LINE: Dict[str, Any] = {"stdout": subprocess.PIPE, "bufsize": 0}
-"""Options of `Popen` for `next_line`: what has been read and not asked for would not be waited for."""
+"""Options of `Popen` for `next_line`: lines in a buffer of Python's would not wake it."""
 
-Text = Union[str, bytes, None]
+Said = Tuple[Union[str, bytes, None], Union[str, bytes, None]]
 
 
-def completed(process: "subprocess.Popen[str]", command: Sequence[str],
-              timeout_s: Optional[float]) -> "subprocess.CompletedProcess[str]":
+def completed(process: "subprocess.Popen[str]", timeout_s: Optional[float]) -> "subprocess.CompletedProcess[str]":
     """Wait for the end of a process and take what it prints.
 
     After `timeout_s` it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
     """
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired as overdue:
-        raise subprocess.TimeoutExpired(list(command), overdue.timeout, *_stopped(process)) from None
-    except BaseException:
-        _stopped(process)
+    except BaseException as error:
+        said = _stopped(process)
+        if isinstance(error, subprocess.TimeoutExpired):
+            error.output, error.stderr = said  # type: ignore[assignment]  # text, as asked for
         raise
-    return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _stopped(process: "subprocess.Popen[str]") -> Tuple[Text, Text]:
+def _stopped(process: "subprocess.Popen[str]") -> Said:
     """End a process and take the rest of what it has said."""
     for end in (process.terminate, process.kill):
         end()
@@ -48,17 +46,6 @@ def _stopped(process: "subprocess.Popen[str]") -> Tuple[Text, Text]:
         if stream:
             stream.close()  # somebody else holds the other end
     return said
-
-
-@contextlib.contextmanager
-def ended(process: "subprocess.Popen[Any]") -> Iterator["subprocess.Popen[Any]"]:
-    """The process, which is killed in the end if it is still there."""
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
 
 
 def next_line(stream: Optional[IO[bytes]], deadline: float) -> Optional[str]:

@@ -16,14 +16,11 @@ from __future__ import annotations
 from kvstore.wire.codecs import codec
 from odsgd.lab.bench.systems import AUTO, System
 
-EVERY = {"easgd": 4, "eamsgd": 4}
-"""Iterations per exchange where a store's default is not 1."""
-
 
 def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
     """What the busiest link carries in one direction per iteration, of `nbytes` of parameters."""
     sent = codec(system.options.get("codec", "none")).nbytes(nbytes // 4)
-    there, back = sent / _every(system, "push_every"), sent / _every(system, "fetch_every")
+    there, back = sent / system.every("push_every"), sent / system.every("fetch_every")
     if system.servers in (None, AUTO):
         return (workers - 1) / workers * (there + back)
     return max(workers / int(system.servers), 1) * max(there, back)
@@ -33,6 +30,3 @@ def bound_ms(compute_ms: float, nbytes: float, goodput: float) -> float:
     """max(T_cop, T_wire); `goodput` in bytes per second, infinite where links are not shaped."""
     return max(compute_ms, 1000 * nbytes / goodput)
 
-
-def _every(system: System, interval: str) -> float:
-    return float(system.options.get(interval, system.options.get("T", EVERY.get(system.name, 1))))

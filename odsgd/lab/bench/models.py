@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from kvstore.errors import unknown
 from odsgd.config.names import MODELS
@@ -55,6 +55,6 @@ def _shapes_of_network(name: str) -> Shapes:
     return [parameter.shape for parameter in net.collect_params().values() if parameter.grad_req != "null"]
 
 
-def size(shape: Sequence[int]) -> int:
-    """Elements of an array."""
-    return math.prod(shape)
+def size(name: str) -> int:
+    """Numbers in all of its parameters."""
+    return sum(map(math.prod, shapes(name)))

@@ -20,12 +20,28 @@ STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VA
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
 DDP = "torch/ddp"
-OURS = tuple(name for name in STORES if name != "local")
 FOLDER = Path(__file__).parent
-NAMES = (*OURS, *STOCK, DDP)
 AUTO = "auto"
 
-OPTIONS: Dict[str, Tuple[str, ...]] = {**STORES, **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
+# What our methods could say of themselves; all that a benchmark knows of them stands here.
+
+OURS: Dict[str, Tuple[str, ...]] = {name: options for name, options in STORES.items() if name != "local"}
+"""Name -> options."""
+
+EVERY = {"easgd": 4, "eamsgd": 4}
+"""Iterations per exchange where a store's default is not 1."""
+
+
+def _needs_servers(name: str, options: Mapping[str, Any]) -> bool:
+    return name in STOCK or name in OURS and needs_servers(name, options.get("transport"))
+
+
+def _past_warm_up(name: str) -> Dict[str, Any]:
+    """A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's."""
+    return {"warmup": 0} if "warmup" in OURS.get(name, ()) else {}
+
+
+OPTIONS: Dict[str, Tuple[str, ...]] = {**OURS, **dict.fromkeys(STOCK, ()), DDP: ("bucket_cap_mb",)}
 
 
 @dataclass(frozen=True)
@@ -37,6 +53,10 @@ class System:
     options: Mapping[str, Any]
     servers: Optional[str]
     """A number, `auto`, or None where gradients go round a ring."""
+
+    def every(self, interval: str) -> float:
+        """Iterations per push (`push_every`) or per fetch (`fetch_every`)."""
+        return float(self.options.get(interval, self.options.get("T", EVERY.get(self.name, 1))))
 
     @property
     def stock(self) -> bool:
@@ -72,13 +92,13 @@ def parse(text: str) -> System:
     """
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")
-    if name not in NAMES:
-        raise unknown("system", name, NAMES)
+    if name not in OPTIONS:
+        raise unknown("system", name, OPTIONS)
     options = {**_past_warm_up(name), **dict(_option(text, pair) for pair in pairs)}
     for option in options:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
-    if name == DDP or not needs_servers(name, options.get("transport")):
+    if not _needs_servers(name, options):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)
@@ -86,11 +106,6 @@ def parse(text: str) -> System:
     if servers != AUTO and not (servers.isdigit() and int(servers)):
         raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
     return System(text, name, options, servers)
-
-
-def _past_warm_up(name: str) -> Dict[str, Any]:
-    """A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's."""
-    return {"warmup": 0} if "warmup" in STORES.get(name, ()) else {}
 
 
 def _option(text: str, pair: str) -> Tuple[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, List, NoReturn, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.lab.cluster import links
-from odsgd.lab.cluster.cluster import Cluster, check_machine, forgotten, names
+from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
 from odsgd.lab.command import Parser, chosen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -75,10 +75,10 @@ def down(argv: List[str]) -> int:
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args(argv)
     check_machine()
-    chosen = sorted({*names(), *forgotten()}) if options.all else [options.name]
-    if not options.all and options.name not in forgotten():
-        Cluster.find(options.name)
-    for name in chosen:
+    known = clusters()
+    if not options.all and options.name not in known:
+        Cluster.find(options.name)  # complains
+    for name in known if options.all else [options.name]:
         Cluster(name).down()
         print(f"cluster `{name}` is down")
     return 0

@@ -34,17 +34,6 @@ class Goodput(NamedTuple):
     back: float
 
 
-class Init(NamedTuple):
-    """The first process of a cluster; the start time tells it from a later process with the same number."""
-
-    pid: int
-    started: str
-
-    @property
-    def alive(self) -> bool:
-        return _start_time(self.pid) == self.started
-
-
 class Cluster:
     """Hosts `host0`, `host1`, … and the launching machine, `head`, in namespaces of their own.
 
@@ -70,7 +59,8 @@ class Cluster:
         name = _checked(name or f"run-{os.getpid()}-{next(_numbers)}")
         check_machine()
         with _alone():
-            _sweep()
+            for left in (other for other, is_up in clusters().items() if not is_up):
+                shutil.rmtree(FOLDER / left, ignore_errors=True)
             cluster = cls(name)
             if cluster.folder.exists():
                 raise ConfigError(f"cluster `{name}` is up already; take it down with `odsgd cluster down --name "
@@ -87,9 +77,8 @@ class Cluster:
         """A cluster that is up."""
         check_machine()
         cluster = cls(_checked(name))
-        init = cluster._init()
-        if not (init and init.alive):
-            known = names()
+        if not cluster._init():
+            known = [other for other, is_up in clusters().items() if is_up]
             raise unknown("cluster", name, known) if known else ConfigError(
                 f"cluster `{name}` is not up, nor is any other; bring it up with `odsgd cluster up --name {name}`")
         return cluster
@@ -143,10 +132,10 @@ class Cluster:
         if host is not None:
             words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
         init = self._init()
-        if not (init and init.alive):
+        if not init:
             raise ConfigError(f"cluster `{self.name}` is not up any more")
-        with _children_in(init.pid):
-            process = subprocess.Popen(boot.entering(init.pid, directory, words),
+        with _children_in(init):
+            process = subprocess.Popen(boot.entering(init, directory, words),
                                        env={**os.environ, **self.variables, **(env or {})}, **options)
         self._commands = [earlier for earlier in self._commands if earlier.poll() is None] + [process]
         return process
@@ -157,7 +146,7 @@ class Cluster:
 
         After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
         """
-        return processes.completed(self.popen(command, env, host, **processes.READ_TO_THE_END), command, timeout)
+        return processes.completed(self.popen(command, env, host, **processes.READ_TO_THE_END), timeout)
 
     def goodput(self, seconds: float = 1.0, between: Tuple[int, int] = (0, 1)) -> Goodput:
         """What the links between two hosts carry with TCP traffic both ways at once; takes a second longer."""
@@ -167,8 +156,10 @@ class Cluster:
         timeout_s = seconds + UP_WITHIN_S
         with contextlib.ExitStack() as stack:
             def start(host: int, *words: str) -> "subprocess.Popen[Any]":
-                process = self.popen([*program, *words], host=host, cwd="/", **processes.READ_BY_LINE)
-                return stack.enter_context(processes.ended(process))
+                process = stack.enter_context(
+                    self.popen([*program, *words], host=host, cwd="/", **processes.READ_BY_LINE))
+                stack.callback(process.kill)
+                return process
             back = start(first)
             there = start(second, address, _answer(back, timeout_s))
             return Goodput(*(float(_answer(process, timeout_s)) for process in (there, back)))
@@ -200,26 +191,27 @@ class Cluster:
         ssh.write_text(boot.ssh_script(self.name, network, {host: int(pids[host]) for host in sorted(pids)}))
         ssh.chmod(0o755)
 
-    def _init(self) -> Optional[Init]:
+    def _init(self) -> Optional[int]:
+        """The cluster's first process, if it lives; its start time tells it from a later one with the same number."""
         try:
             pid, started = (self.folder / "init").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             return None
-        return Init(int(pid), started)
+        return int(pid) if _start_time(int(pid)) == started else None
 
     def _end(self) -> None:
         self._hang_up()
         init = self._init()
-        if init and init.alive:
-            os.kill(init.pid, signal.SIGKILL)
-            deadline = time.monotonic() + DOWN_WITHIN_S
-            while init.alive:
-                for command in self._commands:
-                    command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"cluster `{self.name}`: process {init.pid} has not ended {DOWN_WITHIN_S:g} s "
-                                      "after SIGKILL; is an `odsgd cluster run` of it stopped (Ctrl-Z)?")
-                time.sleep(0.005)
+        if init:
+            os.kill(init, signal.SIGKILL)
+        deadline = time.monotonic() + DOWN_WITHIN_S
+        while self._init():
+            for command in self._commands:
+                command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
+            if time.monotonic() > deadline:
+                raise ConfigError(f"cluster `{self.name}`: process {init} has not ended {DOWN_WITHIN_S:g} s after "
+                                  "SIGKILL; is an `odsgd cluster run` of it stopped (Ctrl-Z)?")
+            time.sleep(0.005)
         if self._process:
             self._process.wait(DOWN_WITHIN_S)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -230,15 +222,10 @@ class Cluster:
             self._line = None
 
 
-def names() -> List[str]:
-    """The clusters that are up on this machine."""
-    found = [Cluster(entry.name) for entry in FOLDER.iterdir() if entry.is_dir()] if FOLDER.is_dir() else []
-    return sorted(cluster.name for cluster in found for init in [cluster._init()] if init and init.alive)
-
-
-def forgotten() -> List[str]:
-    """Folders of clusters that are not up any more: a crash leaves them."""
-    return sorted(set(os.listdir(FOLDER)) - set(names()) - {"lock"}) if FOLDER.is_dir() else []
+def clusters() -> Dict[str, bool]:
+    """The clusters of this machine by name, and whether each is up; of one that is not a crash has left the folder."""
+    folders = sorted(entry.name for entry in FOLDER.iterdir() if entry.is_dir()) if FOLDER.is_dir() else []
+    return {name: Cluster(name)._init() is not None for name in folders}
 
 
 def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
@@ -297,11 +284,6 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _sweep() -> None:
-    for name in forgotten():
-        shutil.rmtree(FOLDER / name, ignore_errors=True)
-
-
 def _start_time(pid: int) -> Optional[str]:
     """When a process was started, in the kernel's ticks; None if it is not there, or a zombie."""
     try:
@@ -316,17 +298,17 @@ def _start_time(pid: int) -> Optional[str]:
 def _children_in(init: int) -> Iterator[None]:
     """What this thread starts in here is born in the PID namespace of `init`, so that it ends with it."""
     libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(namespace: IO[str]) -> None:
+        if libc.setns(namespace.fileno(), CLONE_NEWPID):
+            raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
+
     with open(f"/proc/{init}/ns/pid") as theirs, open("/proc/self/ns/pid") as ours:
-        _enter(libc, theirs.fileno())
+        enter(theirs)
         try:
             yield
         finally:
-            _enter(libc, ours.fileno())
-
-
-def _enter(libc: ctypes.CDLL, namespace: int) -> None:
-    if libc.setns(namespace, CLONE_NEWPID):
-        raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
+            enter(ours)
 
 
 def _answer(process: "subprocess.Popen[Any]", timeout_s: float) -> str:
