@@ -154,11 +154,10 @@ def test_messages_of_mpi_use_the_links(slow: Cluster, tmp_path: Path) -> None:
     assert (job.returncode, job.stdout.splitlines()) == (0, ["2.0 True"] * 2), job.stderr
 
 
-@pytest.mark.parametrize("heeded", [signal.SIG_DFL, signal.SIG_IGN], ids=["login", "nohup"])
-def test_the_end_of_the_connection_is_the_end_of_the_command(
-        slow: Cluster, sleeper: Sleeper, heeded: signal.Handlers) -> None:
+@pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["login", "nohup"])
+def test_the_end_of_the_connection_is_the_end_of_the_command(slow: Cluster, sleeper: Sleeper, before: str) -> None:
     mark, _ = sleeper
-    process = slow.popen(["sleep", mark], host=0, preexec_fn=functools.partial(signal.signal, signal.SIGHUP, heeded))
+    process = slow.popen(["sh", "-c", f"{before}exec $ODSGD_SSH host0 sleep {mark}"])
     until(lambda: running(mark))
     process.kill()
     process.wait()

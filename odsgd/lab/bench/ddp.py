@@ -74,7 +74,7 @@ class Model(torch.nn.Module):
 
 def measure(shapes: Sequence[Sequence[int]], stint: Dict[str, Any], options: Dict[str, Any]) -> Dict[str, Any]:
     """The times of one stint."""
-    model = DistributedDataParallel(Model(shapes, stint["compute_s"]), **options)
+    model = DistributedDataParallel(Model(shapes, stint["compute_ms"] / 1000), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     x = torch.ones(1, requires_grad=True)
     moments: List[float] = []

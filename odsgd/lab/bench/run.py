@@ -129,25 +129,26 @@ def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.Completed
 # One job
 
 def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System) -> List[Reading]:
-    stints = {model: [Stint.of(config, model, compute, workers, goodput) for compute in config.computes(model)]
-              for model in config.models}
+    stints = {(model, compute): Stint.of(config, model, compute, workers, goodput)
+              for model in config.models for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
-        spec = {"folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
-                "models": [{"shapes": models.shapes(model), "stints": [stint.spec() for stint in stints[model]]}
-                           for model in config.models]}
-        _write(folder, "spec", spec)
         flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
                  "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
         for variable, value in system.env.items():
             flags += ["--env", f"{variable}:{value}"]
-        job = {"flags": [*flags, *system.worker_command(config.torch_python), folder + "/spec.json"],
-               "server_command": system.server_command}
-        _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", _write(folder, "job", job)], config.timeout_s)
+        spec = Path(folder, "spec.json")
+        spec.write_text(json.dumps({
+            "folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
+            "models": [{"shapes": models.shapes(model), "stints": [
+                stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in config.models],
+            "flags": [*flags, *system.worker_command(config.torch_python), str(spec)],
+            "server_command": system.server_command}), encoding="utf-8")
+        _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
         servers = [_log(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
-    flat = [stint for model in config.models for stint in stints[model]]
-    return [Reading(Setting(rate, stint.model, workers, str(stint.compute)), system.label, stint.compute_ms,
-                    *_merged(by_worker, servers)) for stint, by_worker in zip(flat, zip(*found))]
+    return [Reading(Setting(rate, model, workers, str(compute)), system.label, stint.compute_ms,
+                    *_merged(by_worker, servers))
+            for ((model, compute), stint), by_worker in zip(stints.items(), zip(*found))]
 
 
 def _await(place: Place, command: Sequence[str], timeout_s: float) -> None:
@@ -206,12 +207,12 @@ def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
     return {"cpu_s": float(ended_cpu_s - began_cpu_s), "memory_mb": float(np.interp(ended_s, at_s, memory_mb))}
 
 
-def _per_iteration(processes: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
+def _per_iteration(usages: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
     """CPU milliseconds in each of `count` iterations and memory, means over processes; None, None without any."""
-    if not processes:
+    if not usages:
         return None, None
-    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / count, 3),
-            round(statistics.mean(process["memory_mb"] for process in processes), 1))
+    return (round(1000 * statistics.mean(usage["cpu_s"] for usage in usages) / count, 3),
+            round(statistics.mean(usage["memory_mb"] for usage in usages), 1))
 
 
 def _log(path: Path) -> List[Usage]:
@@ -220,17 +221,9 @@ def _log(path: Path) -> List[Usage]:
     return [json.loads(line) for line in lines]
 
 
-def _write(folder: str, name: str, content: Any) -> str:
-    path = Path(folder, name + ".json")
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return str(path)
-
-
 class Stint(NamedTuple):
-    """How long a job measures one model with one computing time."""
+    """How long a job measures one model with one computing time, as its workers are told."""
 
-    model: str
-    compute: ComputingTime
     compute_ms: float
     iterations: int
     warm_up: int
@@ -240,11 +233,7 @@ class Stint(NamedTuple):
         wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
-        return cls(model, compute, compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
-
-    def spec(self) -> Dict[str, Any]:
-        """What a worker is told."""
-        return {"compute_s": self.compute_ms / 1000, "warm_up": self.warm_up, "iterations": self.iterations}
+        return cls(compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
 
 
 def nbytes(model: str) -> int:

@@ -61,7 +61,7 @@ class Loop:
             self.store.broadcast(key, weight, weight)
 
     def measure(self, stint: Dict[str, Any]) -> Dict[str, Any]:
-        layers, seconds = zip(self.weights, self.grads), stint["compute_s"]
+        layers, seconds = zip(self.weights, self.grads), stint["compute_ms"] / 1000
         device = Emulated(layers, seconds, forward=0.0) if seconds else None
         self._iterations(device, stint["warm_up"])
         before = usage.now()

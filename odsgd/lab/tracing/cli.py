@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
 from odsgd.lab.command import Parser, chosen
 from odsgd.lab.tracing.files import MERGED, read_timeline, write
@@ -46,8 +46,7 @@ def merge(argv: List[str]) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
     options = parser.parse_args(argv)
-    timeline = read_timeline(options.folder)
-    out = options.out or options.folder / MERGED
+    timeline, out = read_timeline(options.folder), options.out or options.folder / MERGED
     write(timeline, out)
     print(f"{out}: {', '.join(track.name for track in timeline.tracks)}")
     _remark([timeline])
@@ -55,29 +54,29 @@ def merge(argv: List[str]) -> None:
 
 def summary(argv: List[str]) -> None:
     """A table per trace."""
-    options = _parse(argv)
-    for timeline in options.timelines:
+    options = _traces().parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
+    for timeline in timelines:
         print(f"{timeline.name}\n{table(shares(timeline, *options.iterations))}")
-    _remark(options.timelines)
+    _remark(timelines)
 
 
 def draw(argv: List[str]) -> None:
     """A figure of all traces."""
-    options = _parse(argv, figure=True)
+    parser = _traces()
+    parser.add_argument("-o", dest="out", type=Path, required=True)
+    options = parser.parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
     from odsgd.lab.tracing.draw import figure
-    figure(options.timelines, options.iterations, options.out)
-    _remark(options.timelines)
+    figure(timelines, options.iterations, options.out)
+    _remark(timelines)
 
 
-def _parse(argv: List[str], figure: bool = False) -> Any:
+def _traces() -> Parser:
     parser = Parser(HINT, add_help=False)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--iterations", type=_iterations, default=(None, None))
-    if figure:
-        parser.add_argument("-o", dest="out", type=Path, required=True)
-    options = parser.parse_args(argv)
-    options.timelines = [read_timeline(path) for path in options.traces]
-    return options
+    return parser
 
 
 def _iterations(text: str) -> Tuple[Optional[int], Optional[int]]:
