@@ -157,7 +157,7 @@ def test_messages_of_mpi_use_the_links(slow: Cluster, tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", ["", "trap '' HUP; "], ids=["login", "nohup"])
 def test_the_end_of_the_connection_is_the_end_of_the_command(slow: Cluster, sleeper: Sleeper, before: str) -> None:
     mark, _ = sleeper
-    process = slow.popen(["sh", "-c", f"{before}exec $ODSGD_SSH host0 sleep {mark}"])
+    process = slow.popen(["sh", "-c", f"{before}exec $ODSGD_SSH host0 'exec sleep {mark}'"])
     until(lambda: running(mark))
     process.kill()
     process.wait()
