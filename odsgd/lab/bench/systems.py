@@ -87,8 +87,8 @@ class System:
 def parse(text: str) -> System:
     """The system that `text` names.
 
-    >>> parse("pipesgd:codec=quantize:K=3").options, parse("odsgd@1").servers, parse("ssgd").servers
-    ({'codec': 'quantize', 'K': 3}, '1', 'auto')
+    >>> parse("odsgd:lr_local=0.5:warmup=3@1").options, parse("odsgd@1").servers, parse("ssgd").servers
+    ({'warmup': 3, 'lr_local': 0.5}, '1', 'auto')
     """
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")

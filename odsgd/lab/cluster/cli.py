@@ -6,7 +6,7 @@ import functools
 import shutil
 import signal
 import sys
-from typing import Any, List, NoReturn, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.lab.cluster import links
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """One of the three; the exit code is 0, or the command's."""
     action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
     for number in _heeded():
-        signal.signal(number, _interrupt)  # so that what is half up, or up for one command, goes down
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # what is up for one command goes down
     return action(list(argv[1:]))
 
 
@@ -47,7 +47,8 @@ def up(argv: List[str]) -> int:
         raise ConfigError("--hosts N is needed: how many hosts")
     cluster = _up(options, options.name)
     cluster.stay()
-    print(f"cluster `{cluster.name}` is up: {_listed(cluster.hosts)}, hosts file {cluster.hostfile}")
+    last = f" to host{options.hosts - 1}" if options.hosts > 1 else ""
+    print(f"cluster `{cluster.name}` is up: host0{last}, hosts file {cluster.hostfile}")
     return 0
 
 
@@ -84,21 +85,13 @@ def down(argv: List[str]) -> int:
     return 0
 
 
-def _up(options: argparse.Namespace, name: Any) -> Cluster:
+def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
     return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
-
-
-def _listed(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
 
 
 def _heeded() -> List[signal.Signals]:
     """Without those that `nohup` and `&` have us ignore."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _attend(cluster: Cluster, command: Sequence[str]) -> int:

@@ -296,7 +296,11 @@ def _start_time(pid: int) -> Optional[str]:
 
 @contextlib.contextmanager
 def _children_in(init: int) -> Iterator[None]:
-    """What this thread starts in here is born in the PID namespace of `init`, so that it ends with it."""
+    """What this thread starts in here is born in the PID namespace of `init`, so that it ends with it.
+
+    Meanwhile it cannot start a thread. So where MXNet is loaded, `preexec_fn` may not be given: it makes `Popen` fork,
+    after a fork MXNet starts the threads of its engine again, and the process aborts.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(namespace: IO[str]) -> None:
