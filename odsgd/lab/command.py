@@ -1,4 +1,4 @@
-"""What the commands of the lab have in common: actions by name, complaints in one line, tables and figures."""
+"""Shared by the commands of the lab: actions by name, complaints in one line, tables and figures."""
 from __future__ import annotations
 
 import argparse

@@ -20,9 +20,9 @@ Said = Tuple[Union[str, bytes, None], Union[str, bytes, None]]
 
 
 def completed(process: "subprocess.Popen[str]", timeout_s: Optional[float]) -> "subprocess.CompletedProcess[str]":
-    """Wait for the end of a process and take what it prints.
+    """Wait for the end of a process and take its output.
 
-    After `timeout_s` it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
+    After `timeout_s` it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` carries its output.
     """
     try:
         stdout, stderr = process.communicate(timeout=timeout_s)
@@ -35,7 +35,7 @@ def completed(process: "subprocess.Popen[str]", timeout_s: Optional[float]) -> "
 
 
 def _stopped(process: "subprocess.Popen[str]") -> Said:
-    """End a process and take the rest of what it has said."""
+    """End a process and take the rest of its output."""
     for end in (process.terminate, process.kill):
         end()
         try:
@@ -44,7 +44,7 @@ def _stopped(process: "subprocess.Popen[str]") -> Said:
             said = overdue.stdout, overdue.stderr
     for stream in (process.stdout, process.stderr):
         if stream:
-            stream.close()  # somebody else holds the other end
+            stream.close()  # a child of it holds the other end
     return said
 
 

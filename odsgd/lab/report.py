@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 class Outcome(NamedTuple):
-    """What a run came to."""
+    """Accuracy, speed and staleness of one finished run."""
 
     name: str
     epochs: int
@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
 
 
 def read_run(folder: Path) -> Outcome:
-    """The outcome of one run; ConfigError with the path and what was expected if its metrics cannot be read."""
+    """The outcome of one run; ConfigError that names the file if its metrics cannot be read."""
     path = folder / METRICS
     events = _events(path)
     # In order; a resumed run may have written an epoch twice: the later counts.
@@ -56,12 +56,12 @@ def read_run(folder: Path) -> Outcome:
 
 
 def _number(value: Optional[float]) -> float:
-    """What was not measured is null in the metrics."""
+    """NaN for null, which the metrics have for values that were not measured."""
     return math.nan if value is None else float(value)
 
 
 def _staleness(events: Sequence[Dict[str, Any]]) -> Optional[Tuple[float, int, float]]:
-    """What a run that came to its end, the last time it was resumed, says of it."""
+    """From the last record of it: a run has one for each time that it came to its end."""
     found = [event for event in events if event.get("event") == "staleness"]
     return (found[-1]["staleness_mean"], found[-1]["staleness_max"], found[-1]["updates_per_s"]) if found else None
 

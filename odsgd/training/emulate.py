@@ -5,10 +5,10 @@
         device.iteration()      in place of record and backward
         trainer.step(batch)
 
-Forward and backward become operations of MXNet's engine that sleep. They depend on what those of a GPU would: the
-forward pass of a layer reads that layer's weights, so it waits for them and for no others; the backward pass writes
-one gradient after the other, last layer first, when those who read the last ones have done. A layer is what the caller
-lists: one parameter.
+Forward and backward become operations of MXNet's engine that sleep. They wait as those of a GPU would. The
+forward pass of a layer reads that layer's weights, so it waits for them and for no others. The backward pass writes
+one gradient after the other, last layer first, when the readers of the last ones have done. A layer is one parameter,
+or whatever else the caller lists.
 
 The device does one thing at a time, in the order in which it was asked to:
 
@@ -47,7 +47,7 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 
 
 class Computed(Protocol):
-    """Told, on a thread of its own, what the device has computed: `forward` or `backward` of these layers, when."""
+    """Called on the device's thread after each step: `forward` or `backward` of these layers, and when it ran."""
 
     def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None: ...
 
@@ -58,7 +58,7 @@ class Emulated:
     Parameters
     ----------
     layers : Gluon parameters, or pairs (weights, gradient) of arrays, in the order of the forward pass
-    seconds : what an iteration takes, in the mean
+    seconds : of an iteration, in the mean
     forward : the forward pass's share of it
     spread : sigma of the lognormal distribution of that time, drawn anew in each iteration; the mean stays
     seed : of these draws; a number or several, different on each worker
@@ -90,7 +90,7 @@ def _recorded() -> Computed:
 
 
 def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
-    """Nobody wants to know."""
+    """For devices of which no timeline is kept."""
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:
@@ -113,7 +113,7 @@ def _by_device(layers: Iterable[Any]) -> List[List[Tuple[NDArray, NDArray]]]:
 
 
 class _Device:
-    """One accelerator: its layers, and what it has been asked to do.
+    """One accelerator: its layers, and the tasks that it has been given.
 
     `durations` : seconds of each layer, forward and backward together
     """
@@ -147,7 +147,7 @@ class _Device:
             while True:
                 self._carry_out(self._asked.get())
         except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)  # nobody could catch it
+            control.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
 
     def _carry_out(self, task: _Task) -> None:
         task.ready.wait()
@@ -172,7 +172,7 @@ class _Task:
         self.done: engine.Done
 
     def begin(self, done: engine.Done) -> None:
-        """The engine says that all it reads has been written, and what it writes has been read."""
+        """The engine says that its inputs have been written, and its outputs have been read."""
         self.done, self.ready_s = done, time.monotonic()
         self.ready.set()
 

@@ -1,4 +1,4 @@
-"""``odsgd bench``: measure, and say what was measured."""
+"""``odsgd bench``: measure, and report."""
 from __future__ import annotations
 
 import contextlib
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _ending_well() -> Iterator[None]:
-    """Let a signal end what is under way, the cluster and its job, and then this process."""
+    """Let a signal end the cluster and its job, and then this process."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

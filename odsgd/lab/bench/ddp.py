@@ -66,7 +66,7 @@ class Model(torch.nn.Module):
                       for number, weight in enumerate(self.weights)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.device.begin()  # here: what Python takes for the rest is hidden on a real one, which is asynchronous
+        self.device.begin()  # here: a real one is asynchronous, which hides the time of Python for the rest
         for weight, work in zip(self.weights, self.works):
             x = Layer.apply(x, weight, work)
         return x

@@ -1,10 +1,10 @@
 """The limit of an iteration: no schedule of a system's traffic pattern beats it.
 
-M workers, N bytes of parameters (times what a codec leaves of them), full-duplex links of B bytes per second, and
+M workers, N bytes of parameters (times the part that a codec leaves), full-duplex links of B bytes per second, and
 T_wire the time that the busiest link needs for one direction:
 
     S servers on hosts of their own       M N / (S B), or N / B if that is more: a worker's own link
-    one server beside every worker        2 (M-1)/M N / B       what it sends as a worker, and as a server
+    one server beside every worker        2 (M-1)/M N / B       as a worker, and as a server
     ring                                  2 (M-1)/M N / B
 
 An iteration that computes for T_cop takes at least max(T_cop, T_wire), whatever it overlaps. A method that
@@ -18,7 +18,7 @@ from odsgd.lab.bench.systems import AUTO, System
 
 
 def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
-    """What the busiest link carries in one direction per iteration, of `nbytes` of parameters."""
+    """Bytes over the busiest link in one direction per iteration, of `nbytes` of parameters."""
     sent = codec(system.options.get("codec", "none")).nbytes(nbytes // 4)
     there, back = sent / system.every("push_every"), sent / system.every("fetch_every")
     if system.servers in (None, AUTO):

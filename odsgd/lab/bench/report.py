@@ -1,4 +1,4 @@
-"""What a benchmark says: a table on the terminal, the same as Markdown with the whole configuration, and JSON."""
+"""The report of a benchmark: a table on the terminal, the same as Markdown with all options, and JSON."""
 from __future__ import annotations
 
 import dataclasses
@@ -67,14 +67,14 @@ def table(config: BenchConfig, findings: Sequence[Finding], measured: Measured) 
 
 
 def headline(setting: Setting, block: Sequence[Finding], measured: Measured) -> str:
-    """What the systems of a block were measured at."""
+    """The setting of a block in words."""
     return (f"{setting.model} ({_millions(setting.model):.2f} M parameters in {len(models.shapes(setting.model))} "
             f"tensors), {setting.workers} worker{'s' * (setting.workers != 1)}, T_cop {_ms(block[0].compute_ms)} ms, "
             f"{links(setting.rate, measured)}")
 
 
 def links(rate: str, measured: Measured) -> str:
-    """A rate in words, with what was measured on it."""
+    """A rate in words, with the goodput measured on it."""
     if rate == NO_CLUSTER:
         return "loopback"
     goodput = measured.goodput(rate)
@@ -106,7 +106,7 @@ def as_json(config: BenchConfig, findings: Sequence[Finding], measured: Measured
 
 
 def configuration(config: BenchConfig) -> Dict[str, str]:
-    """What was asked for, apart from the files to write."""
+    """The options in words, apart from the files to write."""
     skipped = ("title", "note", "reference", "reference_values", "markdown", "json", "png", "torch_python", "columns")
     return {field.name: _words(getattr(config, field.name)) for field in dataclasses.fields(config)
             if field.name not in skipped}

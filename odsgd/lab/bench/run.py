@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What several systems are measured at; one block of the table."""
+    """Under these conditions several systems are measured; one block of the table."""
 
     rate: str
     model: str
@@ -40,13 +40,13 @@ class Setting(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What one job measured of its system at one setting."""
+    """One job's measurement of its system at one setting."""
 
     setting: Setting
     system: str
     compute_ms: float
     iteration_ms: float
-    """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
+    """The mean, as a training run takes: a median would hide iterations that are long in turn."""
     times_ms: List[List[float]]
     """Of every worker, of every iteration."""
     worker_cpu_ms: float
@@ -60,7 +60,7 @@ class Measured(NamedTuple):
 
     readings: List[Reading]
     goodputs: Dict[str, List[float]]
-    """Per rate, what the links carried each way, before and after the jobs."""
+    """Per rate, bytes per second over the links each way, before and after the jobs."""
     failures: List[str]
 
     def goodput(self, rate: str) -> float:
@@ -195,7 +195,7 @@ def iterations(moments_s: Sequence[float], began_s: float, ended_s: float) -> fl
 
 
 def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
-    """What a process used from one moment to another: CPU seconds, and the largest memory.
+    """The usage of a process from one moment to another: CPU seconds, and the largest memory.
 
     >>> log = [{"at_s": 0, "cpu_s": 0, "memory_mb": 8}, {"at_s": 2, "cpu_s": 1, "memory_mb": 9}]
     >>> used(log, 1, 2)
@@ -216,7 +216,7 @@ def _per_iteration(usages: Sequence[Usage], count: float) -> Tuple[Optional[floa
 
 
 def _log(path: Path) -> List[Usage]:
-    """What a server noted; it may have been ended while it wrote a line."""
+    """The notes of a server, which may have been ended while it wrote a line."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
 

@@ -1,6 +1,6 @@
 """A server or scheduler of a measured job: ours, or stock MXNet's: ``server.py MODULE``; run by path.
 
-Ten times a second a server writes what it has used to ODSGD_BENCH_FOLDER/server-RANK, a line of JSON each; what it used
+Ten times a second a server writes its usage so far to ODSGD_BENCH_FOLDER/server-RANK, a line of JSON each; its usage
 during a measurement follows from the lines around it (`run.used`).
 """
 import importlib

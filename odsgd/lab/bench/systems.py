@@ -23,7 +23,7 @@ DDP = "torch/ddp"
 FOLDER = Path(__file__).parent
 AUTO = "auto"
 
-# What our methods could say of themselves; all that a benchmark knows of them stands here.
+# All that a benchmark knows of our methods stands here; they could say it themselves.
 
 OURS: Dict[str, Tuple[str, ...]] = {name: options for name, options in STORES.items() if name != "local"}
 """Name -> options."""
@@ -78,7 +78,7 @@ class System:
         return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
 
     def worker_command(self, torch_python: Optional[str]) -> List[str]:
-        """What every worker runs, before the name of the file that says what to measure."""
+        """Every worker's command, without the name of the file that says what to measure."""
         if self.name == DDP:
             return [str(torch_python), str(FOLDER / "ddp.py")]
         return [sys.executable, "-m", "odsgd.lab.bench.worker"]

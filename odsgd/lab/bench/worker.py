@@ -1,12 +1,13 @@
 """One worker of a measured job, on MXNet: ``python -m odsgd.lab.bench.worker SPEC.json``.
 
-Per stint it runs `warm_up` iterations and then `iterations`. An iteration is what a training loop queues: the emulated
-accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in the order
-and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read. The loop
-is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each other.
+Per stint it runs `warm_up` iterations and then `iterations`. An iteration queues the work of a training loop: the
+emulated accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in
+the order and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read.
+The loop is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each
+other.
 
 Written to FOLDER/RANK.json: per stint the moments at which iterations began and ended, in seconds of the machine's one
-clock, and what the process used.
+clock, and the usage of the process.
 """
 from __future__ import annotations
 
@@ -95,7 +96,7 @@ def _stores(system: Dict[str, Any]) -> Iterator[Any]:
 
 
 def _optimizer() -> Any:
-    """Nothing writes the gradients: at this rate no rule makes much of what happens to be in them."""
+    """Nothing writes the gradients: at this rate no rule makes much of the values that happen to be in them."""
     return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
 
 

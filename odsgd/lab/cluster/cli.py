@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     """One of the three; the exit code is 0, or the command's."""
     action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
     for number in _heeded():
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # what is up for one command goes down
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a cluster for one command goes down
     return action(list(argv[1:]))
 
 

@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class Goodput(NamedTuple):
-    """What two hosts' links carry for TCP with traffic both ways, in bytes per second."""
+    """Bytes of TCP per second that the links between two hosts carry, with traffic both ways."""
 
     there: float
     back: float
@@ -84,7 +84,7 @@ class Cluster:
         return cluster
 
     def stay(self) -> None:
-        """Let the cluster outlive this process, until somebody takes it down."""
+        """Let the cluster outlive this process, until it is taken down."""
         assert self._line is not None and self._process is not None
         os.write(self._line, b"stay\n")
         self._hang_up()
@@ -114,7 +114,7 @@ class Cluster:
 
     @property
     def variables(self) -> Dict[str, str]:
-        """What commands on the head find in their environment: the way to the hosts, for our launcher and for MPI."""
+        """The environment of commands on the head: the way to the hosts, for our launcher and for MPI."""
         ssh = str(self.folder / "ssh")
         return {"ODSGD_SSH": ssh, "ODSGD_HOSTFILE": self.hostfile, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": ssh,
                 "OMPI_MCA_plm_rsh_agent": ssh, "PRTE_MCA_plm_ssh_agent": ssh, "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -124,7 +124,7 @@ class Cluster:
               **options: Any) -> "subprocess.Popen[Any]":
         """Start a command on the head, or on one host as ssh would; `@hosts` in it becomes the hosts file's path.
 
-        `env` comes on top of this process's environment; on a host, of what a login there sets. `options` are those of
+        `env` comes on top of this process's environment; on a host, of that of a login. `options` are those of
         `subprocess.Popen`.
         """
         words = [self._word(word) for word in command]
@@ -142,14 +142,14 @@ class Cluster:
 
     def run(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
             host: Optional[int] = None) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end and take what it prints (stdout and stderr apart, as text).
+        """Run a command to its end and take its output (stdout and stderr apart, as text).
 
-        After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
+        After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` carries its output.
         """
         return processes.completed(self.popen(command, env, host, **processes.READ_TO_THE_END), timeout)
 
     def goodput(self, seconds: float = 1.0, between: Tuple[int, int] = (0, 1)) -> Goodput:
-        """What the links between two hosts carry with TCP traffic both ways at once; takes a second longer."""
+        """Measure the links between two hosts, with TCP traffic both ways at once; takes a second longer."""
         program = [sys.executable, "-I", str(Path(__file__).with_name("goodput.py")), str(seconds)]
         first, second = between
         address = boot.addresses(len(self.hosts))[self.hosts[first]]
@@ -229,7 +229,7 @@ def clusters() -> Dict[str, bool]:
 
 
 def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
-    """What the head's script says while the cluster comes up: the rests of lines that begin with `words`, in turn."""
+    """From the output of the head's script, while the cluster comes up: the rests of lines that begin with `words`."""
     deadline, complaint = time.monotonic() + UP_WITHIN_S, ""
     for word in words:
         first = rest = ""
@@ -250,7 +250,7 @@ def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
 # The machine
 
 def check_machine() -> None:
-    """Refuse what this machine or this user cannot do."""
+    """ConfigError where this machine has no such cluster, or this user may not make one."""
     if not sys.platform.startswith("linux"):
         raise ConfigError("an emulated cluster needs Linux")
     if os.geteuid() != 0:
@@ -296,7 +296,7 @@ def _start_time(pid: int) -> Optional[str]:
 
 @contextlib.contextmanager
 def _children_in(init: int) -> Iterator[None]:
-    """What this thread starts in here is born in the PID namespace of `init`, so that it ends with it.
+    """Children that this thread starts in here are born in the PID namespace of `init`, and end with it.
 
     Meanwhile it cannot start a thread. So where MXNet is loaded, `preexec_fn` may not be given: it makes `Popen` fork,
     after a fork MXNet starts the threads of its engine again, and the process aborts.

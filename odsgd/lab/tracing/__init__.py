@@ -15,7 +15,7 @@ from odsgd.lab.tracing.files import MERGED, read_timeline, write
 
 
 def finish(folder: Path) -> str:
-    """Put together what lies in `folder`, in `MERGED`; a line that says so."""
+    """Put the files of `folder` together in `MERGED`; returns a line that says so."""
     timeline = read_timeline(folder)
     write(timeline, folder / MERGED)
     return (f"timeline of {', '.join(track.name for track in timeline.tracks)} in {folder / MERGED}"

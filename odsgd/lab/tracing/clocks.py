@@ -1,4 +1,4 @@
-"""One clock for processes of several hosts, from what must come before what.
+"""One clock for processes of several hosts, from events that must come before others.
 
 Processes of a host share its monotonic clock, so nothing is to be done. Between hosts, the offset is bounded by each
 round of each bucket: on no worker does it end before it has begun on every worker, no server updates before it has
@@ -36,7 +36,7 @@ def align(tracks: List[Track]) -> List[str]:
 
 
 def _offset(first: List[Track], members: List[Track]) -> Tuple[float, str]:
-    """What to add to the times of `members`, and how it was found."""
+    """Seconds to add to the times of `members`, and how they were found."""
     ours, theirs = _bounds(first), _bounds(members)
     common = ours.keys() & theirs.keys()
     if not common:

@@ -1,6 +1,6 @@
 """A figure like Figures 1, 7 and 8 of the OD-SGD paper, from real traces.
 
-Per worker two rows: what its device computes, and when any of its buckets is being exchanged. Both carry the colour
+Per worker two rows: when its device computes, and when any of its buckets is being exchanged. Both carry the colour
 and the number of their iteration, so that one sees beside which computation an exchange runs.
 """
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a timeline is made of: bars, a track of them per process, and the tracks of a job."""
+"""The parts of a timeline: bars, a track of them per process, and the tracks of a job."""
 from __future__ import annotations
 
 import dataclasses
@@ -18,7 +18,7 @@ class Bar:
 
 @dataclasses.dataclass
 class Track:
-    """The bars of one process. `about`: what its recorder wrote of it."""
+    """The bars of one process. `about`: its role, rank, host, job and clock, as its recorder wrote them."""
 
     about: Dict[str, Any]
     bars: List[Bar]
@@ -40,7 +40,7 @@ class Track:
 
 @dataclasses.dataclass
 class Timeline:
-    """The tracks of a job on one clock, workers first; `remarks`: what a reader must know of the clocks."""
+    """The tracks of a job on one clock, workers first; `remarks`: how well the clocks agree."""
 
     name: str
     tracks: List[Track]
