@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -114,28 +115,22 @@ def configuration(config: BenchConfig) -> Dict[str, str]:
 
 def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """Where it was measured; `loads`: of the machine, before and after."""
-    import numpy
-
-    import odsgd
-    from kvstore.engine._mxnet import mx
-    versions = (f"Python {platform.python_version()}, MXNet {mx.__version__}, NumPy {numpy.__version__}, odsgd "
-                f"{odsgd.__version__} at commit {_output(['git', 'describe', '--always', '--dirty'])}")
+    from odsgd.training.journal import versions
+    software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
+    software += f" at commit {_output(['git', 'describe', '--always', '--dirty'])}"
     if config.torch_python:
-        versions += f", PyTorch {_output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
+        software += f", PyTorch {_output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
             "machine": f"{os.cpu_count()} cores ({_cpu()}), {memory_gb:.0f} GiB",
             "load before and after": "{:.1f}, {:.1f}".format(*loads),
-            "system": f"Linux {platform.release()}", "versions": versions,
+            "system": f"Linux {platform.release()}", "versions": software,
             "links": "emulated by `odsgd cluster`: all hosts on this machine" if set(config.rates) != {NO_CLUSTER}
             else "loopback", "threads": "OMP_NUM_THREADS=1"}
 
 
 def _blocks(findings: Sequence[Finding]) -> List[Tuple[Setting, List[Finding]]]:
-    blocks: Dict[Setting, List[Finding]] = {}
-    for finding in findings:
-        blocks.setdefault(finding.setting, []).append(finding)
-    return list(blocks.items())
+    return [(setting, list(block)) for setting, block in itertools.groupby(findings, lambda it: it.setting)]
 
 
 def _cells(config: BenchConfig, block: Sequence[Finding]) -> List[List[str]]:
@@ -174,9 +169,7 @@ def _millions(model: str) -> float:
 def _words(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_words, value))
-    if value is None:
-        return "–"
-    return str(getattr(value, "label", value))
+    return "–" if value is None else str(value)
 
 
 def _cpu() -> str:

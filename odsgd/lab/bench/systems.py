@@ -54,6 +54,9 @@ class System:
     servers: Optional[str]
     """A number, `auto`, or None where gradients go round a ring."""
 
+    def __str__(self) -> str:
+        return self.label
+
     def every(self, interval: str) -> float:
         """Iterations per push (`push_every`) or per fetch (`fetch_every`)."""
         return float(self.options.get(interval, self.options.get("T", EVERY.get(self.name, 1))))
