@@ -3,19 +3,21 @@ from __future__ import annotations
 import doctest
 import json
 from pathlib import Path
+from typing import Any, Dict, List
 
 import pytest
 
+from kvstore.errors import ConfigError
 from odsgd.lab import report
 
 
-def write_run(folder: Path, events: list) -> Path:
+def write_run(folder: Path, events: List[Dict[str, Any]]) -> Path:
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     return folder
 
 
-def epoch(number: int, accuracy: float, samples_per_s: float, seconds: float) -> dict:
+def epoch(number: int, accuracy: float, samples_per_s: float, seconds: float) -> Dict[str, Any]:
     return {"event": "epoch", "epoch": number, "test_accuracy": accuracy, "samples_per_s": samples_per_s,
             "seconds": seconds}
 
@@ -24,7 +26,7 @@ def test_the_example_in_the_docstring_is_what_it_prints() -> None:
     assert doctest.testmod(report).failed == 0
 
 
-def test_a_row_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
+def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
     run = write_run(tmp_path / "odsgd", [
         epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
     assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5, None)
@@ -56,19 +58,28 @@ def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
     assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
 
-def test_a_missing_run_is_named_with_what_was_expected(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(tmp_path / "nothing")]) == 1
-    assert capsys.readouterr().err == (
-        f"{tmp_path}/nothing/metrics.jsonl: No such file or directory; expected the folder of a run (--out)\n")
+def test_a_missing_run_is_named_with_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        report.main([str(tmp_path / "nothing")])
+    assert str(error.value) == (
+        f"{tmp_path}/nothing/metrics.jsonl: No such file or directory; expected the folder of a run (--out)")
 
 
 def test_a_run_without_an_epoch_is_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "interval"}])
-    with pytest.raises(ValueError, match="no finished epoch"):
+    with pytest.raises(ConfigError, match="no finished epoch"):
         report.read_run(run)
 
 
-def test_no_run_named_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([]) == 64
-    assert "RUN..." in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [[], ["--all"]])
+def test_bad_usage_is_told_with_where_to_read_on(arguments: List[str]) -> None:
+    with pytest.raises(ConfigError, match="RUN; `odsgd report --help` says how"):
+        report.main(arguments)
+
+
+def test_the_table_is_printed_and_help_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([str(write_run(tmp_path / "one", [epoch(0, 0.5, 100, 1.0)]))]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[0] == "one"
+    with pytest.raises(SystemExit) as stop:
+        report.main(["--help"])
+    assert stop.value.code == 0 and "usage: odsgd report" in capsys.readouterr().out
