@@ -1,7 +1,7 @@
 """The configuration of one training run: every option of ``odsgd train``, with default, unit and meaning.
 
 A field of TrainConfig is a flag (``--lr-step-epochs``, or ``--lr_step_epochs``), a key of the YAML file, and a row of
-docs/configuration.md. So are the options of the methods, which their own files declare (`kvstore.algorithms`); a
+docs/reference/configuration.md. So are the options of the methods, which their own files declare (`kvstore.algorithms`); a
 configuration holds those of its method in `options`. Nothing slow is imported here, so that a misspelt option costs
 nobody a second.
 
@@ -395,7 +395,7 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
 
 
 def options_table(fields: Sequence[dataclasses.Field[Any]]) -> str:
-    """The Markdown table of docs/configuration.md: option, default, what it takes, meaning."""
+    """The Markdown table of docs/reference/configuration.md: option, default, what it takes, meaning."""
     rows = ["| option | default | value | meaning |", "|---|---|---|---|"]
     for field in fields:
         default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
