@@ -2,17 +2,17 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Iterator, List, Set, Tuple
 
 import pytest
 
 import kvstore
-from odsgd.config.train import options_table
+from kvstore.algorithms import METHODS
+from scripts import docs_tables
 from tests.jobs import ROOT, environment
 
 FOLDER = ROOT / "docs"
@@ -102,24 +102,13 @@ def test_every_preset_is_in_the_table_of_experiments() -> None:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def test_the_table_of_options_is_the_codes() -> None:
-    """To write it anew: python -c 'from odsgd.config.train import options_table; print(options_table())'."""
-    found = re.search(r"<!-- options: .*? -->\n(.*?)<!-- end -->", DOCS["reference/configuration"], re.DOTALL)
-    assert found and found.group(1) == options_table()
-
-
-def test_the_store_options_and_their_defaults_are_the_codes() -> None:
-    from kvstore.algorithms import STORES
-    options = section(DOCS["reference/configuration"], "Store options")
-    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(options) if cells[0].startswith("`")}
-    defaults: Dict[str, Dict[str, str]] = {}
-    for store, program in STORES.items():
-        for field in dataclasses.fields(program.Options):
-            defaults.setdefault(field.name, {})[store] = f"`{field.default!r}`"
-    assert set(rows) == set(defaults)
-    for option, by_store in defaults.items():
-        missing = [default for default in set(by_store.values()) if default not in rows[option]]
-        assert not missing, f"{option}: the table says {rows[option]}, the code {by_store}"
+def test_the_tables_of_options_are_the_codes() -> None:
+    """To write them anew: scripts/docs_tables.py."""
+    page = DOCS["reference/configuration"]
+    assert docs_tables.written(page) == page
+    named = {cells[0].strip("`") for cells in table_rows(section(page, "Options of the methods"))}
+    for method in METHODS.values():
+        assert set(method.option_names()) <= named, method.name
 
 
 def test_the_launchers_options_are_documented() -> None:
@@ -260,7 +249,7 @@ def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
     words = re.search(r"scripts/train\.py (--model .*?)\n\n", README, re.DOTALL)
     assert words
     config = TrainConfig.from_flags(words.group(1).replace("\\\n", " ").split())
-    assert (config.kvstore, config.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
+    assert (config.kvstore, config.options.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
 
 
 @pytest.mark.slow

@@ -20,29 +20,17 @@ def takers(name: str) -> List[str]:
 def fields() -> Dict[str, dataclasses.Field[Any]]:
     """Name -> a field that stands for the options of this name. Its help says what each store makes of it."""
     made = {}
-    for name, meanings in _meanings().items():
-        found = [field for defaults in meanings.values() for field, _ in defaults.values()]
+    for name, its in meanings().items():
+        found = [field for defaults in its.values() for field, _ in defaults.values()]
         kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in found}
         kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
-        help = "; ".join(_help(name, text, defaults) for text, defaults in meanings.items())
+        help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
         made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
     return {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass(
         "MethodOptions", [(name, Any, field) for name, field in made.items()]))}
 
 
-def table() -> str:
-    """The Markdown table of docs: option, stores, default, value, meaning."""
-    rows = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
-    for name, meanings in _meanings().items():
-        for text, defaults in meanings.items():
-            for default, (field, stores) in defaults.items():
-                listed = "all" if name in COMMON else ", ".join(f"`{store}`" for store in stores)
-                shown = default if field.default is None else f"`{default}`"
-                rows.append(f"| `{name}` | {listed} | {shown} | {field.metadata['kind'].expected} | {text} |")
-    return "\n".join(rows) + "\n"
-
-
-def _meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
+def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
     """Name of an option -> help -> default -> a field of which they are true, and its stores."""
     found: Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]] = {}
     for store, method in METHODS.items():
