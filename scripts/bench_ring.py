@@ -36,8 +36,8 @@ WAYS = {**{name: f"our ring, codec {name}" for name in CODECS}, **MPI_WAYS}
 
 def work(options: argparse.Namespace) -> None:
     """One rank: time every way in turn. Rank 0 prints the times of the slowest rank."""
-    from kvstore.transports.mpi import Connection
-    connection = Connection(TIMEOUT_S)
+    from kvstore.transports.mpi import World
+    connection = World(TIMEOUT_S)
     rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
     times: dict = {}
     for size in options.floats:

@@ -36,7 +36,7 @@ def main():
         time.sleep(600)
     if ACTION == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    connection = mpi.Connection(TIMEOUT_S)
+    connection = mpi.World(TIMEOUT_S)
     print("rank %d of %d, sum %d, by %s" % (connection.worker_rank, connection.num_workers,
                                             connection.comm.allreduce(RANK + 1), os.environ.get("UCX_NET_DEVICES")))
     if ACTION == "spawn":

@@ -33,7 +33,7 @@ LATE_S = 60.0
 KEYS_PER_MODEL = 10000
 
 
-class Moment:
+class Instant:
     """When all of `arrays` had been written, in seconds."""
 
     def __init__(self, arrays: Sequence[NDArray]) -> None:
@@ -71,14 +71,14 @@ class Loop:
 
     def _iterations(self, device: Optional[Emulated], count: int) -> List[float]:
         """When `count` iterations began and ended."""
-        moments = [Moment(self.weights)]
+        moments = [Instant(self.weights)]
         moments[0].wait()
         for _ in range(count):
             if device:
                 device.iteration()
             for number, key in enumerate(self.keys):
                 self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
-            moments.append(Moment(self.weights))
+            moments.append(Instant(self.weights))
             moments[-2 if device else -1].wait()
         return [moment.wait() for moment in moments]
 
