@@ -51,8 +51,8 @@ class Sums:
 
 
 @dataclasses.dataclass
-class Window:
-    """What is counted from an iteration on, with the clock's reading at its begin."""
+class Lap:
+    """The iterations from one reading of the clock on, and what they counted."""
 
     iteration: int
     clock_s: float

@@ -40,7 +40,7 @@ from odsgd.lab import tracing
 from odsgd.training import checkpoint, data, devices, models, randomness
 from odsgd.training.emulate import Emulated
 from odsgd.training.journal import Journal, versions
-from odsgd.training.metrics import Clock, Meter, Sums, Tally, Window
+from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import Gauge
@@ -96,7 +96,7 @@ class Training:
         self.draws = randomness.draws(self.net)
         self.meter, self.clock = Meter(self._take), Clock()
         self.clock.stop()
-        self.interval = self.epoch = Window(0, 0.0)
+        self.interval = self.epoch = Lap(0, 0.0)
         self.tested: Optional[Sums] = None
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
@@ -106,7 +106,7 @@ class Training:
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume() if self.config.resume else self._begin_afresh()
-        self.interval = self._window()
+        self.interval = self._lap()
         self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total, resumed)
         try:
             self.journal.start(self.store.num_workers, self.batches_per_epoch, count_parameters(self.net),
@@ -144,7 +144,7 @@ class Training:
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
-        self.epoch = self._window()
+        self.epoch = self._lap()
         for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
             self._iterate(xs, ys)
             if self.store.iteration < end and self._checkpoint_due():
@@ -223,9 +223,9 @@ class Training:
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _window(self) -> Window:
+    def _lap(self) -> Lap:
         """Count from here on."""
-        return Window(self.store.iteration, self.clock.read())
+        return Lap(self.store.iteration, self.clock.read())
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -245,19 +245,19 @@ class Training:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
             live = {} if self.gauge is None else self.gauge.interval()
             self.journal.interval({**self._record(self.interval), **live})
-            self.interval = self._window()
+            self.interval = self._lap()
 
     @property
     def _present(self) -> int:
         """Workers that have not been lost."""
         return self.store.num_workers - len(control.lost_workers())
 
-    def _record(self, window: Window) -> Dict[str, Any]:
-        """Numbers of a window that ends here, as interval and epoch records have them."""
-        iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
+    def _record(self, lap: Lap) -> Dict[str, Any]:
+        """Numbers of a lap that ends here, as interval and epoch records have them."""
+        iterations, seconds = self.store.iteration - lap.iteration, self.clock.read() - lap.clock_s
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.method.steps_locally(self.config.options) else None
-        learned = {"train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy}
+        learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * self._present / seconds,
