@@ -5,10 +5,8 @@
     gauge.result()                    what goes to staleness.json
 
 Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
-0's of training; they stand still during evaluations and checkpoints, in which nobody pushes.
-
-What tau counts. One push of one bucket counts one. The epochs leave a mark: workers meet at an epoch's end, and who
-was early begins the next one with a gradient on the weights that the others have moved on meanwhile.
+0's of training; they stand still during evaluations and checkpoints, in which nobody pushes. What the numbers mean:
+docs/explanation/staleness.md.
 """
 from __future__ import annotations
 
