@@ -53,10 +53,9 @@ DATASETS = {
 
 NOT_YET = ("horovod", "byteps")
 
-MXNET_ASYNC = ("dist_async", "dist_device_async")
-MXNET_SYNC = ("dist_sync", "dist_device_sync", "dist")
-MXNET_LOCAL = ("device",)
-_MXNETS = (*MXNET_SYNC, *MXNET_ASYNC, *MXNET_LOCAL)
+_MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
+           **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
+"""MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
 
 _data, _devices, _algorithm, _schedule, _run = (
     partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run"))
@@ -202,8 +201,7 @@ class TrainConfig:
 
     def mismatches(self, saved: Mapping[str, Any]) -> List[str]:
         """What keeps a run with configuration `saved` (a `to_dict()`) from being resumed with this one, by name."""
-        fields = [*own_fields(), *dataclasses.fields(self.options)]
-        names = [field.name for field in fields if field.metadata["result"]]
+        names = [field.name for field in self._fields() if field.metadata["result"]]
         names += ["epochs"] if self.lr_decay == "poly" else []
         mine = self.to_dict()
         pairs = [(key, saved.get(key), mine[key]) for key in names]
@@ -212,9 +210,13 @@ class TrainConfig:
 
     def tuned_with(self) -> Dict[str, Any]:
         """The options that a run which diverges is mended with, beside the two learning rates."""
-        pairs = [(field, getattr(owner, field.name)) for owner, fields in
-                 ((self, own_fields()), (self.options, dataclasses.fields(self.options))) for field in fields]
-        return {field.name: value for field, value in pairs if field.metadata["tunes"] and value is not None}
+        values = {**vars(self), **vars(self.options)}
+        return {field.name: values[field.name] for field in self._fields()
+                if field.metadata["tunes"] and values[field.name] is not None}
+
+    def _fields(self) -> List[dataclasses.Field[Any]]:
+        """Of its own options and of its method's."""
+        return [*own_fields(), *dataclasses.fields(self.options)]
 
     # --- what the other modules ask -------------------------------------------------------------------------------
 
@@ -322,7 +324,7 @@ class TrainConfig:
 
     @staticmethod
     def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:
-        hint = " without optimizer_local, which is ssgd" if asked in MXNET_SYNC else ""
+        hint = " without optimizer_local, which is ssgd" if _MXNETS.get(asked) == "ssgd" else ""
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
 
     def _check_model_and_devices(self) -> None:
@@ -396,12 +398,8 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
     """Our name of the store that a user asks for, perhaps in MXNet's words."""
-    if asked in MXNET_SYNC:
-        return "odsgd" if optimizer_local is not None else "ssgd"
-    if asked in MXNET_ASYNC:
-        return "asgd"
-    if asked in MXNET_LOCAL:
-        return "local"
+    if asked in _MXNETS:
+        return "odsgd" if _MXNETS[asked] == "ssgd" and optimizer_local is not None else _MXNETS[asked]
     if asked in NOT_YET:
         raise ConfigError(f"kvstore `{asked}` is not available yet; available: {', '.join(algorithms.METHODS)}")
     return algorithms.find(asked, "kvstore", also=_MXNETS).name
