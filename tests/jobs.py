@@ -28,7 +28,12 @@ def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_
             extra: Sequence[str] = ()) -> List[Result]:
     """Run ``function(worker_rank, *arguments)`` (``module:name``) on every worker; the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        done = launch(workers, servers, worker_command(function, folder, *arguments), timeout_s=timeout_s, extra=extra)
+        command = worker_command(function, folder, *arguments)
+        try:
+            done = launch(workers, servers, command, timeout_s=timeout_s, extra=extra)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"the job was still there after {timeout_s:g} s\n{late.stdout!r}\n{late.stderr!r}"
+                                 ) from None
         assert done.returncode == 0, f"the job ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
         return [load(Path(folder) / f"worker-{rank}.npz") for rank in range(workers)]
 

@@ -7,6 +7,7 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
 import dataclasses
+import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -261,9 +262,21 @@ SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **L
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:
-    """Several scenarios of a kind one after the other; results as ``NAME/path`` and ``NAME/final``."""
+    """Several scenarios of a kind one after the other; results as ``NAME/path`` and ``NAME/final``.
+
+    One that fails leaves its traceback as ``NAME/error``, and the next one has its turn.
+    """
     results: Dict[str, np.ndarray] = {}
     for name in names:
-        for part, array in train(SCENARIOS_OF[kind][name], worker_rank).items():
-            results[f"{name}/{part}"] = array
+        try:
+            for part, array in train(SCENARIOS_OF[kind][name], worker_rank).items():
+                results[f"{name}/{part}"] = array
+        except Exception:
+            traceback.print_exc()  # the job may still die of it
+            results[error_of(name)] = np.array(traceback.format_exc())
     return results
+
+
+def error_of(name: str) -> str:
+    """Where the results of a job keep what a scenario failed of."""
+    return f"{name}/error"

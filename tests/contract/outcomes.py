@@ -1,0 +1,85 @@
+"""The contract's jobs, each run once whatever comes of it: real processes with servers or as a ring, and in this one.
+
+A scenario that fails alone fails the tests that ask for it; a job that dies fails every test that needs it, at once.
+"""
+import functools
+import importlib.util
+import traceback
+from typing import Callable, Dict, List, Tuple, Union
+
+import numpy as np
+import pytest
+
+from tests.jobs import Result, run_job
+from tests.scenarios import SCENARIOS_OF, error_of, train
+
+#: Transports of the contract suite: name -> (workers, servers); 0 servers is a transport inside one process, or MPI.
+PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
+INPROCESS = {"in process 1": (1, 0), "in process 2": (2, 0), "in process 3": (3, 0)}
+TRANSPORTS = {**INPROCESS, **PS_LITE}
+RINGS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
+
+NamedJob = Callable[..., List[Result]]
+PATIENCE_S = 300
+
+
+class Kept(Dict[str, np.ndarray]):
+    """One worker's results; asked for a scenario that failed, it says what the scenario failed of."""
+
+    def __missing__(self, key: str) -> np.ndarray:
+        name = key.split("/")[0]
+        pytest.fail(f"scenario {name}: {self.get(error_of(name), 'no such scenario in this job')}", pytrace=False)
+
+
+def results(transport: str, kind: str = "sync") -> List[Result]:
+    """Every scenario's result on `transport`, by worker rank. A job is synchronous, asynchronous or a ring."""
+    if transport.startswith("MPI") and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    found = outcome(transport, kind)
+    if isinstance(found, str):
+        pytest.fail(f"{transport}, {kind}: {found}", pytrace=False)
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def outcome(transport: str, kind: str) -> Union[List[Result], str]:
+    """What came of a job: results by worker rank, or what it died of."""
+    workers, servers = {**TRANSPORTS, **RINGS}[transport]
+    try:
+        if transport in INPROCESS:
+            return in_process(workers, kind)
+        return [Kept(result) for result in run_job("tests.scenarios:run_all", workers, servers,
+                                                   list(SCENARIOS_OF[kind]), kind, timeout_s=PATIENCE_S)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def in_process(workers: int, kind: str) -> List[Result]:
+    """Every scenario by the same few threads: MXNet keeps 5 MB for each thread that has ever computed.
+
+    After a failure the rest goes on in a new cluster, since the workers of the old one have lost step.
+    """
+    from kvstore.transports.inprocess import Cluster
+    merged: List[Result] = [Kept() for _ in range(workers)]
+    left = list(SCENARIOS_OF[kind])
+
+    def run(cluster: Cluster, worker_rank: int) -> None:
+        for name in list(left):
+            scenario = SCENARIOS_OF[kind][name]
+            transport = (cluster.ring_worker(worker_rank, scenario.options.get("codec", "none")) if kind == "ring"
+                         else cluster.worker(worker_rank))
+            merged[worker_rank].update({f"{name}/{part}": array
+                                        for part, array in train(scenario, worker_rank, transport).items()})
+
+    while left:
+        cluster, error = Cluster(workers, timeout_s=60), ""
+        try:
+            cluster.run(functools.partial(run, cluster), make=lambda worker_rank: worker_rank)
+        except Exception:
+            error = traceback.format_exc()
+        left[:] = [name for name in left if not all(f"{name}/path" in result for result in merged)]
+        if error:
+            failed = left.pop(0)
+            for result in merged:
+                result[error_of(failed)] = np.array(error)
+    return merged
