@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
+import numpy as np
 
-from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes  # noqa: E402
-from kvstore.wire.codecs import CODECS, codec  # noqa: E402
+from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes
+from kvstore.wire.codecs import CODECS, codec
 
 TIMEOUT_S = 60.0
 MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy"}
@@ -137,11 +137,10 @@ def on_loopback(mpiexec: str, command: list, options: argparse.Namespace) -> tup
     probe = [sys.executable, "-I", str(ROOT / "odsgd" / "cluster" / "goodput.py"), "2"]
     with subprocess.Popen(probe, stdout=subprocess.PIPE, universal_newlines=True) as back:
         port = back.stdout.readline().strip()
-        there = subprocess.run([*probe, "127.0.0.1", port], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+        there = subprocess.run([*probe, "127.0.0.1", port], stdout=subprocess.PIPE, text=True, timeout=60)
         goodput = min(float(there.stdout), float(back.stdout.readline()))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp,self"}  # not shared memory
-    return goodput, result(subprocess.run([mpiexec, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          universal_newlines=True, timeout=600))
+    return goodput, result(subprocess.run([mpiexec, *command], env=env, capture_output=True, text=True, timeout=600))
 
 
 def result(done: subprocess.CompletedProcess) -> dict:

@@ -46,7 +46,7 @@ def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float 
            extra: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
     """`odsgd launch` in a process of its own."""
     return subprocess.run(launch_command(workers, servers, command, extra), cwd=ROOT, env=environment(),
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout_s)
+                          capture_output=True, text=True, timeout=timeout_s)
 
 
 def launch_command(workers: int, servers: int, command: Sequence[str], extra: Sequence[str] = ()) -> List[str]:

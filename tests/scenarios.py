@@ -273,10 +273,5 @@ def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str,
                 results[f"{name}/{part}"] = array
         except Exception:
             traceback.print_exc()  # the job may still die of it
-            results[error_of(name)] = np.array(traceback.format_exc())
+            results[f"{name}/error"] = np.array(traceback.format_exc())
     return results
-
-
-def error_of(name: str) -> str:
-    """Where the results of a job keep what a scenario failed of."""
-    return f"{name}/error"

@@ -50,14 +50,14 @@ class Machine:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         return program
 
-    def run(self, script: str = "setup", *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, script: str = "setup", *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a script of the checkout from another folder."""
         self.calls_log.write_text("")
         variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),
                                      "VERDICT": READY, "PIP_STATUS": "0", "PIP_SAYS": "", "PYTEST_STATUS": "0"}
         variables.update(environment)
         return subprocess.run([str(self.root / "scripts" / script), *arguments], env=variables, cwd=str(self.bin),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=30)
+                              capture_output=True, text=True, timeout=30)
 
     @property
     def calls(self) -> List[str]:
@@ -74,7 +74,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def the_error(result: "subprocess.CompletedProcess[str]") -> str:
+def the_error(result: subprocess.CompletedProcess[str]) -> str:
     """The one line of error; progress may stand before it."""
     assert result.returncode == 1 and result.stdout == ""
     lines = [line for line in result.stderr.splitlines() if not line.startswith("setting up")]

@@ -5,13 +5,13 @@ A scenario that fails alone fails the tests that ask for it; a job that dies fai
 import functools
 import importlib.util
 import traceback
-from typing import Callable, Dict, List, Tuple, Union
+from typing import Callable, Dict, List, Union
 
 import numpy as np
 import pytest
 
 from tests.jobs import Result, run_job
-from tests.scenarios import SCENARIOS_OF, error_of, train
+from tests.scenarios import SCENARIOS_OF, train
 
 #: Transports of the contract suite: name -> (workers, servers); 0 servers is a transport inside one process, or MPI.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
@@ -28,7 +28,8 @@ class Kept(Dict[str, np.ndarray]):
 
     def __missing__(self, key: str) -> np.ndarray:
         name = key.split("/")[0]
-        pytest.fail(f"scenario {name}: {self.get(error_of(name), 'no such scenario in this job')}", pytrace=False)
+        reason = self.get(f"{name}/error", "not in this job")
+        pytest.fail(f"scenario {name}: {reason}", pytrace=False)
 
 
 def results(transport: str, kind: str = "sync") -> List[Result]:
@@ -55,31 +56,17 @@ def outcome(transport: str, kind: str) -> Union[List[Result], str]:
 
 
 def in_process(workers: int, kind: str) -> List[Result]:
-    """Every scenario by the same few threads: MXNet keeps 5 MB for each thread that has ever computed.
-
-    After a failure the rest goes on in a new cluster, since the workers of the old one have lost step.
-    """
     from kvstore.transports.inprocess import Cluster
     merged: List[Result] = [Kept() for _ in range(workers)]
-    left = list(SCENARIOS_OF[kind])
-
-    def run(cluster: Cluster, worker_rank: int) -> None:
-        for name in list(left):
-            scenario = SCENARIOS_OF[kind][name]
-            transport = (cluster.ring_worker(worker_rank, scenario.options.get("codec", "none")) if kind == "ring"
-                         else cluster.worker(worker_rank))
-            merged[worker_rank].update({f"{name}/{part}": array
-                                        for part, array in train(scenario, worker_rank, transport).items()})
-
-    while left:
-        cluster, error = Cluster(workers, timeout_s=60), ""
+    for name, scenario in SCENARIOS_OF[kind].items():
+        cluster = Cluster(workers, timeout_s=60)
+        codec = scenario.options.get("codec", "none")
+        make = functools.partial(cluster.ring_worker, codec_name=codec) if kind == "ring" else cluster.worker
         try:
-            cluster.run(functools.partial(run, cluster), make=lambda worker_rank: worker_rank)
+            parts = cluster.run(lambda transport, scenario=scenario: train(scenario, transport.worker_rank, transport),
+                                make)
         except Exception:
-            error = traceback.format_exc()
-        left[:] = [name for name in left if not all(f"{name}/path" in result for result in merged)]
-        if error:
-            failed = left.pop(0)
-            for result in merged:
-                result[error_of(failed)] = np.array(error)
+            parts = [{"error": np.array(traceback.format_exc())}] * workers
+        for result, part in zip(merged, parts):
+            result.update({f"{name}/{what}": array for what, array in part.items()})
     return merged

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.contract.outcomes import NamedJob
+from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
 
@@ -37,7 +37,7 @@ def method(scenario: Scenario, workers: int) -> Any:
     if scenario.store in ("easgd", "eamsgd"):
         return paper.ElasticAveraging(w_0, workers, options["T"], options.get("alpha", 0.9 / workers),
                                       paper.Sgd(lr, 0, wd, lr_mult=lr_mult), options.get("delta", 0.0))
-    adaptive = (options["m"] if "m" in options else 0.95, 1e-7) if scenario.store == "dcasgd_a" else None
+    adaptive = (options.get("m", 0.95), 1e-7) if scenario.store == "dcasgd_a" else None
     return paper.DcAsgd(w_0, update, workers, options["lamda"], adaptive)
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
 from tests.contract.outcomes import NamedJob
+from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
 

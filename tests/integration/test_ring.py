@@ -32,7 +32,7 @@ def mpi_job(workers, function, *arguments, **variables):
     """`function` of this file on so many ranks; what came of it."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run([str(MPIEXEC), "-n", str(workers), sys.executable, __file__, function, *map(str, arguments)],
-                          env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=100)
+                          env=env, capture_output=True, text=True, timeout=100)
 
 
 def start(timeout_s=60.0):
@@ -151,7 +151,7 @@ def broken(report):
 def test_an_error_of_mpi_is_told_as_the_consequence_of_another_failure(tmp_path):
     report = tmp_path / "report"
     done = subprocess.run([sys.executable, __file__, "broken", str(report)], stderr=subprocess.PIPE, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, universal_newlines=True)
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True)
     assert done.returncode == EXIT_FAILURE
     assert "round 1, a sum over the workers: MPI reports an error: the connection is broken; has another" in done.stderr
     assert json.loads(report.read_text())["consequence"] is True
@@ -170,7 +170,7 @@ def test_ranks_of_the_launcher_and_of_mpi_must_agree():
 
 def test_a_process_without_a_job_is_told_how_to_get_one():
     done = subprocess.run([sys.executable, __file__, "alone"], env={**os.environ, "PYTHONPATH": str(ROOT)},
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+                          stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode and "this store needs a job; start the script with `odsgd launch" in done.stderr
 
 
@@ -190,7 +190,7 @@ def test_servers_are_not_asked_for(monkeypatch):
 
 def test_the_benchmark_of_the_ring_runs():
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "bench_ring.py"), "-n", "2", "--floats", "1000",
-                           "--repeat", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                           "--repeat", "1"], capture_output=True, text=True,
                           timeout=100)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if "our ring" in line] == [

@@ -81,6 +81,6 @@ def test_the_command_line_starts_no_server_for_a_store_that_needs_none(tmp_path:
     command = [sys.executable, "-m", "odsgd", "launch", "-n", "2", sys.executable, "-m", "odsgd", "train", "--config",
                PRESET, "--iterations", "3", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, timeout=100)
+                          text=True, timeout=100)
     assert done.returncode == 0 and "server 0" not in done.stdout and "scheduler" not in done.stdout, done.stdout
     assert json.loads((tmp_path / "checkpoints" / "3" / "manifest.json").read_text())["num_workers"] == 2

@@ -166,5 +166,5 @@ def test_another_model_is_refused_with_the_difference(tmp_path, trained):
 def test_other_settings_are_refused_by_name():
     manifest = json.loads('{"iteration": 7, "num_workers": 4, "batches_per_epoch": 10}')
     checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
-    with pytest.raises(ConfigError, match="7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
+    with pytest.raises(ConfigError, match=r"7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
         checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])
