@@ -22,10 +22,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np
+import numpy as np  # noqa: E402
 
-from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes
-from kvstore.wire.codecs import CODECS, codec
+from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes  # noqa: E402
+from kvstore.wire.codecs import CODECS, codec  # noqa: E402
 
 TIMEOUT_S = 60.0
 MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy"}

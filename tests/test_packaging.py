@@ -53,7 +53,8 @@ class Machine:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         return program
 
-    def run(self, script: str = "scripts/setup", *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, script: str = "scripts/setup", *arguments: str,
+            **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a script of the checkout from another folder."""
         self.calls_log.write_text("")
         variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),

@@ -5,13 +5,13 @@ A scenario that fails alone fails the tests that ask for it; a job that dies fai
 import functools
 import importlib.util
 import traceback
-from typing import Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Union
 
 import numpy as np
 import pytest
 
 from tests.jobs import Result, run_job
-from tests.scenarios import SCENARIOS_OF, train
+from tests.scenarios import SCENARIOS_OF, Scenario, train
 
 #: Transports of the contract suite: name -> (workers, servers); 0 servers is a transport inside one process, or MPI.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
@@ -62,9 +62,12 @@ def in_process(workers: int, kind: str) -> List[Result]:
         cluster = Cluster(workers, timeout_s=60)
         codec = scenario.options.get("codec", "none")
         make = functools.partial(cluster.ring_worker, codec_name=codec) if kind == "ring" else cluster.worker
+
+        def run(transport: Any, scenario: Scenario = scenario) -> Result:
+            return train(scenario, transport.worker_rank, transport)
+
         try:
-            parts = cluster.run(lambda transport, scenario=scenario: train(scenario, transport.worker_rank, transport),
-                                make)
+            parts = cluster.run(run, make)
         except Exception:
             parts = [{"error": np.array(traceback.format_exc())}] * workers
         for result, part in zip(merged, parts):

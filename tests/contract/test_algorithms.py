@@ -10,7 +10,8 @@ from tests.jobs import Result
 from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
 
 pytestmark = pytest.mark.timeout(400)
-CLOSE = dict(rtol=2e-5, atol=2e-6)  # MXNet fuses a multiplication and an addition where NumPy rounds in between
+# MXNet fuses a multiplication and an addition where NumPy rounds in between.
+CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
 
 IN_NUMPY = ["ssgd", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssgd_batch", "ssgd_lr_at", "odsgd", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
