@@ -15,16 +15,18 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 Result = Dict[str, np.ndarray]
+PATIENCE_S = 300.0
+"""How long a job may take, on a machine that is busy with other work: it bounds a hang."""
 
 
-def until(condition: Callable[[], Any], patience_s: float = 60) -> None:
+def until(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "never came true"
         time.sleep(0.01)
 
 
-def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = 100,
+def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = PATIENCE_S,
             extra: Sequence[str] = ()) -> List[Result]:
     """Run ``function(worker_rank, *arguments)`` (``module:name``) on every worker; the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +44,7 @@ def worker_command(function: str, folder: str, *arguments: Any) -> List[str]:
     return [sys.executable, "-m", "tests.jobs", function, folder, json.dumps(arguments)]
 
 
-def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float = 100,
+def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float = PATIENCE_S,
            extra: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
     """`odsgd launch` in a process of its own."""
     return subprocess.run(launch_command(workers, servers, command, extra), cwd=ROOT, env=environment(),

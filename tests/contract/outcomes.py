@@ -20,7 +20,6 @@ TRANSPORTS = {**INPROCESS, **PS_LITE}
 RINGS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 
 NamedJob = Callable[..., List[Result]]
-PATIENCE_S = 300
 
 
 class Kept(Dict[str, np.ndarray]):
@@ -49,8 +48,8 @@ def outcome(transport: str, kind: str) -> Union[List[Result], str]:
     try:
         if transport in INPROCESS:
             return in_process(workers, kind)
-        return [Kept(result) for result in run_job("tests.scenarios:run_all", workers, servers,
-                                                   list(SCENARIOS_OF[kind]), kind, timeout_s=PATIENCE_S)]
+        names = list(SCENARIOS_OF[kind])
+        return [Kept(result) for result in run_job("tests.scenarios:run_all", workers, servers, names, kind)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

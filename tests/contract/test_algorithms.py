@@ -9,7 +9,6 @@ from tests.contract.outcomes import NamedJob
 from tests.jobs import Result
 from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
 
-pytestmark = pytest.mark.timeout(400)
 # MXNet fuses a multiplication and an addition where NumPy rounds in between.
 CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
 

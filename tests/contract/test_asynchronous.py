@@ -10,7 +10,6 @@ from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
 
-pytestmark = pytest.mark.timeout(400)
 IN_NUMPY = [name for name in ASYNC if not name.startswith("gluon")]
 
 

@@ -10,7 +10,6 @@ from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rat
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
 
-pytestmark = pytest.mark.timeout(400)
 IN_NUMPY = [name for name, scenario in RING.items()
             if scenario.store is not None and scenario.optimizer == "sgd" and scenario.devices == 1]
 

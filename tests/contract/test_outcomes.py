@@ -8,8 +8,6 @@ from tests.contract import outcomes
 from tests.jobs import Result, run_job
 from tests.scenarios import PLAIN, SCENARIOS_OF, Scenario, train
 
-pytestmark = pytest.mark.timeout(400)
-
 FEW: Dict[str, Scenario] = {
     "before": Scenario("ssgd", optimizer_params=PLAIN),
     "refused": Scenario("ssgd", {"warmupp": 3}),

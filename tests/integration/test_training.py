@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
+from tests.jobs import PATIENCE_S, ROOT, environment
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PATIENCE_S = 100
-pytestmark = pytest.mark.timeout(400)  # several jobs each, and machines that do other things beside
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+pytestmark = pytest.mark.timeout(1200)  # several jobs each
 
 SSGD = ["--model", "mobilenet0.25", "--dataset", "synthetic", "--image-shape", "1,16,16", "--num-examples", "40",
         "--num-classes", "3", "--batch-size", "4", "--epochs", "2", "--kvstore", "ssgd", "--lr", "0.05",
@@ -34,7 +32,7 @@ def start(*flags: Any) -> "subprocess.Popen[str]":
     """A job of two workers and one server, as a process group of its own."""
     command = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "scripts/train.py",
                *map(str, flags)]
-    return subprocess.Popen(command, cwd=ROOT, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True)
 
 
