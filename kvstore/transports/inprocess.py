@@ -30,7 +30,6 @@ from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
 from kvstore.wire.messages import FETCH
 from kvstore.wire.saved import by_bucket, by_name, un_npz
 
-
 _threads = ThreadPoolExecutor(1000)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
