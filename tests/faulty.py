@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import odsgd  # noqa: F401  comes first, as in every script
 
@@ -15,18 +16,18 @@ from kvstore.transports import ps
 class FailsOnServer(mx.optimizer.SGD):
     """Raises in its `fails_at`th update."""
 
-    def __init__(self, fails_at: int = 20, **options):
+    def __init__(self, fails_at: int = 20, **options: Any) -> None:
         super().__init__(**options)
         self.fails_at = fails_at
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._update_count(index)
         if self.num_update >= self.fails_at:
             raise ArithmeticError("the update went wrong on purpose")
 
 
 class FailsToStart(mx.optimizer.SGD):
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(self, index: Any, weight: Any) -> None:
         raise MemoryError("no room for the optimizer state, on purpose")
 
 
@@ -55,7 +56,7 @@ def main(fault: str) -> None:
         time.sleep(0.01)
 
 
-def go_wrong(fault: str, store: kvstore.gluon.store.Store) -> None:
+def go_wrong(fault: str, store: Any) -> None:
     if store.rank != 1:
         return
     if fault == "raise":

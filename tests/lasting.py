@@ -14,7 +14,7 @@ def main() -> None:
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.01))
     w = mx.nd.ones((2, 3))
     store.broadcast("w", w, w)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 300
     for step in range(10 ** 6):
         store.pushpull("w", w * 0.1, out=w)
         w.wait_to_read()
