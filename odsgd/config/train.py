@@ -31,7 +31,7 @@ from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, inte
 from odsgd.config import methods
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
-from odsgd.config.names import MODELS, takes_thumbnail
+from odsgd.config.names import GLUON_MODELS, MODELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -328,7 +328,7 @@ class TrainConfig:
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
 
     def _check_model_and_devices(self) -> None:
-        if self.thumbnail and not takes_thumbnail(self.model):
+        if self.thumbnail and not (self.model in GLUON_MODELS and self.model.startswith(("resnet", "mobilenet"))):
             raise ConfigError(f"thumbnail is for Gluon's ResNets and MobileNets, not for model `{self.model}`")
         if (bool(self.gpus) + bool(self.num_gpus) + (self.num_cpus > 1)) > 1:
             raise ConfigError("give one of num_gpus, gpus and num_cpus: a worker computes on one kind of device")
@@ -348,12 +348,11 @@ class TrainConfig:
             raise ConfigError("lr_warmup_from needs lr_warmup, the span over which lr rises")
 
     def _resolve_emulation(self) -> None:
-        if self.emulate_compute is None:
-            return
-        if self.resume:
-            raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
-                              "leave one of them out")
-        self._set("eval_every", 0)
+        if self.emulate_compute is not None:
+            if self.resume:
+                raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
+                                  "leave one of them out")
+            self._set("eval_every", 0)
 
 
 def own_fields() -> List[dataclasses.Field[Any]]:
