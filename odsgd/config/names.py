@@ -30,4 +30,4 @@ hrnet_w18_c hrnet_w18_small_v1_c hrnet_w18_small_v2_c hrnet_w30_c hrnet_w32_c hr
 residualattentionnet56 residualattentionnet92 residualattentionnet128 residualattentionnet164
 """.split())
 
-MODELS = ("mlp", "lenet") + GLUON_MODELS + GLUONCV_MODELS
+MODELS = ("mlp", "lenet", *GLUON_MODELS, *GLUONCV_MODELS)

@@ -8,9 +8,6 @@ misspelt option costs nobody a second.
     >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
     >>> config.kvstore, config.options.lamda, config.options.warmup.iterations(batches_per_epoch=100)
     ('odsgd', 2.0, 200)
-
-MXNet's names of stores are taken for the nearest of ours (`_store_named`), so that a job script written for
-``dist_sync`` or ``dist_async`` works as it is.
 """
 from __future__ import annotations
 
@@ -55,7 +52,7 @@ NOT_YET = ("horovod", "byteps")
 
 _MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
            **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
-"""MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
+"""MXNet's name of a store -> ours, so that old job scripts work as they are; with a local optimizer ssgd is odsgd."""
 
 _data, _devices, _algorithm, _schedule, _run = (
     partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run"))

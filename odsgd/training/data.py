@@ -82,14 +82,9 @@ class ArrayData:
     def __init__(self, arrays: datasets.Arrays, shards: Shards, worker_rank: int, contexts: List[Any],
                  augment: bool) -> None:
         self.arrays, self.shards, self.worker_rank = arrays, shards, worker_rank
-        self.contexts, self.augment = contexts, augment
+        self.contexts, self.augment, self.batches_per_epoch = contexts, augment, shards.batches_per_epoch
         self._mean = np.array(arrays.mean, np.float32)[:, None, None]
         self._scale = 1 / np.array(arrays.std, np.float32)[:, None, None]
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Iterations of one epoch, the same on every worker."""
-        return self.shards.batches_per_epoch
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from the `start`-th on."""

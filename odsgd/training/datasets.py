@@ -17,7 +17,6 @@ import numpy as np
 
 from kvstore.errors import ConfigError
 
-PARTS = ("train", "test")
 MNIST_FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
                "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 CIFAR_FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
@@ -66,7 +65,7 @@ def digits() -> Arrays:
 def mnist(data_dir: str) -> Arrays:
     """MNIST from its four idx files, with or without .gz, in `data_dir`."""
     folder = folder_of(data_dir, "mnist")
-    train, test = (_mnist_part(*(find(folder, name, "mnist") for name in MNIST_FILES[part])) for part in PARTS)
+    train, test = (_mnist_part(*(find(folder, name, "mnist") for name in names)) for names in MNIST_FILES.values())
     return Arrays(train, test, mean=(33.318,), std=(78.566,))
 
 
@@ -102,7 +101,8 @@ def cifar10(data_dir: str) -> Arrays:
     folder = folder_of(data_dir, "cifar10")
     inner = folder / "cifar-10-batches-bin"
     folder = inner if inner.is_dir() else folder
-    train, test = (_joined([read_cifar(find(folder, name, "cifar10")) for name in CIFAR_FILES[part]]) for part in PARTS)
+    train, test = (_joined([read_cifar(find(folder, name, "cifar10")) for name in names])
+                   for names in CIFAR_FILES.values())
     return Arrays(train, test, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
 
 

@@ -3,8 +3,7 @@
 Why late. Reading a number waits for the computation that makes it. The loop therefore reads the loss of iteration
 t - IN_FLIGHT after it has queued iteration t: by then it is there or about to be. The same read keeps MXNet's queue
 (and the batches in it) from growing without bound, and finds a loss that is not finite IN_FLIGHT iterations after it
-arose. Numbers logged at iteration t are therefore those of the iterations up to t - IN_FLIGHT; those of an epoch are
-of all its iterations.
+arose.
 """
 from __future__ import annotations
 

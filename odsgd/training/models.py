@@ -5,7 +5,7 @@ docs/reference/data.md says what they make of small and of grey images.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterator
+from typing import Any
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
@@ -79,9 +79,8 @@ def _from_gluoncv(config: TrainConfig) -> Any:
                           "install it beside MXNet with: pip install 'gluoncv==0.10.5.post0' 'numpy<2' "
                           "'opencv-python-headless<4.12'") from None
     net = get_model(config.model, classes=config.classes)
-    if config.input_shape[0] == 1 and next(_convolutions(net)).weight.shape[1] == 3:
-        return Grey(net)
-    return net
+    first = next(parameter for parameter in net.collect_params().values() if len(parameter.shape) == 4)
+    return Grey(net) if config.input_shape[0] == 1 and first.shape[1] == 3 else net
 
 
 class Grey(mx.gluon.HybridBlock):
@@ -94,13 +93,6 @@ class Grey(mx.gluon.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """`net` of the image three times over."""
         return self.net(F.repeat(x, repeats=3, axis=1))
-
-
-def _convolutions(block: Any) -> Iterator[Any]:
-    if isinstance(block, nn.Conv2D):
-        yield block
-    for child in block._children.values():
-        yield from _convolutions(child)
 
 
 def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:

@@ -89,6 +89,7 @@ class Training:
         for block in (self.loss, self.tally):
             block.hybridize(config.hybridize)
         self.batches_per_epoch = self.data.batches_per_epoch
+        self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
         self.draws = randomness.draws(self.net)
         self.meter, self.clock = Meter(self._take), Clock()
@@ -106,7 +107,8 @@ class Training:
         self.interval = self._lap()
         self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total)
         try:
-            self.journal.start(self.store.num_workers, self.batches_per_epoch, count_parameters(self.net),
+            self.journal.start(self.store.num_workers, self.batches_per_epoch,
+                               sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
                                devices.contexts(self.config), resumed)
             for line in warnings_about(self.config, self.store.num_workers):
                 self.journal.warn(line)
@@ -186,8 +188,7 @@ class Training:
         """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
         gradient, which is written last.
         """
-        passes = self._passes
-        first = next((parameter for parameter in self.net.collect_params().values() if parameter.grad_req != "null"))
+        passes, first = self._passes, self.trainable[0]
 
         def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
             bars = on.compute(first.list_data())
@@ -340,9 +341,3 @@ class Training:
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
         checkpoint.check_model(manifest, self.net)
         return manifest
-
-
-def count_parameters(net: Any) -> int:
-    """Numbers that are trained."""
-    return sum(int(np.prod(parameter.shape)) for parameter in net.collect_params().values()
-               if parameter.grad_req != "null")
