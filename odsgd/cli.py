@@ -4,48 +4,28 @@ Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 an
 """
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
-if TYPE_CHECKING:
-    pass
+
+class Command(NamedTuple):
+    """One command; nothing of it is imported until it is asked for."""
+
+    module: str
+    """Its ``main(argv)`` returns the exit code, or raises ConfigError."""
+    help: str
 
 
-def _train(argv: List[str]) -> int:
-    from odsgd.config.train import TrainConfig
-    config = TrainConfig.from_flags(argv)
-    from odsgd.training.train import run  # MXNet's import takes a second: only once the options are right
-    return int(run(config))
-
-
-def _launch(argv: List[str]) -> int:
-    from odsgd.launch.cli import main as launch
-    return launch(argv)
-
-
-def _cluster(argv: List[str]) -> int:
-    from odsgd.lab.cluster.cli import main as cluster
-    return cluster(argv)
-
-
-def _bench(argv: List[str]) -> int:
-    from odsgd.lab.bench.cli import main as bench
-    return bench(argv)
-
-
-def _trace(argv: List[str]) -> int:
-    from odsgd.lab.tracing.cli import main as trace
-    return trace(argv)
-
-
-COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
-    "train": (_train, "train a model; alone, or as one of a job's workers"),
-    "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
-    "trace": (_trace, "timelines: put together, sum up, draw"),
-    "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
-    "bench": (_bench, "measure systems side by side, on emulated links"),
+COMMANDS = {
+    "train": Command("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
+    "launch": Command("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
+    "report": Command("odsgd.lab.report", "a table of finished runs"),
+    "trace": Command("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
+    "cluster": Command("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
+    "bench": Command("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
 }
 
 USAGE = """usage: odsgd COMMAND [options]
@@ -81,7 +61,7 @@ def _run(command: str, argv: List[str]) -> int:
         if command not in COMMANDS:
             label = "odsgd"
             raise unknown("command", command, COMMANDS)
-        return COMMANDS[command][0](argv)
+        return int(importlib.import_module(COMMANDS[command].module).main(argv))
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -90,5 +70,5 @@ def _run(command: str, argv: List[str]) -> int:
 
 
 def _usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
+    return USAGE.format(commands="\n".join(f"  {name:<8}{command.help}" for name, command in COMMANDS.items()))
 
