@@ -3,30 +3,32 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import odsgd  # noqa: F401  comes first, as in every script
 
 # isort: split
 import kvstore
 from kvstore.engine._mxnet import mx
+from kvstore.gluon.store import Store
 from kvstore.transports import ps
 
 
 class FailsOnServer(mx.optimizer.SGD):
     """Raises in its `fails_at`th update."""
 
-    def __init__(self, fails_at: int = 20, **options):
+    def __init__(self, fails_at: int = 20, **options: Any) -> None:
         super().__init__(**options)
         self.fails_at = fails_at
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._update_count(index)
         if self.num_update >= self.fails_at:
             raise ArithmeticError("the update went wrong on purpose")
 
 
 class FailsToStart(mx.optimizer.SGD):
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(self, index: Any, weight: Any) -> None:
         raise MemoryError("no room for the optimizer state, on purpose")
 
 
@@ -34,7 +36,7 @@ def main(fault: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
     ps.connection(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
-    store = kvstore.create("odsgd", warmup=2, timeout_s=3.0 if fault == "silent" else 600.0)
+    store = kvstore.create("odsgd", warmup=2, timeout_s=10.0 if fault == "silent" else 600.0)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
     type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__
     store.set_optimizer(optimizer)
@@ -55,7 +57,7 @@ def main(fault: str) -> None:
         time.sleep(0.01)
 
 
-def go_wrong(fault: str, store: kvstore.gluon.store.Store) -> None:
+def go_wrong(fault: str, store: Store) -> None:
     if store.rank != 1:
         return
     if fault == "raise":

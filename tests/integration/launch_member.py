@@ -14,18 +14,19 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 ROLE = os.environ["DMLC_ROLE"]
-RANK = os.environ.get("ODSGD_%s_RANK" % ROLE.upper())
+RANK = os.environ.get(f"ODSGD_{ROLE.upper()}_RANK")
 NAME = ROLE if RANK is None else ROLE + " " + RANK
 ROOT = (os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))
 
 
-def report(event, **fields):
+def report(event: str, **fields: Any) -> None:
     os.write(int(os.environ["ODSGD_REPORT_FD"]), (json.dumps(dict(fields, event=event)) + "\n").encode())
 
 
-def be_scheduler():
+def be_scheduler() -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(ROOT)
@@ -43,7 +44,7 @@ def be_scheduler():
             member.recv(16)
 
 
-def join():
+def join() -> socket.socket:
     while True:
         link = socket.socket()
         try:
@@ -59,7 +60,7 @@ def join():
     return link
 
 
-def act():
+def act() -> None:
     default = sys.argv[1] if ROLE == "worker" and len(sys.argv) > 1 else "ok"
     what, _, number = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"), default).partition(" ")
     if what == "exit":
@@ -83,17 +84,17 @@ def act():
         time.sleep(600)
 
 
-def wait_for_losses():
+def wait_for_losses() -> None:
     """Until the file of lost workers says something; print it, and what others may do with the file."""
     path = os.environ["ODSGD_LOST"]
     while not os.path.getsize(path):
         time.sleep(0.02)
     with open(path) as lost:
-        print("lost %r, mode %o" % (lost.read(), os.stat(path).st_mode & 0o777))
+        print(f"lost {lost.read()!r}, mode {os.stat(path).st_mode & 0o777:o}")
     print("file", path)
 
 
-def main():
+def main() -> None:
     action = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"))
     if action == "absent":
         return

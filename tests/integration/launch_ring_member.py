@@ -14,12 +14,12 @@ import time
 from kvstore.transports import mpi
 
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
-ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
+ACTION = os.environ.get(f"MEMBER_WORKER_{RANK}", (sys.argv + ["ok"])[1])
 TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
 ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 
 
-def sum_for_ever(connection):
+def sum_for_ever(connection: mpi.Connection) -> None:
     import numpy
 
     from kvstore.transports.rounds import Rounds
@@ -30,15 +30,16 @@ def sum_for_ever(connection):
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def main():
+def main() -> None:
     if ACTION == "late":
         print("late")
         time.sleep(600)
     if ACTION == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     connection = mpi.Connection(TIMEOUT_S)
-    print("rank %d of %d, sum %d, by %s" % (connection.worker_rank, connection.num_workers,
-                                            connection.comm.allreduce(RANK + 1), os.environ.get("UCX_NET_DEVICES")))
+    total = connection.comm.allreduce(RANK + 1)
+    print(f"rank {connection.worker_rank} of {connection.num_workers}, sum {total}, "
+          f"by {os.environ.get('UCX_NET_DEVICES')}")
     if ACTION == "spawn":
         connection.mpi.COMM_SELF.Spawn(sys.executable)
     if ACTION in ("sums", "stall"):

@@ -9,9 +9,9 @@ import time
 import uuid
 
 import pytest
-from launching import MARK, ROOT, marked
 
 from odsgd.lab.bench import cli
+from tests.integration.launching import MARK, ROOT, marked
 
 CLUSTER = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "unshare")))
 

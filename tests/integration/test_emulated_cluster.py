@@ -8,10 +8,10 @@ import sys
 import uuid
 
 import pytest
-from launching import ROOT
 
 from kvstore.errors import ConfigError
 from odsgd.lab.cluster import Cluster, cluster
+from tests.integration.launching import ROOT
 from tests.jobs import until
 
 PATIENCE_S = 60.0

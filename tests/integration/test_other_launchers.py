@@ -1,7 +1,10 @@
 """MXNet's own servers beside ours, and ours started by a tracker that only sets DMLC_*."""
+from __future__ import annotations
+
 import subprocess
 import sys
 from pathlib import Path
+from typing import List
 
 import numpy as np
 
@@ -14,7 +17,8 @@ STOCK_SERVER = [sys.executable, "-c", "import numpy; numpy.bool = bool; import m
 class Tracker:
     """A tracker of another make: starts M workers, S servers and a scheduler with nothing but DMLC_* set."""
 
-    def __init__(self, workers: int, servers: int, server_command: list, worker_command: list, **env: str) -> None:
+    def __init__(self, workers: int, servers: int, server_command: List[str],
+                 worker_command: List[str], **env: str) -> None:
         self.port = reserve_port()
         common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(self.port.getsockname()[1]),
                   "DMLC_NODE_HOST": "127.0.0.1", "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": str(servers),
@@ -22,7 +26,7 @@ class Tracker:
         roles = [("scheduler", server_command), *[("server", server_command)] * servers,
                  *[("worker", worker_command)] * workers]
         count = {"worker": 0}
-        self.processes = []
+        self.processes: List[subprocess.Popen[str]] = []
         for role, command in roles:
             rank = {"DMLC_WORKER_ID": str(count[role])} if role in count else {}
             if role in count:
@@ -34,7 +38,7 @@ class Tracker:
     def wait(self) -> str:
         """Everything that was printed; all processes must have ended well."""
         try:
-            text = "\n".join(process.communicate(timeout=60)[0] for process in self.processes)
+            text = "\n".join(process.communicate(timeout=100)[0] for process in self.processes)
         finally:
             self.port.close()
             for process in self.processes:
