@@ -109,7 +109,7 @@ class Agent:
             popen = subprocess.Popen(
                 spec["command"], stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
                 env=self._environment(spec, report_fd), pass_fds=(report_fd,), start_new_session=True,
-                preexec_fn=linux.die_with_parent())
+                preexec_fn=functools.partial(linux.die_with, os.getpid()))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             for read_fd, _ in pipes.values():
                 os.close(read_fd)

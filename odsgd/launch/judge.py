@@ -78,10 +78,17 @@ class Member:
                 "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
                 }.get(self.phase, "joined")
 
-    def obituary(self, text: str, *remarks: str) -> str:
-        """`text`, and below it what it has reported, the remarks, and its last lines."""
-        reported = [f"  it reported: {self.error}"] if self.error else []
-        return _with_tail("\n".join([text, *reported, *remarks]), f"the last lines of {self.name}", self.tail)
+    @property
+    def manner_of_death(self) -> Tuple[str, int]:
+        """How it ended in words, and the exit code a shell would give for it; never 0."""
+        if self.code is None:
+            return "has reported a failure", EXIT_FAILURE
+        if self.code >= 0:
+            return f"exit code {self.code}", self.code or EXIT_FAILURE
+        number = -self.code
+        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
+        return f"killed by {name}{hint}", 128 + number
 
     @property
     def where(self) -> str:
@@ -132,6 +139,15 @@ class _Failure:
     def speaking(self) -> bool:
         """Whether it has reported a failure, and its exit is still to come."""
         return self.member is not None and self.member.error is not None and self.member.code is None
+
+    def told(self, text: str, *remarks: str) -> str:
+        """`text`, and below it what the process or its host has said."""
+        lines, title, tail = [text], "what was heard from there", self.tail
+        if self.member:
+            title, tail = f"the last lines of {self.member.name}", self.member.tail
+            lines += [f"  it reported: {self.member.error}"] if self.member.error else []
+        lines += remarks
+        return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
 
 
 class Judge:
@@ -270,7 +286,10 @@ class Judge:
             going = sum(not worker.lost for worker in self.workers)
             how = ("every other worker has finished" if self._workers_ended() else
                    f"the job goes on with {going} of {len(self.workers)} workers")
-            self.lost.append(Lost([member.rank for member in failure.members], _told(failure, how)))
+            text = failure.text
+            if failure.member:
+                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.manner_of_death[0]}"
+            self.lost.append(Lost([member.rank for member in failure.members], failure.told(f"{text}; {how}")))
         self.failures, self.failed_at = [], None
         if self._workers_ended():
             self.workers_ended_at = now
@@ -278,21 +297,20 @@ class Judge:
     def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
         member = cause.member
         if member is None:
-            text = "\n".join([cause.text, *remarks])
-            return Verdict(EXIT_FAILURE, _with_tail(text, "what was heard from there", cause.tail))
-        how, exit_code = (cause.text, EXIT_FAILURE) if cause.text else _manner_of_death(member)
-        others = [f"{other.member.name}: {other.text or _manner_of_death(other.member)[0]}"
+            return Verdict(EXIT_FAILURE, cause.told(cause.text, *remarks))
+        how, exit_code = (cause.text, EXIT_FAILURE) if cause.text else member.manner_of_death
+        others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
                   for other in self.failures if other.member and other is not cause]
         after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
-        return Verdict(exit_code, member.obituary(text, *after, *remarks), member.name)
+        return Verdict(exit_code, cause.told(text, *after, *remarks), member.name)
 
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
         staying = [member.name for member in self.others if member.code is None and member.role == "server"]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
-        remarks = [f"{member.name} ended badly after the last worker had succeeded: {_manner_of_death(member)[0]}"
+        remarks = [f"{member.name} ended badly after the last worker had succeeded: {member.manner_of_death[0]}"
                    for member in self.others if member.code]
         if staying:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
@@ -309,7 +327,7 @@ class Judge:
     def _desertion(self) -> Verdict:
         member = next(member for member in self.others if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
-        return Verdict(EXIT_FAILURE, member.obituary(text), member.name)
+        return Verdict(EXIT_FAILURE, _Failure(member).told(text), member.name)
 
     def _workers_ended(self) -> bool:
         return all(worker.code == 0 for worker in self.workers if not worker.lost)
@@ -340,29 +358,3 @@ class Judge:
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return "\n".join([f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
                           "  A longer preparation before the first step needs a longer --startup-timeout."])
-
-
-def _manner_of_death(member: Member) -> Tuple[str, int]:
-    """How it ended in words, and the exit code a shell would give for it; never 0."""
-    if member.code is None:
-        return "has reported a failure", EXIT_FAILURE
-    if member.code >= 0:
-        return f"exit code {member.code}", member.code or EXIT_FAILURE
-    try:
-        name = signal.Signals(-member.code).name
-    except ValueError:
-        name = f"signal {-member.code}"
-    hint = " (kill -9, or the kernel ran out of memory)" if -member.code == signal.SIGKILL else ""
-    return f"killed by {name}{hint}", 128 - member.code
-
-
-def _told(failure: _Failure, how_the_others_are: str) -> str:
-    member = failure.member
-    if member is None:
-        return _with_tail(f"{failure.text}; {how_the_others_are}", "what was heard from there", failure.tail)
-    return member.obituary(
-        f"{member.name} was lost ({member.where}): {_manner_of_death(member)[0]}; {how_the_others_are}")
-
-
-def _with_tail(text: str, title: str, tail: Sequence[str]) -> str:
-    return "\n".join([text, f"  {title}:", *(f"    | {line}" for line in tail)]) if tail else text

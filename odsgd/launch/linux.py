@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import sys
-from typing import Callable, Dict, List, Set
+from typing import Dict, List, Set
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
@@ -18,15 +18,11 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with_parent() -> Callable[[], None]:
-    """A `preexec_fn`: the new process is killed when this one dies."""
-    parent = os.getpid()
-
-    def in_child() -> None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-    return in_child
+def die_with(parent: int) -> None:
+    """In a new process, have it killed when its parent dies."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
 
 
 def descendants(ancestor: int) -> List[int]:

@@ -11,7 +11,7 @@ from odsgd.launch import handshake
 from odsgd.launch import plan as planning
 from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import Host
-from odsgd.launch.plan import Job, Plan
+from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.reach import AGENT, Outpost, orders, program
 
 
@@ -42,11 +42,11 @@ class Mpirun:
         fd = connection.detach()
         return Outpost(f"MPI rank {rank}", self.ranks[rank], Channel(fd, fd))
 
-    def take_missing(self) -> List[str]:
+    def take_missing(self) -> List[Process]:
         """The processes of the ranks that have not come, which are not waited for any more."""
-        names = [process.name for rank in sorted(self.waiting) for process in self.ranks[rank]]
+        missing = [process for rank in sorted(self.waiting) for process in self.ranks[rank]]
         self.waiting.clear()
-        return names
+        return missing
 
     def _environment(self, job: Job) -> Dict[str, str]:
         packed = handshake.pack({

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence
 
 from kvstore.errors import ConfigError, KVStoreError
@@ -27,17 +28,20 @@ class ReachError(KVStoreError):
     """A host could not be prepared."""
 
 
+@dataclass
 class Outpost:
-    """One agent, as the launcher sees it: where it is, the channel to it, and the local process that carries that."""
+    """One agent, as the launcher sees it."""
 
-    def __init__(self, host: str, processes: Sequence[Process], channel: Channel,
-                 carrier: "Optional[subprocess.Popen[bytes]]" = None, carrier_name: str = "its agent") -> None:
-        self.host, self.names, self.channel = host, [process.name for process in processes], channel
-        self.carrier, self.carrier_name = carrier, carrier_name
-        self.greeted = False
-        """The agent has spoken: there may be processes of the job there."""
-        self.ended = False
-        """The agent has said that nothing is left there."""
+    host: str
+    processes: List[Process]
+    channel: Channel
+    carrier: "Optional[subprocess.Popen[bytes]]" = None
+    """The local process that carries the channel; none for a socket."""
+    carrier_name: str = "its agent"
+    greeted: bool = False
+    """The agent has spoken: there may be processes of the job there."""
+    ended: bool = False
+    """The agent has said that nothing is left there."""
 
     @property
     def occupied(self) -> bool:

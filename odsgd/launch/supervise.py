@@ -17,7 +17,7 @@ from odsgd.launch.console import Console
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import Mpirun
-from odsgd.launch.plan import Job, Plan, make_plan
+from odsgd.launch.plan import Job, Plan, Process, make_plan
 from odsgd.launch.reach import Outpost
 
 TICK_S = 0.1
@@ -182,8 +182,8 @@ class Supervisor:
         outpost.greeted = True
         if outpost.carrier is None:  # mpirun has chosen the host; now we know which
             outpost.host = host
-            for name in outpost.names:
-                self.judge.members[name].host = host
+            for process in outpost.processes:
+                self.judge.members[process.name].host = host
 
     def _lost_outpost(self, outpost: Outpost) -> None:
         why = "its agent has gone"
@@ -192,14 +192,15 @@ class Supervisor:
                 code = outpost.carrier.wait(timeout=1.0)
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 why = f"{outpost.carrier_name} {how}"
-        self._lost(outpost.host, outpost.names, why, outpost.carrier, outpost.host)
+        self._lost(outpost.host, outpost.processes, why, outpost.carrier, outpost.host)
 
-    def _lost(self, host: str, names: List[str], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
+    def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
               label: str) -> None:
         if carrier and carrier.stderr:
             last_words = self.selector.get_map().get(carrier.stderr.fileno())
             if last_words:
                 last_words.data()
+        names = [process.name for process in processes]
         self.judge.host_lost(host, names, why, list(self.complaints[label]), time.monotonic())
 
     # Ending
