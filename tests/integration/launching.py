@@ -141,6 +141,19 @@ def command_line(pid: Union[int, str]) -> str:
         return ""
 
 
+def startup_table(asked: int, *arguments: Word, env: Mapping[str, str]) -> str:
+    """What the launcher says of a job that does not come up, when `asked` processes have asked to join.
+
+    How soon they do is the machine's affair: where the deadline came first, the job is started again with a longer one.
+    """
+    for timeout_s in (5, 20, 80):
+        with Launch("--startup-timeout", timeout_s, *arguments, env=env) as launch:
+            assert launch.wait() == 75
+        if launch.said.count("asked to join, waits for the others") == asked:
+            break
+    return launch.said
+
+
 def leaves_nothing_when_killed(*options: Word, env: Optional[Mapping[str, str]] = None) -> None:
     """A job whose workers have children and whose launcher is killed with -9 ends on every host."""
     with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:

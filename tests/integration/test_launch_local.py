@@ -17,6 +17,7 @@ from tests.integration.launching import (
     command_line,
     leaves_nothing_when_killed,
     marked,
+    startup_table,
     words,
 )
 
@@ -221,16 +222,15 @@ def test_children_of_a_worker_that_has_ended_are_gone_with_it(tmp_path: Path) ->
         assert launch.wait() == 0
 
 
-def test_who_is_missing_at_the_startup_deadline_is_told() -> None:
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 10, MEMBER, env={"MEMBER_WORKER_1": "silent"}) as launch:
-        assert launch.wait() == 75
-    said = [re.sub(r"\d{3,}", "PID", re.sub(" +", " ", line)).strip() for line in launch.said.splitlines()]
-    assert said[:6] == ["the job has not come up within 10 s; missing: worker 1 (1 of 4)",
-                        "process host pid state",
-                        "scheduler PID.0.0.1 PID asked to join, waits for the others",
-                        "server 0 PID.0.0.1 PID asked to join, waits for the others",
-                        "worker 0 PID.0.0.1 PID asked to join, waits for the others",
-                        "worker 1 PID.0.0.1 PID running, has not asked to join"]
+def test_a_process_missing_at_the_startup_deadline_is_told() -> None:
+    table = startup_table(3, "-n", 2, "-s", 1, MEMBER, env={"MEMBER_WORKER_1": "silent"})
+    said = [re.sub(r"\d{3,}", "PID", re.sub(" +", " ", line)).strip() for line in table.splitlines()]
+    assert re.fullmatch(r"the job has not come up within \d+ s; missing: worker 1 \(1 of 4\)", said[0])
+    assert said[1:6] == ["process host pid state",
+                         "scheduler PID.0.0.1 PID asked to join, waits for the others",
+                         "server 0 PID.0.0.1 PID asked to join, waits for the others",
+                         "worker 0 PID.0.0.1 PID asked to join, waits for the others",
+                         "worker 1 PID.0.0.1 PID running, has not asked to join"]
 
 
 def test_two_jobs_at_once_do_not_meet() -> None:

@@ -18,6 +18,7 @@ from tests.integration.launching import (
     marked,
     python_program,
     stand_in_ssh,
+    startup_table,
     words,
 )
 
@@ -122,11 +123,9 @@ if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255
 def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh: Way, tmp_path: Path) -> None:
     options, _ = ssh
     hanging = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 15, *options, MEMBER,
-                env={"ODSGD_SSH": hanging}) as launch:
-        assert launch.wait() == 75
-    assert "missing: server 0, worker 1 (2 of 4)" in launch.said
-    assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, launch.said.splitlines())
+    table = startup_table(2, "-n", 2, "-s", 1, *options, MEMBER, env={"ODSGD_SSH": hanging})
+    assert "missing: server 0, worker 1 (2 of 4)" in table
+    assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, table.splitlines())
 
 
 def test_a_command_that_a_host_does_not_have_is_told(ssh: Way) -> None:
