@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.launching import ROOT, Launch, words
 
+pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 

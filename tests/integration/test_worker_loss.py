@@ -3,8 +3,11 @@ import os
 import signal
 import sys
 
+import pytest
+
 from tests.integration.launching import ROOT, Launch, words
 
+pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 LASTING = os.path.join(ROOT, "tests", "lasting.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 
