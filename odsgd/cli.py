@@ -1,4 +1,4 @@
-"""``odsgd COMMAND ...``: what each command does is in its module; here is only the way there.
+"""``odsgd COMMAND ...``: each command has a module of its own; here is only the way there.
 
 Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
 """

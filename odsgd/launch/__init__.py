@@ -6,9 +6,9 @@
     reach.py      how an agent gets onto a host: subprocess, ssh              -> Outpost
     mpirun.py     the same by mpirun; handshake.py: how its agents find their launcher
     pmi.py        how the workers of a job without servers find each other    -> Rendezvous
-    agent.py      runs on each host: starts processes, forwards what they say, kills them
-    channel.py    what launcher and agents say to each other, as lines of JSON
-    lines.py      what a process prints, as lines and frames of progress bars
+    agent.py      runs on each host: starts processes, forwards their output, kills them
+    channel.py    the messages between launcher and agents, lines of JSON
+    lines.py      a process's output, as lines and frames of progress bars
     judge.py      decides, without any I/O, when and how the job ends         -> Verdict
     supervise.py  the loop between agents, judge and console
     console.py    every line with the name of its process in front

@@ -20,8 +20,8 @@ def reserve_port(port: int = 0) -> socket.socket:
     """A socket that keeps a port for the scheduler; `port` 0 lets the kernel choose a free one.
 
     The usual way, find a port, release it and hope, lets two jobs started together choose the same one. Here the
-    socket stays bound, without listening, while the job lasts: the kernel then gives the port to nobody who asks for
-    any free one, while the scheduler, which asks for it by number with SO_REUSEADDR (as ZeroMQ does), may share it.
+    socket stays bound, without listening, while the job lasts: the kernel then gives the port to no process that asks
+    for any free one. The scheduler, which asks for it by number with SO_REUSEADDR (as ZeroMQ does), may share it.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,10 +1,10 @@
-"""The agent: one per host, it starts that host's processes, forwards what they say, and never outlives them or they it.
+"""The agent: one per host, it starts its processes and forwards their output; neither outlives the other.
 
-Its orders, and what it answers, are in `channel.py`. Life of a process here: it is started in a session of its own, so
-that a signal reaches its children and no terminal reaches it; the kernel kills it if the agent dies; when it ends, what
-is left of its group is killed before its exit is told. The agent adopts the orphans below it, so that even a grandchild
-with a session of its own is found in the end. If the channel to the launcher closes, breaks, or stays silent for too
-long, everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
+Its orders and its answers are in `channel.py`. Life of a process here: it is started in a session of its own, so that a
+signal reaches its children and no terminal reaches it. The kernel kills it if the agent dies. When it ends, the rest of
+its group is killed before its exit is told. The agent adopts the orphans below it, so that even a grandchild with a
+session of its own is found in the end. If the channel to the launcher closes, breaks, or stays silent for too long,
+everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
 """
 import contextlib
 import functools
@@ -32,7 +32,7 @@ KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
 PROGRESS_EVERY_S = 0.1
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
-"""What mpirun tells the agent about itself; a process that believed it would speak into the agent's connection."""
+"""Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
 
 _unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError)
 
@@ -44,7 +44,7 @@ class Child:
         self.name, self.popen, self.pid, self.streams = name, popen, popen.pid, streams
         self.progress_at = 0.0
         self.asking = False
-        """For the other workers of its job, which it has not met yet."""
+        """It asks for the other workers of its job, and has not met them yet."""
 
     def is_to_be_redrawn(self) -> bool:
         """Whether it is time to forward a frame of its progress bar."""
@@ -227,7 +227,7 @@ class Agent:
         return self.give_up_at is not None and time.monotonic() >= self.give_up_at
 
     def _sweep(self) -> None:
-        """Kill what has left its group: on Linux all of it has become our own descendants."""
+        """Kill the processes that have left their group: on Linux all of them have become our own descendants."""
         now = time.monotonic()
         give_up_at = max(self.give_up_at or now + KILLED_WITHIN_S, now + SWEPT_WITHIN_S)
         while time.monotonic() < give_up_at:
@@ -318,7 +318,7 @@ def main() -> int:
             os.chdir(orders["directory"])
             agent = Agent(orders, Channel(fd, fd))
         else:
-            with open(0, "rb", buffering=0, closefd=False) as stdin:  # what comes behind the line is the channel's
+            with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
                 line = stdin.readline()
             if not line.endswith(b"\n"):
                 sys.exit("odsgd agent: the launcher has gone before saying what to do")

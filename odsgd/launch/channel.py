@@ -1,4 +1,4 @@
-"""What the launcher and its agents say to each other: messages of one line of JSON, over two pipes or a socket.
+"""The messages between the launcher and its agents: a line of JSON each, over two pipes or a socket.
 
     to the agent
         {"processes": [{"name", "command", "env"}, ...], "env": {...}, "drop": [names], ...}
@@ -9,7 +9,7 @@
         {"event": "hello", "host", "pid"}
         {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
-        {"event": "report", "process", "report": {...}}    what the process wrote on ODSGD_REPORT_FD
+        {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """
@@ -34,13 +34,13 @@ class Channel:
         os.set_blocking(write_fd, False)
 
     def send(self, message: Message) -> None:
-        """Queue one message and write what can be written."""
+        """Queue one message, and write as much as can be written."""
         if self.open:
             self.backlog += json.dumps(message).encode() + b"\n"
             self.flush()
 
     def flush(self) -> None:
-        """Write what the other side takes."""
+        """Write as much as the other side takes."""
         try:
             while self.backlog:
                 del self.backlog[:os.write(self.write_fd, self.backlog[:CHUNK])]
@@ -70,7 +70,7 @@ class Channel:
 
 
 def _message(line: bytes) -> Message:
-    """One message; what a login shell prints before the agent speaks is passed on as `noise`."""
+    """One message; the greetings of a login shell, which come before the agent speaks, are passed on as `noise`."""
     try:
         message = json.loads(line)
     except ValueError:

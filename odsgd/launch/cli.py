@@ -3,8 +3,8 @@
     odsgd launch -n 2 -s 1 train.py --lr 0.1
     odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
 
-What differs from the original: without -H jobs are local; everything behind the first word of the command belongs to
-the command, so options of the launcher stand before it; and every mistake is told before a process starts.
+Three things differ from the original. Without -H jobs are local. All words behind the first of the command belong to
+the command, so that options of the launcher stand before it. Every mistake is told before a process starts.
 """
 import argparse
 import contextlib

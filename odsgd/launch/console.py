@@ -1,4 +1,4 @@
-"""What the user sees: every line with its process in front, and at the bottom one line that a progress bar redraws."""
+"""The user's screen: every line with its process in front, and at the bottom one line that a progress bar redraws."""
 import os
 import re
 import sys

@@ -69,5 +69,5 @@ def _proof(secret: str, nonce: str, rank: int) -> str:
 
 
 def _read_line(connection: socket.socket) -> str:
-    with connection.makefile("rb", buffering=0) as unbuffered:  # what comes behind the line is the channel's
+    with connection.makefile("rb", buffering=0) as unbuffered:  # the bytes behind the line are the channel's
         return unbuffered.readline(MAX_ANSWER).decode().strip()

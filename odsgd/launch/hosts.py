@@ -1,4 +1,4 @@
-"""The hostfile: one host per line, and what may stand beside it.
+"""The hostfile: one host per line, with its slots and its port.
 
     hostA                    one slot
     alice@hostB slots=4      four slots, logged into as alice
@@ -20,7 +20,7 @@ MOST_SLOTS = 1023
 
 
 class Host(NamedTuple):
-    """A machine processes can be started on."""
+    """A machine on which processes can be started."""
 
     address: str
     user: Optional[str] = None

@@ -39,7 +39,7 @@ _PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
 
 @dataclass
 class Member:
-    """What is known of one process."""
+    """The known facts of one process."""
 
     name: str
     role: str
@@ -105,7 +105,7 @@ class Lost(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How the job ends: the launcher's exit code, and what there is to say about it."""
+    """How the job ends: the launcher's exit code, and its last message."""
 
     exit_code: int
     message: str
@@ -123,7 +123,7 @@ class _Failure:
     """It has said itself that something else came before it."""
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()
-    """What was heard from a lost host."""
+    """The last lines from a lost host."""
 
     @property
     def consequence(self) -> bool:
@@ -141,7 +141,7 @@ class _Failure:
         return self.member is not None and self.member.error is not None and self.member.code is None
 
     def told(self, text: str, *remarks: str) -> str:
-        """`text`, and below it what the process or its host has said."""
+        """`text`, and below it the words of the process or of its host."""
         lines, title, tail = [text], "what was heard from there", self.tail
         if self.member:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
@@ -231,11 +231,7 @@ class Judge:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
             return self._farewell(now)
-        if self._deserted(now):
-            return self._desertion()
-        if self._late(now):
-            return Verdict(EXIT_DEADLINE, self._startup_table())
-        return None
+        return self._desertion(now) or self._lateness(now)
 
     def take_lost(self) -> List[Lost]:
         """The workers lost since the last call; the job goes on without them."""
@@ -318,13 +314,12 @@ class Judge:
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
         return Verdict(0, "\n".join(remarks))
 
-    def _deserted(self, now: float) -> bool:
+    def _desertion(self, now: float) -> Optional[Verdict]:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
-            return False
+            return None
         left = [worker for worker in self.workers if not worker.lost]
-        return any(worker.joined for worker in left) and not any(worker.phase in ("done", "ended") for worker in left)
-
-    def _desertion(self) -> Verdict:
+        if not any(worker.joined for worker in left) or any(worker.phase in ("done", "ended") for worker in left):
+            return None
         member = next(member for member in self.others if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
         return Verdict(EXIT_FAILURE, _Failure(member).told(text), member.name)
@@ -340,11 +335,10 @@ class Judge:
             return all(member.joined for member in self.others)
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
-    def _late(self, now: float) -> bool:
+    def _lateness(self, now: float) -> Optional[Verdict]:
         since = self.asked_at if not self.others and self.asked_at is not None else self.started_at
-        return not self.up and 0 < self.startup_timeout_s <= now - since
-
-    def _startup_table(self) -> str:
+        if self.up or not 0 < self.startup_timeout_s <= now - since:
+            return None
         members = list(self.members.values())
         missing = [member.name for member in members if member.missing]
         if missing:
@@ -356,5 +350,6 @@ class Judge:
         rows += [(member.name, member.host, str(member.pid or "-"), member.standing) for member in members]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
-        return "\n".join([f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
-                          "  A longer preparation before the first step needs a longer --startup-timeout."])
+        return Verdict(EXIT_DEADLINE, "\n".join([
+            f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+            "  A longer preparation before the first step needs a longer --startup-timeout."]))

@@ -1,4 +1,4 @@
-"""What a process prints, cut into lines and into the frames of a progress bar that redraws its line with CR."""
+"""The output of a process, cut into lines and into the frames of a progress bar that redraws its line with CR."""
 import os
 import re
 from typing import List, Optional, Tuple
@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 CHUNK = 65536
 MAX_LINE = 65536
 Pieces = List[Tuple[str, bool]]
-"""Text, and whether it is a frame of a progress bar; what follows a frame stands in its place."""
+"""Text, and whether it is a frame of a progress bar; the next piece stands in the place of a frame."""
 
 
 class Lines:
@@ -65,7 +65,7 @@ class Stream:
         os.set_blocking(fd, False)
 
     def read(self) -> Pieces:
-        """What has come since the last call; `open` becomes false at the end of the stream."""
+        """The pieces that have come since the last call; `open` becomes false at the end of the stream."""
         data = self._chunk()
         if data is None:
             return []

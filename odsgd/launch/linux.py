@@ -1,4 +1,4 @@
-"""What the agent asks of Linux, beyond POSIX; elsewhere each of these does nothing, or finds nothing."""
+"""Services of Linux for the agent; elsewhere they do nothing, or find nothing."""
 import ctypes
 import os
 import re

@@ -32,7 +32,7 @@ class Mpirun:
                                         start_new_session=True)
 
     def accept(self) -> Optional[Outpost]:
-        """An agent that has come; None for a visitor that cannot prove what it is."""
+        """An agent that has come; None for a visitor that cannot prove that it is one."""
         connection, _ = self.listener.accept()
         rank = handshake.admit(connection, self.plan.secret, self.waiting)
         if rank is None:

@@ -24,21 +24,21 @@ LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi")
 ON_WORKER_LOSS = ("fail", "continue")
 
-#: What the launcher itself decides; taken over from an outer job these would point to the wrong scheduler.
+#: The launcher's own decisions; taken over from an outer job these would point to the wrong scheduler.
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
-#: What reaches another host without being asked for: the switches of the libraries a job is made of.
+#: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the user asked for; the options of `cli.py` say what each field is."""
+    """A user's request; the options of `cli.py` explain the fields."""
 
     command: Tuple[str, ...]
     num_workers: int
@@ -78,7 +78,7 @@ class Process(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Every process of the job, and what all of them have in common."""
+    """Every process of the job, and the secret and address that all of them have."""
 
     processes: List[Process]
     secret: str
@@ -191,7 +191,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 
 
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
-    """What tells one process from another."""
+    """Variables that differ from process to process."""
     env = {"DMLC_ROLE": role}
     address = root_uri if host.here else None if job.launcher == "mpi" else node_host(host.address, root_uri)
     if address:  # else its agent, which knows where it is, finds the address out
@@ -202,7 +202,7 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
 
 
 def _meetings(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
-    """What tells the MPI of each worker where to ask for the others."""
+    """For each worker, where its MPI asks for the others."""
     common = {"PMI_PORT": "{}:{}".format(*root), "PMI_SIZE": str(job.num_workers)}
     return [{**common, "PMI_RANK": str(rank), "PMI_ID": number}
             for rank, number in enumerate(pmi.new_numbers(job.num_workers))]

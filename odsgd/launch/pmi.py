@@ -137,7 +137,7 @@ def process_mapping(hosts: Sequence[Hashable]) -> str:
     >>> process_mapping(["a", "a", "b", "b"]), process_mapping(["a", "b", "c", "c", "a"])
     ('(vector,(0,2,2))', '(vector,(0,2,1),(2,1,2),(0,1,1))')
 
-    What does not fit in a value is told as a host for each rank: slower, and never wrong.
+    A mapping too long for a value is told as a host for each rank: slower, and never wrong.
     """
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks: List[Tuple[int, int, int]] = []
@@ -152,7 +152,7 @@ def process_mapping(hosts: Sequence[Hashable]) -> str:
 
 
 class Rendezvous:
-    """Serves a table at an address, as a part of the loop that asks `selector` and calls what it finds there.
+    """Serves a table at an address, as a part of the loop that asks `selector` and calls the functions it finds there.
 
     Nothing here waits. A rank asks its next question when it has been answered, so an answer fits into the socket's
     buffer; where it does not, the other end does not read, and is cut off.

@@ -63,7 +63,7 @@ def program(variable: str, default: str) -> List[str]:
 
 
 def check_programs(job: Job) -> None:
-    """Refuse, before anything has been started, what this machine has no program for."""
+    """Refuse a job, before anything has been started, for which this machine lacks a program."""
     needed = {"ssh": "ODSGD_SSH"} if job.launcher == "ssh" else {}
     if job.sync_dst_dir:
         needed["rsync"] = "ODSGD_RSYNC"
@@ -74,7 +74,7 @@ def check_programs(job: Job) -> None:
 
 
 def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
-    """What the agent of these processes is told; variables that all of them have are told once."""
+    """The orders to the agent of these processes; variables that all of them have stand there once."""
     shared = dict(set.intersection(*(set(process.env.items()) for process in processes))) if processes else {}
     specs = [{"name": process.name, "command": list(process.command),
               "env": {name: value for name, value in process.env.items() if name not in shared}}

@@ -53,7 +53,7 @@ def root_uri(job: Job) -> str:
 
 
 class Supervisor:
-    """Opens an outpost on every host, feeds the judge with what comes, and ends the job with its verdict."""
+    """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
     def __init__(self, job: Job, plan: Plan, console: Console) -> None:
         self.job, self.plan, self.console = job, plan, console
@@ -107,7 +107,7 @@ class Supervisor:
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher == "mpi":
             self.mpirun = Mpirun(self.job, self.plan)
-            self._listen(self.mpirun.listener.fileno(), self._visitor)
+            self._listen(self.mpirun.listener.fileno(), self._admit)
             self._carried_by(self.mpirun.process, "mpirun", "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
@@ -120,7 +120,7 @@ class Supervisor:
         if outpost.carrier:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
 
-    def _visitor(self) -> None:
+    def _admit(self) -> None:
         assert self.mpirun
         outpost = self.mpirun.accept()
         if outpost:
@@ -128,8 +128,8 @@ class Supervisor:
             if self.ending:
                 outpost.channel.send({"do": "kill"})
 
-    def _cut_off(self, worker_rank: int, what: str) -> None:
-        self.console.say(f"worker {worker_rank}: its MPI asked for {what}; it was cut off")
+    def _cut_off(self, worker_rank: int, wish: str) -> None:
+        self.console.say(f"worker {worker_rank}: its MPI asked for {wish}; it was cut off")
 
     # One turn of the loop
 
@@ -206,7 +206,7 @@ class Supervisor:
     # Ending
 
     def _end(self) -> None:
-        """Stop what is left and wait until every agent has said that nothing is."""
+        """Stop everything, and wait until every agent has said that nothing is left."""
         self.ending = True
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S

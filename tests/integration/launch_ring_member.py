@@ -1,6 +1,6 @@
 """A worker that sends by MPI, without MXNet: it joins as ours do, sums its rank over the workers, acts and leaves.
 
-What it does instead is its first argument, or MEMBER_WORKER_<RANK> in the environment:
+Its deed is its first argument, or MEMBER_WORKER_<RANK> in the environment:
 
     ok | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
     stop (stops before it asks for the others) | sums (sums for ever) | stall (likewise; rank 1 stops after a while)

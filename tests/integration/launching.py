@@ -98,7 +98,7 @@ class Launch:
 
     @property
     def said(self) -> str:
-        """What the launcher itself has said, its name taken off."""
+        """The launcher's own messages, its name taken off."""
         start = next((index for index, line in enumerate(self.errors) if line.startswith("odsgd launch: ")), None)
         return "" if start is None else "\n".join(self.errors[start:]).replace("odsgd launch: ", "")
 
@@ -133,7 +133,7 @@ def marked(mark: str) -> Dict[int, Dict[str, str]]:
 
 
 def command_line(pid: Union[int, str]) -> str:
-    """What every user of this machine can read of a process; empty if it has gone."""
+    """The words of a process that every user of this machine can read; empty if it has gone."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
             return cmdline.read().decode(errors="replace")
@@ -142,7 +142,7 @@ def command_line(pid: Union[int, str]) -> str:
 
 
 def startup_table(asked: int, *arguments: Word, env: Mapping[str, str]) -> str:
-    """What the launcher says of a job that does not come up, when `asked` processes have asked to join.
+    """The launcher's message about a job that does not come up, when `asked` processes have asked to join.
 
     How soon they do is the machine's affair: where the deadline came first, the job is started again with a longer one.
     """

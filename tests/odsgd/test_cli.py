@@ -1,4 +1,5 @@
 """The command ``odsgd``: dispatch, help, and how a mistake ends."""
+import importlib
 import subprocess
 import sys
 import types
@@ -8,7 +9,7 @@ from typing import Callable, List
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.cli import main
+from odsgd.cli import COMMANDS, main
 from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
 
@@ -47,6 +48,11 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
 def test_help_of_train_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     assert "--optimizer-local" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_main(name: str) -> None:
+    assert callable(importlib.import_module(COMMANDS[name].module).main)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., int]) -> None:

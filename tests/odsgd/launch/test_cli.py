@@ -77,8 +77,8 @@ def test_mistakes_are_told_in_one_line(argv: List[str], complaint: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
-def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(launcher: str, hosts: str, capsys: pytest.CaptureFixture[str],
-                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(
+        launcher: str, hosts: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "run", lambda job: pytest.fail("a process would have been started"))
     where = ["-H", hosts] if launcher == "ssh" else []
     train = [sys.executable, "-m", "odsgd", "train", "--lr-locl", "0.1"]

@@ -1,4 +1,4 @@
-"""What the user sees."""
+"""The user's screen."""
 import io
 
 import pytest

@@ -80,7 +80,7 @@ def test_a_reporter_that_does_not_end_is_not_waited_for_for_ever() -> None:
 
 
 @pytest.mark.parametrize("first", ["deadline", "admitted"])
-def test_whoever_missed_a_peer_is_not_the_cause(first: str) -> None:
+def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
     judge = running(*NAMES)
     if first == "deadline":
         judge.reported("worker 0", {"event": "failed", "error": "no answer within 600 s"}, 10.0)
@@ -160,7 +160,7 @@ def test_a_server_that_leaves_when_a_worker_is_done_is_as_it_should_be() -> None
     assert judge.tick(1e5) is None
 
 
-def test_the_startup_table_says_who_is_where() -> None:
+def test_the_startup_table_says_where_each_process_stands() -> None:
     judge = Judge([Member(name, name.split()[0], "hostB") for name in NAMES], 60.0, 0.0)
     judge.started("scheduler", 100)
     judge.reported("scheduler", {"event": "joined"}, 1.0)
@@ -179,7 +179,7 @@ def test_the_startup_table_says_who_is_where() -> None:
         "  worker 1   hostB  -    never started"]
 
 
-def test_all_asked_and_nobody_met_points_to_the_network() -> None:
+def test_a_job_whose_processes_ask_and_do_not_meet_points_to_the_network() -> None:
     judge = running(startup_timeout_s=60.0)
     for name in NAMES:
         judge.reported(name, {"event": "connecting"}, 1.0)
@@ -205,7 +205,7 @@ def test_a_worker_that_left_before_joining_is_missing() -> None:
 WORKERS = ("worker 0", "worker 1")
 
 
-def test_without_servers_nobody_is_missed_before_a_worker_asks_for_the_others() -> None:
+def test_without_servers_no_worker_is_missed_before_a_worker_asks_for_the_others() -> None:
     judge = running(names=WORKERS)
     assert judge.tick(1e6) is None
     judge.reported("worker 0", {"event": "connecting"}, 1e6)
@@ -221,7 +221,7 @@ def test_without_servers_a_worker_that_left_instead_of_joining_is_missing() -> N
     assert "missing: worker 1" in verdict_at(judge, 300).message
 
 
-def test_without_servers_those_who_have_met_are_up() -> None:
+def test_without_servers_workers_that_have_met_are_up() -> None:
     judge = running(names=WORKERS)
     for name in WORKERS:
         judge.reported(name, {"event": "connecting"}, 10.0)
@@ -303,7 +303,7 @@ def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
     ("server 0", "a job cannot go on without server 0"),
     ("scheduler", "a job cannot go on without the scheduler"),
 ])
-def test_whom_a_job_cannot_spare(name: str, why: str) -> None:
+def test_a_process_that_a_job_cannot_spare_ends_it(name: str, why: str) -> None:
     judge = going_on()
     judge.exited(name, -signal.SIGKILL, 10.0)
     verdict = verdict_at(judge, 11.0)

@@ -1,4 +1,4 @@
-"""What is read in /proc."""
+"""Facts from /proc."""
 from odsgd.launch.linux import MPI_MEMORY
 
 

@@ -23,7 +23,7 @@ def name_of(table: pmi.Table) -> str:
     return table.answer(0, "cmd=get_my_kvsname")[0].rpartition("=")[2]
 
 
-def test_whoever_shows_a_number_is_told_its_rank_once() -> None:
+def test_a_process_that_shows_a_number_is_told_its_rank_once() -> None:
     table = pmi.Table(["11", "22"], "")
     assert table.enter("cmd=initack pmiid=22") == (1, ENTERED.format(1))
     for line in ("cmd=initack pmiid=22", "cmd=initack pmiid=33", "cmd=initack", "cmd=init pmi_version=1",
@@ -62,7 +62,7 @@ def test_two_jobs_have_tables_of_different_names() -> None:
 def test_a_barrier_opens_when_all_are_in_it_and_closes_again(table: pmi.Table) -> None:
     for _ in range(2):
         assert table.answer(0, "cmd=barrier_in") == {}
-        assert table.answer(0, "cmd=barrier_in") == {}  # who asks twice is still one
+        assert table.answer(0, "cmd=barrier_in") == {}  # a rank that asks twice is still one
         assert table.answer(1, "cmd=barrier_in") == {0: "cmd=barrier_out rc=0", 1: "cmd=barrier_out rc=0"}
 
 
@@ -113,14 +113,14 @@ def test_numbers_are_different_ints_of_c() -> None:
 
 
 class Loop:
-    """The launcher's loop, a server in it, and clients that wait for what it sends."""
+    """The launcher's loop, a rendezvous in it, and clients that wait for its answers."""
 
     def __init__(self, numbers: List[str]) -> None:
         self.selector = selectors.DefaultSelector()
         self.complaints: List[Tuple[int, str]] = []
         with addresses.reserve_port() as holder:
             self.address = ("127.0.0.1", holder.getsockname()[1])
-            self.server = pmi.Rendezvous(self.address, pmi.Table(numbers, ""), self.selector,
+            self.rendezvous = pmi.Rendezvous(self.address, pmi.Table(numbers, ""), self.selector,
                                      lambda rank, why: self.complaints.append((rank, why)))
         self.clients: List[socket.socket] = []
 
@@ -146,7 +146,7 @@ class Loop:
     def close(self) -> None:
         for client in self.clients:
             client.close()
-        self.server.close()
+        self.rendezvous.close()
         self.selector.close()
 
 
@@ -202,14 +202,14 @@ def test_a_rank_that_asks_for_something_else_is_cut_off_and_named(loop: Loop) ->
     assert loop.complaints == [(0, "`spawn`, which this launcher does not serve")]
 
 
-def test_strangers_who_say_nothing_make_room_for_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_that_say_nothing_make_room_for_others(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pmi, "MOST_STRANGERS", 2)
     silent = [loop.client() for _ in range(2)]
     assert answer(loop.client("cmd=initack pmiid=11\n")) == ENTERED.format(0) + "\n"
     assert is_cut_off(silent[0])
 
 
-def test_a_rank_that_has_gone_holds_nobody_up(loop: Loop) -> None:
+def test_a_rank_that_has_gone_holds_no_other_up(loop: Loop) -> None:
     one, two = loop.client("cmd=initack pmiid=11\n"), loop.client("cmd=initack pmiid=22\n")
     loop.say(one, "cmd=barrier_in\n").close()
     loop.say(two, "cmd=barrier_in\n")

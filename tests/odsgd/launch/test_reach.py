@@ -1,4 +1,4 @@
-"""What agents are told, and how they are started elsewhere."""
+"""The orders of agents, and how agents are started elsewhere."""
 from pathlib import Path
 
 import pytest
