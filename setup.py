@@ -34,7 +34,7 @@ PLOT = ["matplotlib>=3.3"]
 
 setup(
     name="odsgd",
-    version="0.1.0",
+    version="0.2.0",
     description="One-step-delay SGD (OD-SGD) on Apache MXNet's parameter server",
     license="Apache-2.0",
     python_requires=">=3.8,<3.13",

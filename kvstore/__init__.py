@@ -7,8 +7,9 @@
 
 MXNet is imported with the first store, not before.
 """
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
+from kvstore.algorithms import register_method
 from kvstore.errors import (
     ConfigError,
     KVStoreError,
@@ -20,17 +21,18 @@ from kvstore.errors import (
 
 if TYPE_CHECKING:
     from kvstore.gluon.store import Store
+    from kvstore.wire.interfaces import Transport
 
-__all__ = ["create", "register", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError",
+__all__ = ["create", "register", "register_method", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError",
            "StoreClosedError", "WorkerLostError"]
 
 
-def create(name: str, transport: Any = None, **options: Any) -> "Store":
+def create(name: str, transport: "Union[str, Transport, None]" = None, **options: Any) -> "Store":
     """Make a store for ``gluon.Trainer``.
 
     Parameters
     ----------
-    name : ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.STORES`), in a worker of a job (`odsgd launch`);
+    name : ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`);
         or ``local``: SSGD in this process alone
     transport : ``server`` or ``ring``, where a store runs on either; or a `Transport` of your own. None: the store's
         default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``, ``pipesgd``
@@ -42,7 +44,7 @@ def create(name: str, transport: Any = None, **options: Any) -> "Store":
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
     from kvstore import factory
-    return factory.create(name, transport, options)
+    return factory.create(name, transport, **options)
 
 
 def register() -> None:

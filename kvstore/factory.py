@@ -1,64 +1,55 @@
 """From a name and options to a store."""
-import dataclasses
-from typing import Any, Dict, List
+from typing import Any, Dict, Optional, Union
 
-from kvstore.algorithms import STORES
+from kvstore import algorithms
+from kvstore.algorithms.method import Options
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
-from kvstore.wire.interfaces import Transport
+from kvstore.job import control
+from kvstore.wire.interfaces import Ring, Transport
 
-LOCAL = "local"
 
-
-def create(name: str, transport: Any, options: Dict[str, Any]) -> Store:
+def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> Store:
     """`kvstore.create`, whose documentation it is."""
-    if isinstance(transport, str):
-        options, transport = {**options, "transport": transport}, None
-    elif transport is not None and "transport" in _known(name):
-        options = {**options, "transport": "server" if transport.has_servers else "ring"}
-    checked = read(name, options)
-    program = STORES[_algorithm(name)]
-    transport = transport or connect(name, checked)
-    if transport.has_servers == program.on_ring(checked):
-        needs, has = ("a ring", "servers") if transport.has_servers else ("servers", "none")
-        raise ConfigError(f"store {name} needs {needs} and the transport given has {has}")
-    if getattr(checked, "codec", "none") != getattr(transport, "codec_name", "none"):
-        raise ConfigError(f"store {name} is to send with codec {checked.codec} and the transport given has "
-                          f"{transport.codec_name}")
-    return Store(_algorithm(name), program, transport, checked)
-
-
-def read(name: str, options: Dict[str, Any]) -> Any:
-    """The checked `Options` of the store of this name."""
-    known = _known(name)
+    method = algorithms.find(name)
     for option in options:
-        if option not in known:
-            raise unknown(f"option of store {name}", option, known)
-    return STORES[_algorithm(name)].Options(**options)
+        if option not in method.option_names():
+            raise unknown(f"option of store {name}", option, method.option_names())
+    try:
+        checked = method.Options(**options)
+    except ConfigError as error:
+        raise ConfigError(f"store {name}: {error}") from None
+    if not isinstance(transport, Transport):
+        transport = connect(name, transport, checked.timeout_s)
+    return make(name, checked, transport)
 
 
-def _known(name: str) -> List[str]:
-    if name not in (*STORES, LOCAL):
-        raise unknown("store", name, [*STORES, LOCAL])
-    return [field.name for field in dataclasses.fields(STORES[_algorithm(name)].Options)]
+def make(name: str, options: Options, transport: Transport) -> Store:
+    """A store with checked options on a transport that is there."""
+    method = algorithms.find(name)
+    has, other = ("ring", "servers") if isinstance(transport, Ring) else ("server", "a ring")
+    if has not in method.transports and method.transports != ("process",):
+        raise ConfigError(f"store {name} needs {other} and the transport given has "
+                          f"{'none' if has == 'ring' else 'servers'}")
+    return Store(method, options, transport)
 
 
-def _algorithm(name: str) -> str:
-    return "ssgd" if name == LOCAL else name
-
-
-def connect(name: str, options: Any) -> Transport:
-    """The transport that a store of this name with these `Options` runs on by default."""
-    if name == LOCAL:
-        from kvstore.transports.inprocess import Cluster
-        return Cluster(1, timeout_s=options.timeout_s).worker(0)
-    program = STORES[name]
-    if program.on_ring(options):
-        from kvstore.transports.ring import Ring
-        return Ring(options.timeout_s, getattr(options, "codec", "none"))
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+    """This process's place in its job: the transport of this kind, or the method's default."""
+    method = algorithms.find(name)
+    kind = transport or method.transports[0]
+    if kind not in method.transports:
+        raise (unknown("transport", kind, method.transports) if kind not in ("server", "ring") else
+               ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, not on `{kind}`"))
+    if kind == "process":
+        from kvstore.transports.inprocess import Stage
+        return Stage(1, timeout_s=timeout_s).worker(0)
+    if kind == "ring":
+        from kvstore.transports.ring import MpiRing
+        return MpiRing(timeout_s)
     from kvstore.transports.ps import ParameterServer
-    return ParameterServer(options.timeout_s, program.synchronous)
+    return ParameterServer(timeout_s, not method.asynchronous)
 
 
 def register() -> None:
@@ -66,10 +57,15 @@ def register() -> None:
 
     For the Trainer MXNet is taught a line: it makes no store at all for one device, unless the name contains ``dist``.
     """
-    for name in STORES:
+    for name in _ours():
         mx.kvstore.KVStoreBase.kv_registry.setdefault(name, _Maker(name))
     if not isinstance(mx.gluon.trainer._create_kvstore, _Creator):
         mx.gluon.trainer._create_kvstore = _Creator(mx.gluon.trainer._create_kvstore)
+
+
+def _ours() -> Dict[str, Any]:
+    """The methods whose names MXNet does not have itself."""
+    return {name: method for name, method in algorithms.METHODS.items() if method.transports != ("process",)}
 
 
 class _Creator:
@@ -79,7 +75,7 @@ class _Creator:
         self._mxnets = mxnets
 
     def __call__(self, kvstore: Any, *arguments: Any) -> Any:
-        return self._mxnets(create(kvstore, None, {}) if kvstore in STORES else kvstore, *arguments)
+        return self._mxnets(create(kvstore) if kvstore in _ours() else kvstore, *arguments)
 
 
 class _Maker:
@@ -89,4 +85,4 @@ class _Maker:
         self._name = name
 
     def __call__(self) -> Store:
-        return create(self._name, None, {})
+        return create(self._name)

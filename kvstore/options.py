@@ -1,6 +1,7 @@
 """What one option of a configuration is: its kind (how text becomes a value), default, unit and help, said once.
 
-The command line, the YAML keys, the checks and the table of the docs are all derived from these (see config.py).
+The command line, the YAML keys, the checks and the table of the docs are all derived from these fields, whether they
+belong to a method (`kvstore.algorithms`) or to a training run (`odsgd.config`).
 A kind accepts its own values unchanged, so a configuration can be checked again and again:
 
     >>> SPAN.convert("2epochs"), SPAN.convert(SPAN.convert("2epochs"))
@@ -12,9 +13,7 @@ import dataclasses
 import difflib
 import math
 import re
-from typing import Any, Callable, Dict, Optional, Tuple
-
-import yaml
+from typing import Any, Callable, Optional, Tuple
 
 from kvstore.errors import ConfigError, unknown
 
@@ -26,9 +25,13 @@ class Span:
     count: int
     unit: str = "iterations"
 
-    def iterations(self, batches_per_epoch: int) -> int:
+    def iterations(self, batches_per_epoch: Optional[int] = None) -> int:
         """The same length in iterations of one worker."""
-        return self.count * batches_per_epoch if self.unit == "epochs" else self.count
+        if self.unit == "iterations":
+            return self.count
+        if batches_per_epoch is None:
+            raise ConfigError(f"`{self}`: only a training run knows how long an epoch is; give a number of iterations")
+        return self.count * batches_per_epoch
 
     def plain(self) -> Any:
         """The value as YAML has it; reading it back gives this Span."""
@@ -36,24 +39,6 @@ class Span:
 
     def __str__(self) -> str:
         return str(self.plain())
-
-
-@dataclasses.dataclass(frozen=True)
-class Compute:
-    """How long an emulated accelerator computes per iteration, written ``200ms`` or ``0.2s,lognormal:0.1``.
-
-    `spread` : sigma of the lognormal distribution of that time, whose mean is `seconds`; 0: always the same
-    """
-
-    seconds: float
-    spread: float = 0.0
-
-    def plain(self) -> str:
-        """The value as YAML has it; reading it back gives this Compute."""
-        return f"{1000 * self.seconds:.12g}ms" + (f",lognormal:{self.spread:.12g}" if self.spread else "")
-
-    def __str__(self) -> str:
-        return self.plain()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +53,7 @@ class Kind:
     convert: Callable[[Any], Any]
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ValueError
     return str(value)
@@ -80,59 +65,26 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _split(value: Any) -> Tuple[Any, ...]:
+def items(value: Any) -> Tuple[Any, ...]:
     """The items of ``[0, 2]``, ``"0,2"`` or a single ``0``."""
     if isinstance(value, (list, tuple)):
         return tuple(value)
-    return tuple(part for part in _text(value).split(",") if part.strip())
+    return tuple(part for part in as_text(value).split(",") if part.strip())
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, float) and not value.is_integer():
         raise ValueError
-    return int(value) if isinstance(value, float) else int(_text(value))
+    return int(value) if isinstance(value, float) else int(as_text(value))
 
 
 def _span(value: Any) -> Span:
     if isinstance(value, Span):
         return value
-    match = re.fullmatch(r"(\d+) ?(e|epochs?|iterations?)?", _text(value).strip())
+    match = re.fullmatch(r"(\d+) ?(e|epochs?|iterations?)?", as_text(value).strip())
     if not match:
         raise ValueError
     return Span(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
-
-
-def _compute(value: Any) -> Compute:
-    if isinstance(value, Compute):
-        return value
-    match = re.fullmatch(r"([\d.]+) ?(ms|s)(?:, ?lognormal:([\d.]+))?", _text(value).strip())
-    if not match:
-        raise ValueError
-    number, unit, spread = match.groups()
-    compute = Compute(float(number) / (1000 if unit == "ms" else 1), float(spread or 0))
-    if not compute.seconds > 0:
-        raise ValueError
-    return compute
-
-
-def _keyword_value(text: str) -> Any:
-    """A number or truth value where `text` is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            pass
-    value = yaml.safe_load(text)
-    return value if isinstance(value, bool) else text
-
-
-def _keywords(value: Any) -> Dict[str, Any]:
-    if isinstance(value, dict):
-        return {str(key): _keyword_value(v) if isinstance(v, str) else v for key, v in value.items()}
-    pairs = [part.partition("=") for part in _split(value)]
-    if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
-        raise ValueError
-    return {key.strip(): _keyword_value(text.strip()) for key, _, text in pairs}
 
 
 def integer(at_least: int) -> Kind:
@@ -153,7 +105,7 @@ def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float =
               if math.isfinite(bound)]
 
     def convert(value: Any) -> float:
-        number = float(_text(value))
+        number = float(as_text(value) if isinstance(value, (str, bool)) else value)
         if not (math.isfinite(number) and at_least <= number <= at_most and above < number < below):
             raise ValueError
         return number
@@ -163,7 +115,7 @@ def real(at_least: float = -math.inf, above: float = -math.inf, at_most: float =
 def integers(at_least: int, length: Optional[int] = None, expected: str = "whole numbers separated by commas") -> Kind:
     """Several whole numbers, each `at_least` or more."""
     def convert(value: Any) -> Tuple[int, ...]:
-        numbers = tuple(_whole(part) for part in _split(value))
+        numbers = tuple(_whole(part) for part in items(value))
         if any(number < at_least for number in numbers) or (length is not None and len(numbers) != length):
             raise ValueError
         return numbers
@@ -173,7 +125,7 @@ def integers(at_least: int, length: Optional[int] = None, expected: str = "whole
 def several(kind: Kind) -> Kind:
     """Values of another kind, separated by commas."""
     def convert(value: Any) -> Tuple[Any, ...]:
-        return tuple(kind.convert(part.strip() if isinstance(part, str) else part) for part in _split(value))
+        return tuple(kind.convert(part.strip() if isinstance(part, str) else part) for part in items(value))
     return Kind(f"{kind.metavar},...", f"{kind.expected}, separated by commas", convert)
 
 
@@ -182,7 +134,7 @@ def name(what: str, names: Tuple[str, ...]) -> Kind:
     few = len(names) <= 30
 
     def convert(value: Any) -> str:
-        if _text(value) in names:
+        if as_text(value) in names:
             return str(value)
         near = difflib.get_close_matches(str(value), names, n=3)
         raise unknown(what, value, names) if few or not near else ConfigError(
@@ -190,21 +142,23 @@ def name(what: str, names: Tuple[str, ...]) -> Kind:
     return Kind("NAME" if len(names) > 6 else "{" + ",".join(names) + "}", f"the name of a {what}", convert)
 
 
-TEXT = Kind("TEXT", "text", _text)
-PATH = Kind("PATH", "a path", _text)
+TEXT = Kind("TEXT", "text", as_text)
+PATH = Kind("PATH", "a path", as_text)
 FLAG = Kind("", "true or false", _flag)
 SPAN = Kind("SPAN", "iterations (200) or epochs (2epochs)", _span)
-COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
-KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
-SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")
 
 
-def option(group: str, default: Any, kind: Kind, help: str, *, result: bool = True) -> Any:
+def option(default: Any, kind: Kind, help: str, *, group: str = "Method", otherwise: str = "", result: bool = True,
+           tunes: bool = False, portable: bool = True) -> Any:
     """A field of a configuration.
 
+    `otherwise`: the default in words, where it is None and depends on something else.
     `result`: whether another value gives another result; a run can be resumed only with the same ones.
+    `tunes`: whether a run that diverges is mended with it.
+    `portable`: whether a value that is good for one method is good for another that has this option, too.
     """
-    metadata = {"group": group, "kind": kind, "help": help, "result": result}
+    metadata = {"group": group, "kind": kind, "help": help, "otherwise": otherwise, "result": result, "tunes": tunes,
+                "portable": portable}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -221,3 +175,10 @@ def convert(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
     except (ValueError, TypeError):
         raise ConfigError(f"{where}: expected {kind.expected}, got `{value}`") from None
+
+
+def plain(value: Any) -> Any:
+    """The value of an option as JSON and YAML have it."""
+    if hasattr(value, "plain"):
+        return value.plain()
+    return list(value) if isinstance(value, tuple) else value

@@ -6,26 +6,20 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import List, NamedTuple, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
 
-class Command(NamedTuple):
-    """One command; nothing of it is imported until it is asked for."""
-
-    module: str
-    """Its ``main(argv)`` returns the exit code, or raises ConfigError."""
-    help: str
-
-
+#: The module of each command, and its line of help. The module is imported when the command is asked for; its
+#: ``main(argv)`` returns the exit code, or raises ConfigError.
 COMMANDS = {
-    "train": Command("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
-    "launch": Command("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
-    "report": Command("odsgd.lab.report", "a table of finished runs"),
-    "trace": Command("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
-    "cluster": Command("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
-    "bench": Command("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
+    "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
+    "launch": ("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
+    "report": ("odsgd.lab.report", "a table of finished runs"),
+    "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
+    "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
+    "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
 }
 
 USAGE = """usage: odsgd COMMAND [options]
@@ -61,7 +55,7 @@ def _run(command: str, argv: List[str]) -> int:
         if command not in COMMANDS:
             label = "odsgd"
             raise unknown("command", command, COMMANDS)
-        return int(importlib.import_module(COMMANDS[command].module).main(argv))
+        return int(importlib.import_module(COMMANDS[command][0]).main(argv))
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -70,5 +64,5 @@ def _run(command: str, argv: List[str]) -> int:
 
 
 def _usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<8}{command.help}" for name, command in COMMANDS.items()))
+    return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
 

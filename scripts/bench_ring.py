@@ -4,9 +4,9 @@
     scripts/bench_ring.py [-n RANKS] [--rate 1gbit] [--floats N …] [--bucket-nbytes N] [--repeat N] [--json FILE]
 
 Without --rate all ranks are on this machine's loopback. With it (as root) each has a host of an emulated cluster, whose
-links carry so much each way (docs/cluster.md). The ways take turns, --repeat times; the time of one allreduce
-is that of its slowest rank. A ring cannot be faster than 2 (p - 1)/p · N/B, with B what TCP carries on the same links,
-measured in the same run. MPI's own Allreduce spins while it waits, which costs where ranks share cores.
+links carry so much each way (docs/how-to/emulated-cluster.md). The ways take turns, --repeat times; the time of one
+allreduce is that of its slowest rank. A ring cannot be faster than 2 (p - 1)/p · N/B, with B what TCP carries on the
+same links, measured in the same run. MPI's own Allreduce spins while it waits, which costs where ranks share cores.
 """
 import argparse
 import json
@@ -36,8 +36,8 @@ WAYS = {**{name: f"our ring, codec {name}" for name in CODECS}, **MPI_WAYS}
 
 def work(options: argparse.Namespace) -> None:
     """One rank: time every way in turn. Rank 0 prints the times of the slowest rank."""
-    from kvstore.transports.mpi import Connection
-    connection = Connection(TIMEOUT_S)
+    from kvstore.transports.mpi import World
+    connection = World(TIMEOUT_S)
     rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
     times: dict = {}
     for size in options.floats:

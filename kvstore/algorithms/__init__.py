@@ -1,27 +1,110 @@
-"""The algorithms, by the names `kvstore.create` knows them by. A new one is a file here and a line below."""
-from typing import Dict, Type
+"""The methods, by the names `kvstore.create` knows them by. A new one is a file here and a line below.
 
-from kvstore.algorithms.asynchronous import ASGD, DCASGDA, DCASGDC, SoftsyncProgram
+A method of your own needs no line: `register_method`, an entry point of the group `odsgd.methods`, or a file named
+on the command line (``--method-file``).
+"""
+import importlib
+import importlib.util
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, Dict, Iterable, Type
+
+from kvstore.algorithms.asgd import ASGD
+from kvstore.algorithms.dcasgd import DCASGDA, DCASGDC
 from kvstore.algorithms.delayed import ODSGD, Delayed
 from kvstore.algorithms.downpour import Downpour
 from kvstore.algorithms.elastic import EAMSGD, EASGD
+from kvstore.algorithms.method import Method
 from kvstore.algorithms.pipelined import DSync, PipeSGD
-from kvstore.algorithms.program import Program
-from kvstore.algorithms.sparse import SASGD
-from kvstore.algorithms.sync import SSGD
+from kvstore.algorithms.sasgd import SASGD
+from kvstore.algorithms.softsync import SoftsyncSGD
+from kvstore.algorithms.sync import SSGD, Local
+from kvstore.errors import ConfigError, unknown
 
-STORES: Dict[str, Type[Program]] = {
-    "ssgd": SSGD,
-    "odsgd": ODSGD,
-    "delayed": Delayed,
-    "asgd": ASGD,
-    "dcasgd_c": DCASGDC,
-    "dcasgd_a": DCASGDA,
-    "softsync": SoftsyncProgram,
-    "downpour": Downpour,
-    "easgd": EASGD,
-    "eamsgd": EAMSGD,
-    "sasgd": SASGD,
-    "dsync": DSync,
-    "pipesgd": PipeSGD,
-}
+METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
+    Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD)}
+
+GROUP = "odsgd.methods"
+"""Entry points of other packages: a name, and where its Method is."""
+
+
+def register_method(method: Type[Method]) -> Type[Method]:
+    """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
+    known = METHODS.setdefault(method.name, method)
+    if where(known) != where(method):
+        raise ConfigError(f"method `{method.name}` is {where(known)} already; give {where(method)} another name")
+    METHODS[method.name] = method
+    return method
+
+
+def find(name: str, what: str = "store", also: Iterable[str] = ()) -> Type[Method]:
+    """The Method of this name; ConfigError with the nearest one, of these and the names in `also`."""
+    if name not in METHODS:
+        _load_entry_points()
+    if name not in METHODS:
+        raise unknown(what, name, [*METHODS, *also])
+    return METHODS[name]
+
+
+def _load_entry_points() -> None:
+    """Register what installed packages offer."""
+    from importlib import metadata
+    found = metadata.entry_points()
+    for point in found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ()):
+        register_method(point.load())
+
+
+def where(method: Type[Method]) -> str:
+    """Where a Method is, as `load` wants it: ``module:Class``, or ``/path/to/file.py:Class``."""
+    source = getattr(sys.modules.get(method.__module__), "__odsgd_file__", None)
+    return f"{source or method.__module__}:{method.__qualname__}"
+
+
+def load(text: str, trusted: bool = True) -> Type[Method]:
+    """Import and register the Method that `text` names: ``file.py``, ``file.py:Class`` or ``module:Class``.
+
+    ConfigError if there is none. It executes the file; where the sender is not trusted, only this package's are taken.
+    """
+    module_name, _, class_name = text.rpartition(":") if ":" in text else (text, "", "")
+    if not trusted and not module_name.startswith("kvstore."):
+        raise ConfigError(f"method {text} is not this package's, and this job has no secret (ODSGD_SECRET) by which a "
+                          "server could trust the request; start it with `odsgd launch`")
+    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)
+             and (kind.__qualname__ == class_name if class_name else kind.__module__ == module.__name__)]
+    if len(kinds) != 1:
+        if module_name == "__main__":
+            raise ConfigError(f"method {class_name} is defined in the script itself, which servers cannot import; move "
+                              "it to a file of its own")
+        found = ", ".join(kind.__qualname__ for kind in kinds) or "none"
+        raise ConfigError(f"`{text}`: expected one subclass of kvstore.algorithms.method.Method, found {found}"
+                          + ("; name one as file.py:Class" if kinds else ""))
+    return register_method(kinds[0])
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import the method's module `{name}`: {error}") from None
+
+
+def _load_file(path: Path) -> Any:
+    """The module in a file; once, whatever it is asked for."""
+    path = path.resolve()
+    name = f"odsgd_method_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"no file `{path}`; a method's file must lie at the same path on every host of the job")
+    module = importlib.util.module_from_spec(spec)
+    module.__odsgd_file__ = str(path)  # type: ignore[attr-defined]
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

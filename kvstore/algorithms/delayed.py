@@ -1,8 +1,8 @@
 """OD-SGD, one-step-delay SGD, and the delayed weight update it grew from.
 
 Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv:2005.06728: Algorithm 2
-(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1). On a ring (`transport`) an
-allreduce takes its place, and every worker applies the global optimizer to a copy of W of its own.
+(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1). On a ring an allreduce takes its
+place, and every worker applies the global optimizer to a copy of W of its own.
 
 A worker does not wait for the exchange it has just started: it takes a local step from the global weights it
 already has and begins the next batch, so exchange t runs beside computation t + 1. For the first `warmup` iterations it
@@ -10,9 +10,20 @@ does wait, as in SSGD. Without a local step (`optimizer_local` none) this is the
 
     paper        code            meaning
     w_t          w_global        global weights after t updates, W_t; they arrive in comm_buf_
-    w_bak        (returned)      the weights this worker computes on next, w_{t+1}^m; comm_bak_
+    w_bak        w_bak           the weights this worker computes on next, w_{t+1}^m; comm_bak_
     g_m          grad            its gradient, taken at w_t^m, mean over its own mini-batch
     wp           warmup          iterations of SSGD before the delay is switched on
+
+How the loop is cut. A pass of `iterate` begins where the gradient is there, and ends where the next one begins:
+
+    l.17  repeat                                   the trainer's loop
+    l.18  broadcast w_bak^{t-1} to the devices     the store scatters what `iterate` returned
+    l.19  compute g_m                              Gluon; the store gathers it      ── a pass begins
+    l.20  push g_m                                 `exchange`, which returns at once
+    l.22  update w_bak^t with g_m                  the local step, from W_t, which the last l.24 asked for
+    l.23  t <- t + 1                               the session counts
+    l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
+    l.25  until forever                                                             ── a pass ends
 
 Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
 in for it.
@@ -22,126 +33,90 @@ Reading: the index of w_bak in l.22 is t where l.18 broadcasts t - 1; Fig. 5 and
 is W_t, which the pull of the previous iteration brought.
 """
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Optional, Tuple
 
-from kvstore.algorithms.program import Options, Program, Worker, check_iterations
+from kvstore.algorithms import optimizers
+from kvstore.algorithms.method import Method, Options, Step, Worker, warmup
 from kvstore.algorithms.sync import SyncUpdate
-from kvstore.buckets import Bucket
-from kvstore.engine._mxnet import NDArray, mx
-from kvstore.engine.updaters import LocalUpdate, create_local, progress, set_progress
-from kvstore.errors import unknown
-from kvstore.wire.interfaces import Pending, Transport
-
-TRANSPORTS = ("server", "ring")
+from kvstore.options import Span, option, real
+from kvstore.wire.interfaces import Array, GlobalWeights
 
 
 class OneStepDelay(Worker):
     """The worker, for one bucket."""
 
-    def __init__(self, bucket: Bucket, transport: Transport, arriving: Pending, warmup: int,
-                 local_update: Optional[LocalUpdate]) -> None:
-        super().__init__(bucket, transport, arriving)
-        self.warmup, self.local_update = warmup, local_update
+    wire: GlobalWeights
+    arrays = {"w_bak": "the weights that the next gradient is taken at"}
+    returned = "w_bak"
 
-    def iterate(self, grad: NDArray) -> NDArray:
+    def start(self, w: Array) -> None:
+        self.w_bak = w.copy() if self.local else None
+
+    def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
-        arrived = self.arriving                                         # l.24  asked for one iteration ago
-        self.arriving = self.transport.exchange(self.bucket, grad)      # l.20  push g_t, bring W_{t+1}; returns at once
-        self.t += 1                                                     # l.23
-        if self.t <= self.warmup:
-            return self.arriving.result()                               # l.4   w_{t+1} = W_{t+1}
+        arrived = self.arriving                                              # l.24  asked for one iteration ago
+        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
+        wp = self.options.warmup.count
+        if step.t <= wp:
+            return self.arriving.result()                                    # l.4   w_{t+1} = W_{t+1}
         w_global = arrived.result()
-        if self.local_update is None:
-            return w_global                                             #       w_{t+1} = W_t
-        return self.local_update(w_global, grad)                        # l.22  w_{t+1} = L(W_t, g_t; w_t), Eq. 4-6
-
-    def memory(self) -> List[NDArray]:
-        return self.local_update.memory() if self.local_update else []
-
-    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
-        super().resume(t, w_local, memory)
-        if self.local_update and t > self.warmup:
-            self.local_update.resume(self.arriving.result(), memory)
+        if self.local is None:
+            return w_global                                                  #       w_{t+1} = W_t
+        if step.t == wp + 1:
+            self.local.start(w_global)                                       # l.12  w_t is W_t where the warm-up ends
+        return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.22  w_{t+1} = L(W_t, g_t; w_t)
 
 
-class Delayed(Program):
+class Delayed(Method):
     """``kvstore.create("delayed")``: L = W_t."""
 
-    rule = SyncUpdate
+    name = "delayed"
+    worker, rule = OneStepDelay, SyncUpdate
+    transports = ("server", "ring")
 
     @dataclass(frozen=True)
     class Options(Options):
         """Options of the delayed weight update."""
 
-        warmup: int = 0
-        """Iterations of SSGD before the delay is switched on."""
-        transport: str = "server"
-        """Who sums and updates: `server`, the parameter servers, or `ring`, the workers among themselves."""
-
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.transport not in TRANSPORTS:
-                raise unknown("transport", self.transport, TRANSPORTS)
-            check_iterations(self, 0, "warmup")
-
-    @staticmethod
-    def on_ring(options: Any) -> bool:
-        return bool(options.transport == "ring")
-
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> OneStepDelay:
-        return OneStepDelay(bucket, transport, arriving, self.options.warmup, None)
+        warmup: Span = warmup(0)
 
 
 class ODSGD(Delayed):
     """``kvstore.create("odsgd")``."""
 
+    name = "odsgd"
+
     @dataclass(frozen=True)
     class Options(Delayed.Options):
-        """Options of OD-SGD. What is None is the trainer's, or the optimizer's own default."""
+        """Options of OD-SGD."""
 
-        warmup: int = 200
-        """Iterations of SSGD before the delay is switched on (wp)."""
-        optimizer_local: str = "sgd"
-        """The local update: none, sgd, dcasgd_c, dcasgd_a, or any MXNet optimizer by name."""
-        lr_local: Optional[float] = None
-        """Learning rate of the local update; None: follow the trainer's. `store.lr_local` changes it while training."""
-        momentum_local: float = 0.0
-        """Momentum of the local update."""
-        wd_local: Optional[float] = None
-        """Weight decay of the local update; None: the trainer's."""
-        lamda: Optional[float] = None
-        """dcasgd_c, dcasgd_a: strength of the compensation; None: 0.04 and 2."""
-        m: Optional[float] = None
-        """dcasgd_a: decay of MeanSquare; None: 0.95."""
-        epsilon: Optional[float] = None
-        """dcasgd_a: added to MeanSquare; None: 1e-7."""
+        warmup: Span = warmup(200)
+        optimizer_local: str = option("sgd", optimizers.LOCAL, "what a worker updates its own weights with: none, sgd, "
+                                      "dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
+                                           otherwise="that of the global optimizer, as scheduled")
+        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
+                                       tunes=True)
+        wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
+                                           otherwise="that of the global optimizer")
+        lamda: Optional[float] = optimizers.own("lamda")
+        m: Optional[float] = optimizers.own("m")
+        epsilon: Optional[float] = optimizers.own("epsilon")
 
-    def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
-        super().__init__(options, optimizer)
-        self.local = create_local(options.optimizer_local, {
-            "momentum": options.momentum_local, "lamda": options.lamda, "m": options.m,
-            "epsilon": options.epsilon, "wd": optimizer.wd if options.wd_local is None else options.wd_local})
-        self._buckets: List[Bucket] = []
+        def check(self) -> None:
+            if self.optimizer_local == "none":
+                self.refuse(("lr_local", "wd_local", *optimizers.COMPENSATION),
+                            "with optimizer_local `none`, which takes no local step")
+            optimizers.fill_in(self, "optimizer_local", self.optimizer_local)
+            optimizers.check_momentum("momentum_local", self.momentum_local, self.optimizer_local)
 
-    @property
-    def optimizers(self) -> List[mx.optimizer.Optimizer]:
-        return [self.optimizer] if self.local is None else [self.optimizer, self.local]
+    @classmethod
+    def steps_locally(cls, options: Any) -> bool:
+        return bool(options.optimizer_local != "none")
 
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> OneStepDelay:
-        if self.local is None:
-            return super().worker(bucket, transport, arriving)
-        self._buckets.append(bucket)
-        self.local.lr_mult[bucket.id], self.local.wd_mult[bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
-        return OneStepDelay(bucket, transport, arriving, self.options.warmup, LocalUpdate(bucket, self.local))
-
-    def begin_iteration(self, lr: float, lr_local: float) -> None:
-        if self.local is not None:
-            self.local.lr = lr_local
-
-    def progress(self) -> Dict[str, Any]:
-        return {} if self.local is None else progress(self.local, self._buckets[0].id)
-
-    def resume(self, saved: Dict[str, Any]) -> None:
-        if self.local is not None:
-            for bucket in self._buckets:
-                set_progress(self.local, bucket.id, saved)
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        if self.options.optimizer_local == "none":
+            return None
+        return self.options.optimizer_local, {
+            "momentum": self.options.momentum_local, "wd": self.options.wd_local,
+            **{name: getattr(self.options, name) for name in optimizers.COMPENSATION}}

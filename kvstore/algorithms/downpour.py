@@ -9,84 +9,78 @@ every n_fetch iterations it goes on from the global weights. With both 1 this is
     parameters          w         the worker's own copy
     accruedgradients    accrued   sum of its gradients since the last push
     n_push, n_fetch     push_every, fetch_every
+    alpha               lr_local  learning rate of the local steps
 
-The server: W <- U(W, sum g) on each push, ASGD's (`asynchronous.AsyncUpdate`).
+How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate` where the gradient is there:
+
+    if step mod n_fetch == 0: fetch parameters            at the end of the pass before
+    get data, compute gradient                            Gluon; the store gathers it    ── a pass begins
+    accruedgradients += gradient                          `iterate`
+    parameters -= alpha gradient                          `iterate`: a step of plain SGD
+    if step mod n_push == 0: push accruedgradients        `iterate`: exchange            ── a pass ends
+
+The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
 Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.
 """
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, Dict, Optional, Tuple
 
-from kvstore.algorithms.asynchronous import ASGD, Asynchronous
-from kvstore.algorithms.program import Options, check_iterations
-from kvstore.buckets import Bucket
-from kvstore.engine._mxnet import NDArray, mx
-from kvstore.wire.interfaces import Pending, Transport
+from kvstore.algorithms.asgd import ASGD, Asynchronous
+from kvstore.algorithms.method import LocalStep, Options, Step
+from kvstore.options import integer, option, real
+from kvstore.wire.interfaces import Array
 
 
 class Accruing(Asynchronous):
     """The worker, for one bucket."""
 
-    def __init__(self, bucket: Bucket, transport: Transport, arriving: Pending, push_every: int, fetch_every: int,
-                 step: mx.optimizer.Optimizer) -> None:
-        super().__init__(bucket, transport, arriving)
-        self.push_every, self.fetch_every, self.step = push_every, fetch_every, step
-        self.w = arriving.result().copy()
-        self.accrued = mx.nd.zeros_like(self.w)
+    local: LocalStep
+    arrays = {"w": "the worker's own weights", "accrued": "gradients since the last push"}
+    returned = "w"
 
-    def iterate(self, grad: NDArray) -> NDArray:
+    def start(self, w: Array) -> None:
+        self.w = w.copy()
+        self.accrued = self.w.zeros_like()
+
+    def iterate(self, grad: Array, step: Step) -> Array:
         """Accrue, take a local step; push and fetch where it is time."""
-        self.t += 1
+        pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
         self.accrued += grad
-        self.step.update_multi_precision(self.bucket.id, self.w, grad, None)
-        if self.t % self.push_every == 0:
-            self.arriving = self.transport.exchange(self.bucket, self.accrued)
+        self.local(self.w, grad, step.lr_local)
+        if pushes:
+            self.arriving = self.wire.exchange(self.bucket, self.accrued, step.lr)
             self.accrued[:] = 0
-        if self.t % self.fetch_every == 0:
-            fetched = self.arriving if self.t % self.push_every == 0 else self.transport.fetch(self.bucket, self.w)
+        if fetches:
+            fetched = self.arriving if pushes else self.wire.fetch(self.bucket, self.w)
             fetched.result().copyto(self.w)
         return self.w
-
-    def memory(self) -> List[NDArray]:
-        return [self.accrued]
-
-    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
-        self.t = t
-        w_local.copyto(self.w)
-        memory[0].copyto(self.accrued)
 
 
 class Downpour(ASGD):
     """``kvstore.create("downpour")``."""
 
+    name = "downpour"
+    worker = Accruing
+
     @dataclass(frozen=True)
     class Options(Options):
         """Options of Downpour SGD."""
 
-        T: int = 1
-        """Iterations between exchanges."""
-        push_every: Optional[int] = None
-        """Iterations between pushes (n_push); None: T."""
-        fetch_every: Optional[int] = None
-        """Iterations between fetches (n_fetch); None: T."""
-        lr_local: Optional[float] = None
-        """Learning rate of the local steps; None: the trainer's."""
+        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise="1")
+        push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
+        fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
+                                           otherwise="that of the global optimizer, as scheduled")
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_iterations(self, 1, "T", "push_every", "fetch_every")
+        def check(self) -> None:
+            if self.push_every is not None and self.fetch_every is not None:
+                self.refuse(["T"], "beside push_every and fetch_every; leave one of them out")
+            elif self.T is None:
+                self._set("T", 1)
 
-    def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
-        super().__init__(options, optimizer)
-        self.step = mx.optimizer.SGD(wd=optimizer.wd)
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.push_every or options.T, options.fetch_every or options.T
 
-    @property
-    def optimizers(self) -> List[mx.optimizer.Optimizer]:
-        return [self.optimizer, self.step]
-
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Accruing:
-        self.step.lr_mult[bucket.id], self.step.wd_mult[bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
-        return Accruing(bucket, transport, arriving, self.options.push_every or self.options.T,
-                        self.options.fetch_every or self.options.T, self.step)
-
-    def begin_iteration(self, lr: float, lr_local: float) -> None:
-        self.step.lr = lr_local
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        return "sgd", {"wd": None}

@@ -13,6 +13,14 @@ other every T local steps.
 
     e = alpha (x - X),    x <- x - e,    X <- X + e
 
+How the loop is cut. A pass of `iterate` begins where the gradient is there:
+
+    if T divides t: e = alpha (x - X), x -= e, X += e     `iterate`, after the step: exchange; the server's `step`
+    compute g(x + delta v)                                Gluon; the store gathers it    ── a pass begins
+    v <- delta v - eta g                                  `iterate`
+    x <- x + v                                            `iterate`
+    t <- t + 1                                            the session counts             ── a pass ends
+
 One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
 x - X' = (1 - alpha)(x - X) the worker finds e = alpha / (1 - alpha) (x - X').
 
@@ -20,121 +28,97 @@ Reading: an exchange follows every Tth local step (the paper's precedes the step
 its first element). Reading: the trainer's learning rate and weight decay are those of the local steps.
 """
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any, Optional, Tuple
 
 import numpy as np
 
-from kvstore.algorithms.asynchronous import ASGD, Asynchronous, AsyncUpdate
-from kvstore.algorithms.program import Options, check_iterations, check_plain_sgd
-from kvstore.buckets import Bucket
-from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError
-from kvstore.wire.interfaces import Pending, Transport
+from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
+from kvstore.algorithms.method import Options, Step
+from kvstore.options import integer, option, real
+from kvstore.wire.interfaces import Array
+
+
+def strength(options: Any, num_workers: int) -> float:
+    """alpha, the same on the worker and on the server."""
+    return float(options.beta / num_workers if options.alpha is None else options.alpha)
 
 
 class Elastic(Asynchronous):
     """The worker, for one bucket. With delta = 0 this is EASGD."""
 
-    def __init__(self, bucket: Bucket, transport: Transport, arriving: Pending, options: Any, alpha: float,
-                 rates: "Rates") -> None:
-        super().__init__(bucket, transport, arriving)
-        self.T, self.alpha, self.delta, self.rates = options.T, alpha, options.delta, rates
-        self.x = arriving.result().copy()
-        self.v = mx.nd.zeros_like(self.x)
-        self.ahead = self.x.copy()  # x + delta v, where the next gradient is taken
+    arrays = {"x": "the worker's own weights", "v": "momentum of its steps", "ahead": "x + delta v"}
+    returned = "ahead"  # where the next gradient is taken
 
-    def iterate(self, grad: NDArray) -> NDArray:
+    def start(self, w: Array) -> None:
+        self.x, self.v, self.ahead = w.copy(), w.zeros_like(), w.copy()
+
+    def iterate(self, grad: Array, step: Step) -> Array:
         """One local step, then, every T of them, the elastic force."""
-        self.t += 1
-        lr, wd = self.rates.lr * self.bucket.first.lr_mult, self.rates.wd * self.bucket.first.wd_mult
-        self.v[:] = self.delta * self.v - lr * (grad + wd * self.ahead)      # v <- delta v - lr g(x + delta v)
-        self.x += self.v
-        if self.t % self.T == 0:
-            self.arriving = self.transport.exchange(self.bucket, self.x)
+        delta, alpha = self.options.delta, strength(self.options, self.num_workers)
+        eta = step.lr * self.bucket.first.lr_mult
+        self.v[:] = delta * self.v - eta * (grad + self.wd * self.ahead)     # v <- delta v - eta g(x + delta v)
+        self.x += self.v                                                     # x <- x + v
+        if step.t % self.options.T == 0:
+            self.arriving = self.wire.exchange(self.bucket, self.x, step.lr)
             centre = self.arriving.result()
-            self.x -= self.alpha / (1 - self.alpha) * (self.x - centre)
-        self.ahead[:] = self.x + self.delta * self.v
+            self.x -= alpha / (1 - alpha) * (self.x - centre)                # x <- x - e
+        self.ahead[:] = self.x + delta * self.v
         return self.ahead
-
-    def memory(self) -> List[NDArray]:
-        return [self.x, self.v]
-
-    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
-        self.t = t
-        for saved, mine in zip([w_local, *memory], [self.ahead, self.x, self.v]):
-            saved.copyto(mine)
-
-
-class Rates:
-    """Learning rate and weight decay of all buckets' local steps."""
-
-    def __init__(self, wd: float) -> None:
-        self.lr, self.wd = 0.0, wd
 
 
 class Centre(AsyncUpdate):
     """The server: X <- X + alpha (x - X)."""
 
-    def __init__(self, *arguments: Any, alpha: float) -> None:
-        super().__init__(*arguments)
-        self.alpha = np.float32(alpha)
-
-    def update(self, grad: NDArray, w: NDArray) -> None:
-        x, centre = engine.memory(grad), engine.memory(w)
-        centre += self.alpha * (x - centre)
+    def step(self, centre: np.ndarray, x: np.ndarray, lr: float) -> None:
+        centre += np.float32(strength(self.options, self.num_workers)) * (x - centre)
         self.version += 1
 
 
 class EASGD(ASGD):
     """``kvstore.create("easgd")``."""
 
-    rule = Centre
+    name = "easgd"
+    worker, rule = Elastic, Centre
+    plain_sgd = "store `eamsgd`, option `delta`"
 
     @dataclass(frozen=True)
     class Options(Options):
         """Options of elastic averaging."""
 
-        T: int = 4
-        """Local steps between exchanges."""
-        alpha: Optional[float] = None
-        """Strength of the force in one exchange; None: beta / number of workers."""
-        beta: float = 0.9
-        """Strength of the force of all workers together."""
+        T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
+        alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force in one exchange",
+                                        tunes=True, otherwise="beta / number of workers")
+        beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force of all workers",
+                                       tunes=True, otherwise="0.9")
 
         delta = 0.0
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_iterations(self, 1, "T")
-            for name in ("alpha", "beta", "delta"):
-                if getattr(self, name) is not None and not 0 <= getattr(self, name) < 1:
-                    raise ConfigError(f"`{name}` is {getattr(self, name)}, expected 0 or more and below 1")
+        def check(self) -> None:
+            if self.alpha is not None:
+                self.refuse(["beta"], "beside alpha; leave one of them out")
+            elif self.beta is None:
+                self._set("beta", 0.9)
 
-    def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
-        super().__init__(options, optimizer)
-        check_plain_sgd(optimizer, "elastic averaging (momentum: store `eamsgd`, option `delta`)")
-        self.rates = Rates(optimizer.wd)
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.T, options.T
 
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Elastic:
-        return Elastic(bucket, transport, arriving, self.options, self._alpha(transport.num_workers), self.rates)
+    @classmethod
+    def in_flight(cls, options: Any, num_workers: int) -> int:
+        return 1  # a worker's own steps
 
-    def _alpha(self, num_workers: int) -> float:
-        return self.options.beta / num_workers if self.options.alpha is None else self.options.alpha
-
-    def rule_options(self, num_workers: int) -> Dict[str, Any]:
-        return {"alpha": self._alpha(num_workers)}
-
-    def begin_iteration(self, lr: float, lr_local: float) -> None:
-        self.rates.lr = lr
+    @classmethod
+    def own_momentum(cls, options: Any) -> Optional[Tuple[str, float]]:
+        return "delta", options.delta
 
 
 class EAMSGD(EASGD):
     """``kvstore.create("eamsgd")``."""
 
+    name = "eamsgd"
+
     @dataclass(frozen=True)
     class Options(EASGD.Options):
         """Options of elastic averaging with Nesterov's momentum."""
 
-        delta: float = 0.9
-        """Momentum of the local steps."""
+        delta: float = option(0.9, real(at_least=0, below=1), "Nesterov's momentum of the local steps", tunes=True)

@@ -12,9 +12,21 @@ no server. For the first `warmup` iterations K is 1.
     g_local[t]     grad        this worker's gradient, taken at w[t]
     g_sum[t]       in_flight   sums of all workers' gradients, under way or waiting: the oldest first
     K              K           iteration dependency
-    gamma          lr          learning rate
+    gamma          lr, rates   learning rate; those of the sums in flight
 
-The communication thread of the paper is the transport; its codec compresses each hop.
+How the two threads are cut. A pass of `iterate` begins where the gradient is there, and holds l.3-5 of the next pass:
+
+    computation     l.2     for t = 1 ... T                          the trainer's loop
+                    l.3     wait until g_sum[t - K] is ready         `iterate` takes it; what reads it waits
+                    l.4     decompress g_sum[t - K]                  the transport
+                    l.5     w[t] <- w[t-1] - gamma g_sum[t - K]      `iterate`: U                   ── a pass ends
+                    l.6-8   load a batch, forward, backward          Gluon; the store gathers it    ── a pass begins
+                    l.9     compress g_local[t]                      the transport
+                    l.10    g_local[t] is there                      `iterate`: allreduce
+    communication   l.1     g_sum[1 - K ... 0] <- 0, ready           none is in flight
+                    l.3     wait until g_local[t] is ready           the transport
+                    l.4     g_sum[t] <- allreduce g_local[t]         the transport: the codec compresses each hop
+                    l.5     g_sum[t] is there                        the transport
 
 Reading: U is the trainer's optimizer, applied to the mean, where the paper has w[t-1] - gamma g_sum[t-K].
 Reading: sums that do not exist (l.1 of the communication thread: zero, ready) change nothing at all, neither momentum
@@ -24,119 +36,77 @@ Reading: the global weights are w; the K - 1 sums that have not been applied yet
 either. Checkpoints keep these sums.
 """
 import collections
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Deque, Dict, List, Tuple
+from typing import Deque, List
 
-from kvstore.algorithms.program import Options, Program, Worker, check_iterations
-from kvstore.buckets import Bucket
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker, warmup
 from kvstore.errors import ConfigError
-from kvstore.wire.codecs import codec as make_codec
-from kvstore.wire.interfaces import Pending, Transport
+from kvstore.options import Span, integer, name, option
+from kvstore.wire.codecs import CODECS
+from kvstore.wire.interfaces import Array, Pending, Replicated, Traffic
 
 
 class Pipelined(Worker):
     """The worker, for one bucket."""
 
-    def __init__(self, bucket: Bucket, transport: Transport, arriving: Pending, K: int, warmup: int,
-                 rates: "Rates") -> None:
-        super().__init__(bucket, transport, arriving)
-        self.K, self.warmup, self.rates = K, warmup, rates
-        self.w = arriving.result()                                                  # l.1
-        self.update = transport.replica(bucket)
-        self.in_flight: Deque[Tuple[Pending, float]] = collections.deque()
+    wire: Replicated
+    update: LocalStep
+    arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
+    facts = ("rates",)
+    returned = "w"
 
-    def iterate(self, grad: NDArray) -> NDArray:
+    def start(self, w: Array) -> None:
+        self.w = w                                                           # l.1
+        self.in_flight: Deque[Pending] = collections.deque()
+        self.rates: List[float] = []  # of the sums in flight
+
+    def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 1 from l.8 to the next l.5; returns the weights of the next iteration."""
-        self.arriving = self.transport.allreduce(self.bucket, grad)                 # l.9-10, communication l.3-5
-        self.in_flight.append((self.arriving, self.rates.lr))
-        self.t += 1
-        if len(self.in_flight) > (self.K - 1 if self.t > self.warmup else 0):
-            g_sum, lr = self.in_flight.popleft()                                    # l.3
-            self.update(self.w, g_sum.result(), lr, out=self.w)                     # l.4-5
+        self.arriving = self.wire.allreduce(self.bucket, grad, step.lr)             # l.9-10, communication l.3-5
+        self.in_flight.append(self.arriving)
+        self.rates.append(step.lr)
+        K = self.options.K if step.t > self.options.warmup.count else 1
+        if len(self.in_flight) >= K:
+            g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                 # l.3
+            self.update(self.w, g_sum.result(), lr, share=1.0 / self.num_workers)   # l.4-5
         return self.w
 
-    def global_weights(self) -> NDArray:
+    def global_weights(self, step: Step) -> Array:
         return self.w
 
-    def memory(self) -> List[NDArray]:
-        return [g_sum.result() for g_sum, _ in self.in_flight]
-
-    def resume(self, t: int, w_local: NDArray, memory: List[NDArray]) -> None:
-        super().resume(t, w_local, memory)
-        if len(memory) >= self.K:
-            raise ConfigError(f"the saved state has {len(memory)} sums in flight, which `K` = {self.K} has no place "
-                              f"for; go on with K = {len(memory) + 1}")
-        w_local.copyto(self.w)
-        self.in_flight.extend(zip(map(Pending, memory), self.rates.latest(len(memory))))
+    def resumed(self) -> None:
+        if len(self.in_flight) >= self.options.K:
+            raise ConfigError(f"the saved state has {len(self.in_flight)} sums in flight, which `K` = {self.options.K} "
+                              f"has no place for; go on with K = {len(self.in_flight) + 1}")
 
 
-class Rates:
-    """Learning rates of the last K iterations; all buckets have the same."""
-
-    def __init__(self, K: int) -> None:
-        self.of_iterations: Deque[float] = collections.deque(maxlen=K)
-
-    @property
-    def lr(self) -> float:
-        return self.of_iterations[-1]
-
-    def latest(self, number: int) -> List[float]:
-        """Those of the last iterations, the oldest first."""
-        rates = list(self.of_iterations)
-        return rates[len(rates) - number:]
-
-
-class PipeSGD(Program):
+class PipeSGD(Method):
     """``kvstore.create("pipesgd")``."""
 
+    name = "pipesgd"
+    worker = Pipelined
+    transports = ("ring",)
     resumes_from_optimizer = False
 
     @dataclass(frozen=True)
     class Options(Options):
         """Options of Pipe-SGD."""
 
-        K: int = 2
-        """Iterations between a gradient and its update: K - 1 sums are under way while a gradient is computed."""
-        codec: str = "none"
-        """What travels: `none` (floats), `truncate` (their upper 16 bits) or `quantize` (8 bits, a scale per block)."""
-        warmup: int = 0
-        """Iterations of D-Sync before the pipeline is switched on."""
+        K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
+        codec: str = option("none", name("codec", tuple(CODECS)), "how gradients travel: none (as they are), truncate "
+                            "(the upper 16 bits of each float), quantize (8 bits each and a scale per block)",
+                            tunes=True)
+        warmup: Span = warmup(0)
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            check_iterations(self, 1, "K")
-            check_iterations(self, 0, "warmup")
-            make_codec(self.codec)
-
-    def __init__(self, options: Any, optimizer: mx.optimizer.Optimizer) -> None:
-        super().__init__(options, optimizer)
-        self.rates = Rates(options.K)
-
-    @staticmethod
-    def on_ring(options: Any) -> bool:
-        return True
-
-    @property
-    def depth(self) -> int:
-        return max(2, self.options.K)
-
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Pipelined:
-        return Pipelined(bucket, transport, arriving, self.options.K, self.options.warmup, self.rates)
-
-    def begin_iteration(self, lr: float, lr_local: float) -> None:
-        self.rates.of_iterations.append(lr)
-
-    def progress(self) -> Dict[str, Any]:
-        return {"lr": list(self.rates.of_iterations)}
-
-    def resume(self, saved: Dict[str, Any]) -> None:
-        self.rates.of_iterations.extend(saved["lr"])
+    def traffic(self, whole: bool) -> Traffic:
+        return dataclasses.replace(super().traffic(whole), depth=max(2, self.options.K), codec=self.options.codec)
 
 
 class DSync(PipeSGD):
     """``kvstore.create("dsync")``: K = 1."""
 
+    name = "dsync"
     resumes_from_optimizer = waits = True
 
     @dataclass(frozen=True)
@@ -145,4 +115,4 @@ class DSync(PipeSGD):
 
         K = 1
         codec = "none"
-        warmup = 0
+        warmup = Span(0)

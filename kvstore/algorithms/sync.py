@@ -7,27 +7,37 @@ Each iteration, every worker pushes its gradient and waits for the weights that 
     paper      code       meaning
     w_t        w          global weights after t updates, W_t
     g_m        grad       worker m's gradient, mean over its own mini-batch
-    gradient   payload    sum over the M workers
+    gradient   total      sum over the M workers
+
+How the loop is cut. A pass of the worker begins where its gradient is there:
+
+    worker   push g_t, pull W_{t+1}                iterate; the transport sends, and brings the answer
+             w_{t+1} = W_{t+1}                     iterate returns it; who reads it waits
+    server   l.3   receive g_m                     MXNet's server loop
+             l.4   gradient += g_m, count += 1     MXNet's server loop
+             l.5   if count == M                   MXNet's server loop, which then calls receive
+             l.6   W_{t+1} = U(W_t, G_t)           receive
+             l.7-8 version, answer                 receive; the transport sends
 
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
-from kvstore.algorithms.program import Program, Rule, Worker
-from kvstore.buckets import Bucket
-from kvstore.engine._mxnet import NDArray
-from kvstore.engine.updaters import apply_at_once
+import numpy as np
+
+from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
-from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.interfaces import Array, GlobalWeights
 from kvstore.wire.messages import SYNC_MODULUS, Header
 
 
 class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
-    def iterate(self, grad: NDArray) -> NDArray:
+    wire: GlobalWeights
+
+    def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""
-        self.arriving = self.transport.exchange(self.bucket, grad)
-        self.t += 1
+        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)
         return self.arriving.result()
 
 
@@ -41,10 +51,9 @@ class SyncUpdate(Rule):
       2. the M gradients of a round are of M different workers, all at the server's own version.
     """
 
-    def receive(self, header: Header, payload: NDArray, w: NDArray) -> None:
+    def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self._check(header)
-        self.optimizer.lr, self.optimizer.rescale_grad = header.lr, 1.0 / self.num_workers
-        apply_at_once(self.optimizer, self.index, w, payload, self.state, self.shape)    # l.6
+        self.update(w, total, header.lr, share=1.0 / self.num_workers)                   # l.6
         self.version += 1                                                                # l.7
 
     def _check(self, header: Header) -> None:
@@ -56,11 +65,16 @@ class SyncUpdate(Rule):
                 f"{self.version}); a worker pushed twice, or left and came back")
 
 
-class SSGD(Program):
+class SSGD(Method):
     """``kvstore.create("ssgd")``."""
 
-    rule = SyncUpdate
+    name = "ssgd"
+    worker, rule = Synchronous, SyncUpdate
     waits = True
 
-    def worker(self, bucket: Bucket, transport: Transport, arriving: Pending) -> Synchronous:
-        return Synchronous(bucket, transport, arriving)
+
+class Local(SSGD):
+    """``kvstore.create("local")``: SSGD of one worker, in this process alone."""
+
+    name = "local"
+    transports = ("process",)

@@ -5,14 +5,13 @@ One call of an MXNet operator per bucket and device, whatever the number of para
 slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its own, which a plain memory copy would
 scramble.
 """
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from kvstore.buckets import WIRE_DTYPE, Bucket, Segment
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.tracing import recorder as trace
 
 
 def wire_context(devices: Sequence[mx.Context]) -> mx.Context:
@@ -33,30 +32,61 @@ def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], Non
     return one_by_one
 
 
-class Lanes:
-    """The devices' side of one bucket.
+class Keyed:
+    """One key as the caller knows it: its arrays, one per device."""
 
-    `grads` and `weights` are the bucket's parts of the caller's arrays, one list per device; `forget` when there are
-    others. A device that is not the flat arrays' own CPU context gets a flat array of its own, so that one transfer
-    crosses between them.
+    def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
+        self.parameter, self.weights = parameter, weights
+        self.grads: List[NDArray] = []
+
+
+class Lane:
+    """The way of one bucket between the caller's arrays and the flat ones.
+
+    A device that is not the flat arrays' own CPU context gets a flat array of its own, so that one transfer crosses
+    between them. `forget` when the caller's arrays are others than in the last iteration.
     """
 
-    def __init__(self, bucket: Bucket, devices: Sequence[mx.Context]) -> None:
-        self.bucket, self.devices = bucket, list(devices)
+    def __init__(self, bucket: Bucket, keyed: Sequence[Keyed]) -> None:
+        self.bucket, self.keyed = bucket, keyed
+        self.devices = [array.context for array in keyed[0].weights]
         self._make = _copy if bucket.first.dtype == WIRE_DTYPE else _convert
-        self.context = wire_context(devices)
-        self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in devices if device != self.context}
-        self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for device in self.devices[1:]]
+        self.context = wire_context(self.devices)
+        self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in self.devices
+                           if device != self.context}
+        self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for _ in self.devices[1:]]
         self.grad = mx.nd.zeros(bucket.size, ctx=self.context)
+        self.forget()
+
+    def forget(self) -> None:
+        """The caller's arrays are others from now on."""
+        self._weights: Optional[List[List[NDArray]]] = None
+        self._grads: Optional[List[List[NDArray]]] = None
         self._gathering: Dict[int, Callable[[], None]] = {}               # by device
         self._scattering: Dict[Tuple[int, int], Callable[[], None]] = {}  # by device and flat array
         self._flats: List[NDArray] = []  # keeps those arrays alive, so that an id means one array
 
-    def forget(self) -> None:
-        """The caller's arrays are others from now on."""
-        self._gathering.clear()
-        self._scattering.clear()
-        self._flats.clear()
+    def keys(self) -> Set[Any]:
+        return {one.parameter.key for one in self.keyed}
+
+    def weights(self) -> NDArray:
+        """A flat array of what the first device's parameters hold now."""
+        parts = self._views([one.weights for one in self.keyed])[0]
+        flat = mx.nd.zeros(self.bucket.size, ctx=parts[0].context)
+        self._make(parts, self._parts(flat))()
+        return flat.as_in_context(self.context)
+
+    def take(self, scale: float) -> NDArray:
+        """The gradients that were handed in."""
+        if self._grads is None:
+            self._grads = self._views([one.grads for one in self.keyed])
+        return self.gather(self._grads, scale)
+
+    def show(self, flat: NDArray) -> None:
+        """Let the parameters hold `flat`."""
+        if self._weights is None:
+            self._weights = self._views([one.weights for one in self.keyed])
+        self.scatter(flat, self._weights)
 
     def gather(self, grads: List[List[NDArray]], scale: float) -> NDArray:
         """The sum over devices, times `scale`, in `self.grad`."""
@@ -69,8 +99,6 @@ class Lanes:
                 flat.copyto(target)
         if self._staged or scale != 1:
             self._sum_up(scale)
-        if trace.on is not None:
-            trace.on.span("gather", self.bucket, reads=sum(grads, []), writes=[self.grad])
         return self.grad
 
     def _sum_up(self, scale: float) -> None:
@@ -84,12 +112,6 @@ class Lanes:
 
         engine.push(add, self._staged, [self.grad])
 
-    def flat(self, parts: List[NDArray]) -> NDArray:
-        """A flat array of what one device's `parts` hold now."""
-        flat = mx.nd.zeros(self.bucket.size, ctx=parts[0].context)
-        self._make(parts, self._parts(flat))()
-        return flat.as_in_context(self.context)
-
     def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
         """Copy `flat` into every device's weights."""
         for number, device in enumerate(self.devices):
@@ -100,14 +122,12 @@ class Lanes:
                 self._flats.append(source)
                 self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
             self._scattering[number, id(source)]()
-        if trace.on is not None:
-            trace.on.span("scatter", self.bucket, reads=[flat], writes=sum(weights, []))
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`."""
         return [flat[segment.offset:segment.end] for segment in self.bucket.segments]
 
-
-def part(array: NDArray, segment: Segment) -> NDArray:
-    """A segment of a parameter's array, as a flat view of it."""
-    return array.reshape(-1)[segment.start:segment.stop]
+    def _views(self, arrays: Sequence[List[NDArray]]) -> List[List[NDArray]]:
+        """Per device, the bucket's part of each array, as flat views."""
+        return [[one[device].reshape(-1)[segment.start:segment.stop]
+                 for one, segment in zip(arrays, self.bucket.segments)] for device in range(len(self.devices))]

@@ -9,26 +9,20 @@ there, and answers.
 """
 import ctypes
 import os
-import struct
 import sys
 import threading
-import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
-
-import numpy as np
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE
 from kvstore.job import control
 from kvstore.server.shard import Shard
 from kvstore.server.sums import Sum
-from kvstore.tracing import recorder as trace
-from kvstore.wire.messages import HEADER
+from kvstore.tracing import recorder, wraps
+from kvstore.wire.messages import pack_letter
 
-MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
 ANSWER_S = 0.2
-SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
 
 
 def _fatal(function: Callable[..., None]) -> Callable[..., None]:
@@ -89,16 +83,20 @@ class Server:
                mailboxes: List[int], trace_folder: Optional[str]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
-        self._shard = Shard(rank, num_workers)
+        self._shard = Shard(rank, num_workers, control.trusted())
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._everyone = set(range(num_workers))
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
         self._timeout_s = 1.5 * timeout_s + 5  # workers, who know what they wait for, speak first
+        self._update_bucket, self._add_up = self._shard.update, self._sum
         if control.trusted():  # else anyone could say where to write
-            trace.folder = trace_folder
-        trace.begin("server", rank)
+            recorder.folder = trace_folder
+        on = recorder.begin("server", rank)
+        if on is not None:
+            self._update_bucket = wraps.server_update(on, self._update_bucket, synchronous)
+            self._add_up = wraps.server_sum(on, self._add_up)
         control.report("joined")
 
     def _leave(self, sender: int) -> None:
@@ -109,31 +107,24 @@ class Server:
 
     @staticmethod
     def _end() -> None:
-        if trace.on is not None:
-            trace.on.close()
+        recorder.end()
         control.report("done")
         os._exit(0)
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         self._heard()
         if key in self._sums:
-            if trace.on is not None:
-                trace.on.flush()  # the workers may be about to read it
-            if self._synchronous:
-                pushed.copyto(stored)  # MXNet has added up
-            else:
-                self._sums[key].receive(pushed, stored)
+            self._add_up(key, pushed, stored)
         elif key == self._mailbox_key:
             self._mailbox = stored
         else:
-            began_s = time.monotonic()
-            if trace.on is not None:
-                pushed.wait_to_read()
-            merged_s = time.monotonic()
-            assert self._shard is not None
-            self._shard.update(key, pushed, stored)
-            if trace.on is not None:
-                trace.on.served(key, pushed.size - HEADER, self._synchronous, began_s, merged_s)
+            self._update_bucket(key, pushed, stored)
+
+    def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if self._synchronous:
+            pushed.copyto(stored)  # MXNet has added up
+        else:
+            self._sums[key].receive(pushed, stored)
 
     def _answer(self, sender: int, name: str, chunk: int) -> None:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
@@ -142,24 +133,6 @@ class Server:
             self._outgoing[sender] = getattr(self._shard, name)()
         self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
         self._mailbox.wait_to_read()
-
-
-# A letter is a mailbox full of raw bits: who asked, which piece, how long the whole is, and the piece.
-_ENVELOPE = struct.Struct("<iiq")
-_PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
-
-
-def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
-    """The letter that carries piece number `chunk` of `data`."""
-    piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
-    letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
-    return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
-
-
-def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
-    """Who asked, which piece, how long the whole is, and the piece (padded)."""
-    raw = letter.tobytes()
-    return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])
 
 
 def main() -> int:

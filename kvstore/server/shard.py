@@ -1,7 +1,7 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
 `server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
-in number. Commands come from workers, through `control.Verifier` where there is a network.
+in number. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
 import io
@@ -10,18 +10,17 @@ from typing import Any, Callable, Dict
 
 import numpy as np
 
-from kvstore.algorithms import STORES
-from kvstore.algorithms.program import Rule
-from kvstore.engine import engine
+from kvstore import algorithms, keeping
+from kvstore.algorithms.method import Rule
+from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.engine.updaters import build, elementwise
+from kvstore.engine.updates import AtOnce
 from kvstore.errors import ProtocolError
-from kvstore.job import control
-from kvstore.wire.interfaces import by_bucket
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
+from kvstore.wire.saved import array_text, by_bucket, npz, text_array, un_npz
 
 
-class _Entry:
+class Entry:
     """One bucket of this server.
 
     size    : how many of its floats are weights
@@ -29,31 +28,53 @@ class _Entry:
     marks   : how many workers' marks a push carries
     """
 
-    def __init__(self, size: int, rule: Rule, modulus: int, marks: int) -> None:
-        self.size, self.rule, self.modulus, self.marks = size, rule, modulus, marks
+    def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int) -> None:
+        self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self._started = False
 
     def start(self, stored: NDArray) -> None:
-        """Before the first push: the rule's memory may begin as a copy of the weights."""
+        """Before the first push: what a rule keeps may begin as a copy of the weights."""
         if not self._started:
             self._started = True
-            self.rule.start(stored[:self.size])
+            self.update.start(stored[:self.size])
+            self.rule.start(engine.memory(stored[:self.size]))
+
+    def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
+        """One push, or the sum of all workers'."""
+        self.start(stored)
+        w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
+        self.rule.receive(header, grad, w)
+
+    def saved(self) -> Dict[str, np.ndarray]:
+        """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON."""
+        arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
+                  **{f"rule/{name}": array for name, array in keeping.arrays_of(self.rule).items()}}
+        meta = {"optimizer": self.update.facts(), "rule": keeping.facts_of(self.rule)}
+        return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
+
+    def put_back(self, parts: Dict[str, np.ndarray]) -> None:
+        """The inverse of `saved`."""
+        self.start(mx.nd.zeros(self.size))
+        meta = array_text(parts["meta"])
+        self.update.put_back(_below(parts, "optimizer/"), meta["optimizer"])
+        keeping.put_back(self.rule, _below(parts, "rule/"), meta["rule"])
 
 
 class Shard:
     """The buckets of one server.
+
+    `trusted`: whether commands may name optimizers and methods that are not MXNet's or this package's.
 
     Invariants
       1. a bucket's rule is made once, by `open`, before the first push to it.
       2. the last floats of a bucket's stored array are its header; the rule never sees them.
     """
 
-    def __init__(self, server_rank: int, num_workers: int) -> None:
-        self.server_rank, self.num_workers = server_rank, num_workers
-        self._entries: Dict[int, _Entry] = {}
+    def __init__(self, server_rank: int, num_workers: int, trusted: bool) -> None:
+        self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
+        self._entries: Dict[int, Entry] = {}
         self._incoming = io.BytesIO()  # a saved state on its way in
-        self._commands: Dict[str, Callable[..., None]] = {
-            "open": self._open, "import": self._import}
+        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "import": self._import}
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
         """Carry out a worker's command."""
@@ -72,37 +93,34 @@ class Shard:
         pushed.wait_to_read()
         version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
         if mark != FETCH:
-            entry.start(stored)
-            header = Header(int(version), lr_high + lr_low, int(mark) - entry.marks)
-            entry.rule.receive(header, pushed[:entry.size], stored[:entry.size])
+            entry.receive(Header(int(version), lr_high + lr_low, int(mark) - entry.marks), pushed, stored)
         # The update writes the weights before it; whoever sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def _open(self, store: str, optimizer: Dict[str, Any], rule_options: Dict[str, Any],
+    def _open(self, method: str, options: Dict[str, Any], optimizer: Dict[str, Any],
               buckets: Dict[str, Dict[str, Any]]) -> None:
         """A store begins: one optimizer for all its buckets that live here."""
         mine = {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
         taken = sorted(set(mine) & set(self._entries))
         if taken:
-            raise ProtocolError(f"store {store} opens bucket {taken[0]}, which another store has")
-        applied = build(optimizer, control.trusted())
+            raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
+        applied = optimizers.build(optimizer, self._trusted)
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
-        program = STORES[store]
+        kind = algorithms.load(method, self._trusted)
+        made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
-            shape = None if elementwise(applied) else entry["shape"]
-            rule = program.rule(key, shape, self.num_workers, applied, **rule_options)
-            self._entries[key] = (_Entry(entry["size"], rule, SYNC_MODULUS, self.num_workers) if program.synchronous
-                                  else _Entry(entry["size"], rule, ASYNC_MODULUS, 1))
+            update = AtOnce(applied, key, entry["shape"])
+            rule = made.rule(key, made.options, self.num_workers, update)
+            self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
+                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers)
 
     def export(self) -> bytes:
-        """The optimizer state of every bucket here, as an .npz file: `<bucket>/<i>` arrays, `<bucket>/meta` JSON."""
-        arrays: Dict[str, np.ndarray] = {}
-        for key, entry in self._entries.items():
-            arrays.update({f"{key}/{part}": array for part, array in saved(entry.rule).items()})
-        return npz(arrays)
+        """What a checkpoint keeps of every bucket here, as an .npz file: ``<bucket>/<part>``."""
+        return npz({f"{key}/{part}": array for key, entry in self._entries.items()
+                    for part, array in entry.saved().items()})
 
     def statistics(self) -> bytes:
         """What every bucket's rule has counted, as JSON."""
@@ -120,42 +138,8 @@ class Shard:
     def restore(self, arrays: Dict[str, np.ndarray]) -> None:
         """Put back what `export` gave, in its arrays and names."""
         for key, parts in by_bucket(arrays).items():
-            self._entries[key].start(mx.nd.zeros(self._entries[key].size))
-            put_back(self._entries[key].rule, parts)
+            self._entries[key].put_back(parts)
 
 
-def saved(rule: Rule) -> Dict[str, np.ndarray]:
-    """What a checkpoint keeps of one bucket: arrays `0`, `1` …, and `meta`, which is JSON."""
-    arrays = {str(i): (array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
-              for i, array in enumerate(rule.memory())}
-    return {**arrays, "meta": text_array(rule.progress())}
-
-
-def put_back(rule: Rule, parts: Dict[str, np.ndarray]) -> None:
-    """The inverse of `saved`, on a rule that has started."""
-    rule.resume(array_text(parts["meta"]))
-    for part, mine in enumerate(rule.memory()):
-        mine[:] = parts[str(part)].reshape(mine.shape)
-
-
-def npz(arrays: Dict[str, np.ndarray]) -> bytes:
-    """`arrays` as the bytes of an .npz file."""
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
-def un_npz(data: bytes) -> Dict[str, np.ndarray]:
-    """The inverse of `npz`; never unpickles."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
-
-
-def text_array(value: Any) -> np.ndarray:
-    """JSON as an array of bytes."""
-    return np.frombuffer(json.dumps(value).encode(), np.uint8)
-
-
-def array_text(array: np.ndarray) -> Any:
-    """The inverse of `text_array`."""
-    return json.loads(array.tobytes().decode())
+def _below(parts: Dict[str, np.ndarray], prefix: str) -> Dict[str, np.ndarray]:
+    return {name[len(prefix):]: array for name, array in parts.items() if name.startswith(prefix)}

@@ -1,24 +1,17 @@
 """Sums over the workers of an asynchronous job, for things outside the training loop (`Transport.total`).
 
 In a synchronous job MXNet adds up and answers when all have pushed. Here every push is answered at once, so a worker
-that has pushed its part asks again until the sum is complete:
-
-    push    [ part … | round | 0 | 0 | rank ]      FETCH for the rank: only asks
-    answer  [ sum …  | round of the sum if it is complete, else NOT_YET | … ]
+that has pushed its part asks again until the sum is complete (`messages.sum_message`).
 
 Complete means: of every worker that the launcher has not given up (`control.lost_workers`). Each key counts its
 rounds; two keys are used in turn, since a sum may still be read while the next one begins.
 """
 from typing import Set
 
-import numpy as np
-
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray
 from kvstore.job import control
-from kvstore.wire.messages import FETCH, HEADER
-
-NOT_YET = -1
+from kvstore.wire.messages import FETCH, HEADER, NOT_YET
 
 
 class Sum:
@@ -41,11 +34,3 @@ class Sum:
             self._added.add(worker_rank)
         complete = self._added >= self._everyone or self._added >= self._everyone - control.lost_workers()
         total[-HEADER] = self._round if complete else NOT_YET
-
-
-def message(part: np.ndarray, size: int, round_id: int, worker_rank: int) -> np.ndarray:
-    """A push of at most `size` floats."""
-    pushed = np.zeros(size + HEADER, np.float32)
-    pushed[:part.size] = part
-    pushed[-HEADER], pushed[-1] = round_id, worker_rank
-    return pushed

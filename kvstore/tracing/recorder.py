@@ -1,9 +1,9 @@
-"""What this process does when, for a timeline: a hook, and the file that it fills.
+"""What this process does when, for a timeline: the file, and how it is filled.
 
-`on` is None, and then to look at it is all that tracing costs; or the `Recorder` of this process:
+`on` is None, or the `Recorder` of this process. Nothing on the way of the data looks at it: where it is on, calls are
+wrapped from outside (`wraps`), with a bar added after the operation has been queued:
 
-    if trace.on is not None:
-        trace.on.span("gather", bucket, reads=grads, writes=[flat])     after the operation has been queued
+    recorder.span("gather", bucket, reads=grads, writes=[flat])
 
 Times are the engine's, not those at which Python queues. An operation's bar begins when all that it reads has been
 written and, in its lane, the bar before has ended; it ends when what it writes has been written. Probes see to that:
@@ -49,11 +49,18 @@ def row(lane: str, args: Dict[str, Any]) -> Tuple[int, str]:
     return (number, lane) if lane != "exchange" else (number + args["bucket"], f"exchange {args['bucket']}")
 
 
-def begin(role: str, rank: int) -> None:
-    """Record from here on, if a folder is named. Once per process."""
+def begin(role: str, rank: int) -> Optional["Recorder"]:
+    """Record from here on, if a folder is named. Once per process. Returns `on`."""
     global on
     if folder is not None and on is None:
         on = Recorder(Path(folder) / f"{role}-{rank}.json", role, rank)
+    return on
+
+
+def end() -> None:
+    """Nothing more will be added."""
+    if on is not None:
+        on.close()
 
 
 @atexit.register  # early, so that it comes late: who leaves a job has done so by then
@@ -104,7 +111,7 @@ class Recorder:
         """
         args = {"bucket": bucket.id, "bytes": bucket.size * WIRE_DTYPE.itemsize}
         if numbered:
-            args["round"] = self._round(lane, bucket.id)
+            args["round"] = self.round(lane, bucket.id)
         known = [self._written[id(array)] for array in reads if id(array) in self._written]
         unknown = [array for array in reads if id(array) not in self._written]
         began = [*known, self.moment(unknown)] if unknown else known
@@ -118,14 +125,6 @@ class Recorder:
             self.add(lane, lane, max(moment.s for moment in began), ended.s, **args)
         engine.push(add, writes, [])
 
-    def served(self, bucket_id: int, size: int, numbered: bool, began_s: float, merged_s: float) -> None:
-        """A server has just updated a bucket; it waited for the sum of the pushes until `merged_s`."""
-        args = {"bucket": bucket_id, "bytes": size * WIRE_DTYPE.itemsize}
-        if numbered:
-            args["round"] = self._round("update", bucket_id)
-        self.add("merge", "merge", began_s, merged_s, **args)
-        self.add("update", "update", merged_s, time.monotonic(), **args)
-
     def moment(self, arrays: Sequence[NDArray]) -> Moment:
         """When these arrays have been written."""
         moment = Moment()
@@ -135,12 +134,12 @@ class Recorder:
         engine.push(look, arrays, [])
         return moment
 
-    def compute(self, weights: Sequence[NDArray]) -> "Compute":
+    def compute(self, weights: Sequence[NDArray]) -> "Passes":
         """An iteration begins, which reads `weights` first."""
         self.iterations += 1
-        return Compute(self, self.iterations - 1, weights)
+        return Passes(self, self.iterations - 1, weights)
 
-    def _round(self, lane: str, bucket_id: int) -> int:
+    def round(self, lane: str, bucket_id: int) -> int:
         """Counts the operations of a lane on a bucket, from 0."""
         number = self._rounds.get((lane, bucket_id), 0)
         self._rounds[lane, bucket_id] = number + 1
@@ -195,7 +194,7 @@ class Recorder:
                 self._file.close()
 
 
-class Compute:
+class Passes:
     """One iteration's forward and backward pass, as far as arrays show them."""
 
     def __init__(self, recorder: Recorder, number: int, weights: Sequence[NDArray]) -> None:

@@ -6,8 +6,8 @@ algorithm files run on it unchanged.
 Only one thread runs at a time, and it hands over only where it has to wait: MXNet's front end is not made for
 several threads, and a run is repeatable. The scripted order is that of exchanges:
 
-    cluster = Cluster(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
-    cluster.run(lambda transport: train(transport))              # called once per worker, with its transport
+    stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
+    stage.run(lambda transport: train(transport))              # called once per worker, with its transport
 """
 import collections
 import json
@@ -17,29 +17,29 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 
 import numpy as np
 
-from kvstore.buckets import Bucket, Keys, plan
+from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import RoundTimeoutError, WorkerLostError
 from kvstore.job import control
-from kvstore.server.shard import Shard, un_npz
-from kvstore.transports.replica import Replicated
+from kvstore.server.shard import Shard
 from kvstore.transports.rounds import messages
-from kvstore.transports.wires import Buffer, Taken, Wire, Wired
-from kvstore.wire.codecs import Codec
-from kvstore.wire.interfaces import Opening, Pending, State, by_bucket
+from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
+from kvstore.wire.codecs import Codec, codec
+from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
 from kvstore.wire.messages import FETCH
+from kvstore.wire.saved import by_bucket, by_name, un_npz
 
 
 class _Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, cluster: "Cluster", what: str, array: NDArray) -> None:
+    def __init__(self, stage: "Stage", what: str, array: NDArray) -> None:
         super().__init__(array)
-        self._cluster, self._what = cluster, what
+        self._stage, self._what = stage, what
         self.arrived = False
 
     def result(self) -> NDArray:
-        self._cluster.wait_until(lambda: self.arrived, self._what)
+        self._stage.wait_until(lambda: self.arrived, self._what)
         return super().result()
 
     def wait(self) -> None:
@@ -65,7 +65,7 @@ class _Then(Pending):
         self.result().wait_to_read()
 
 
-class Cluster:
+class Stage:
     """The servers' side, and whose turn it is.
 
     Parameters
@@ -78,7 +78,7 @@ class Cluster:
     def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
                  timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
-        self.shard = Shard(0, num_workers)
+        self.shard = Shard(0, num_workers, trusted=True)
         self.keys = [Keys(1) for _ in range(num_workers)]  # a worker's stores share their numbers
         self.log: List[int] = []  # worker ranks in the order of their exchanges
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
@@ -94,8 +94,8 @@ class Cluster:
     def worker(self, worker_rank: int) -> "InProcess":
         return InProcess(self, worker_rank)
 
-    def ring_worker(self, worker_rank: int, codec_name: str = "none") -> "InProcessRing":
-        return InProcessRing(self, worker_rank, codec_name)
+    def ring_worker(self, worker_rank: int) -> "InProcessRing":
+        return InProcessRing(self, worker_rank)
 
     def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
         """Call `function` on every worker's transport, each in a thread; their results.
@@ -223,77 +223,69 @@ def _travel_round(terms: List[_Term]) -> None:
 
 
 class InProcess(Wired):
-    """One worker's end of a `Cluster`."""
+    """One worker's end of a `Stage`."""
 
-    def __init__(self, cluster: Cluster, worker_rank: int) -> None:
-        super().__init__(worker_rank, synchronous=True)  # until `open` says otherwise
-        self._cluster = cluster
-        self.num_workers = cluster.num_workers
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        super().__init__(worker_rank, synchronous=True)  # until `plan` says otherwise
+        self._stage = stage
+        self.num_workers = stage.num_workers
         self._last: Dict[int, Pending] = {}
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
-        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._synchronous = not traffic.asynchronous
+        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        self._be(opening.synchronous)
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         for key, wire in self._wires.items():
-            self._cluster.open(key, wire.last.whole)
+            self._stage.open(key, wire.last.whole)
         if self.worker_rank == 0:
-            self._cluster.shard.command("open", opening.command())
+            self._stage.shard.command("open", opening.command())
         self.total(np.zeros(1))
         return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
 
-    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
-        wire = self._wires[bucket.id]
-        send = wire.compose(grad, self._tag) if self._synchronous else wire.compose_async(grad, self._tag)
-        late = self._cluster.push(self.worker_rank, bucket, send, self._synchronous)
+        wire, compose = self._wires[bucket.id], Wire.compose if self._synchronous else Wire.compose_async
+        send = compose(wire, grad, self._tag(lr))
+        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous)
         self._last[bucket.id] = late
         return late if self._synchronous else Taken(send, wire)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        send = wire.compose_fetch(after, self._fetch_tag)
-        self._cluster.push(FETCH, bucket, send, synchronous=False)
+        send = wire.compose_fetch(after, FETCH_TAG)
+        self._stage.push(FETCH, bucket, send, synchronous=False)
         return Taken(send, wire)
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
-        return {int(key): one for key, one in json.loads(self._cluster.shard.statistics()).items()}
+        return {int(key): one for key, one in json.loads(self._stage.shard.statistics()).items()}
 
     def export_state(self) -> State:
-        return by_bucket(un_npz(self._cluster.shard.export()))
+        return by_bucket(un_npz(self._stage.shard.export()))
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        if state is None or self.worker_rank != 0:
-            return
-        self._cluster.shard.restore({f"{bucket}/{part}": array for bucket, parts in state.items()
-                                     for part, array in parts.items()})
-
-    def close(self) -> None:
-        """Nothing to end."""
+        if state is not None and self.worker_rank == 0:
+            self._stage.shard.restore(by_name(state))
 
 
-class InProcessRing(Replicated):
-    """One worker of a `Cluster` without a shard."""
+class InProcessRing(Ring):
+    """One worker of a `Stage` without a shard."""
 
-    def __init__(self, cluster: Cluster, worker_rank: int, codec_name: str) -> None:
-        super().__init__(codec_name)
-        self._cluster = cluster
-        self.worker_rank, self.num_workers = worker_rank, cluster.num_workers
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        self._stage = stage
+        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
-        return plan(parameters, self._cluster.keys[self.worker_rank], nbytes, whole)
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._codec = codec(traffic.codec)
+        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
-    def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
-        return self._cluster.sum(self.worker_rank, bucket, array, self._sums[bucket.id].next(), self._codec)
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
+        return self._stage.sum(self.worker_rank, bucket, array, out, self._codec)
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._cluster.total(self.worker_rank, np.array(array, np.float32))
-
-    def close(self) -> None:
-        """Nothing to end."""
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))

@@ -14,19 +14,17 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
-from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, plan
+from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import control
 from kvstore.job.control import watch
-from kvstore.server import sums
-from kvstore.server.server import MAILBOX_FLOATS, SUM_SIZES, open_letter
-from kvstore.server.shard import npz, un_npz
-from kvstore.tracing import recorder as trace
-from kvstore.transports.wires import Buffer, Taken, Window, Wire, Wired
-from kvstore.wire.interfaces import Opening, Pending, State, by_bucket
-from kvstore.wire.messages import FETCH, HEADER
+from kvstore.tracing import recorder
+from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Window, Wire, Wired
+from kvstore.wire.interfaces import Opening, Pending, State, Traffic
+from kvstore.wire.messages import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
+from kvstore.wire.saved import by_bucket, npz, un_npz
 
 WINDOW_NBYTES = 1024 * 1024
 """How much a worker has under way to one server. Less does not fill the link and hide what the server does; much more,
@@ -77,7 +75,7 @@ class Connection:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes, "trace_folder": trace.folder})
+                                   "mailboxes": self._mailboxes, "trace_folder": recorder.folder})
         with self._waiting("the first round with the servers"):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
@@ -122,12 +120,12 @@ class Connection:
         key = self._sums[size][0]
         self._rounds[key] += 1
         with self._waiting("a sum over the workers"):
-            answer = self._push_sum(key, sums.message(part, size, self._rounds[key], self.worker_rank))
+            answer = self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
             pause_s = 0.0
             while not self.synchronous and answer[-HEADER] != self._rounds[key]:
                 pause_s = min(pause_s + 0.001, 0.02)
                 time.sleep(pause_s)
-                answer = self._push_sum(key, sums.message(part[:0], size, self._rounds[key], FETCH))
+                answer = self._push_sum(key, sum_message(part[:0], size, self._rounds[key], FETCH))
             return answer[:part.size]
 
     def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
@@ -261,18 +259,19 @@ class ParameterServer(Wired):
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, waits)
-        return plan(parameters, self._connection.keys, nbytes, whole)
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits)
+        return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if self.worker_rank == 0:
             self._connection.command("open", opening.command())
         ids = [bucket.id for bucket in opening.buckets]
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
-        under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.waits)
+        under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
         with self._connection._waiting("the start of the global weights"):
             self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
@@ -280,31 +279,26 @@ class ParameterServer(Wired):
         watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
 
-    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         wire = self._wires[bucket.id]
-        if self._synchronous:
-            window = self._windows[bucket.server_rank]
-            behind = window.make_room(bucket.id, wire.last.nbytes)
-            awaited = [wire.last, *behind]
-            send = wire.compose(grad, self._tag, behind)
-            window.add(bucket.id, send)
-            self._send(bucket, send)
-            if trace.on is not None:
-                reads = [grad, *(message.payload for message in awaited)]
-                trace.on.span("exchange", bucket, reads=reads, writes=[send.payload])
-            return Pending(send.payload)
-        return self._ask(wire, bucket, wire.compose_async(grad, self._tag), grad)
+        before = wire.last
+        if not self._synchronous:
+            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr)))
+        window = self._windows[bucket.server_rank]
+        behind = window.make_room(bucket.id, before.nbytes)
+        send = wire.compose(grad, self._tag(lr), behind)
+        window.add(bucket.id, send)
+        self._send(bucket, send)
+        return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
-        return self._ask(wire, bucket, wire.compose_fetch(after, self._fetch_tag), after)
+        return self._ask(wire, bucket, wire.last, wire.compose_fetch(after, FETCH_TAG))
 
-    def _ask(self, wire: Wire, bucket: Bucket, send: Buffer, behind: NDArray) -> Taken:
+    def _ask(self, wire: Wire, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
         self._send(bucket, send)
-        if trace.on is not None:
-            trace.on.span("exchange", bucket, reads=[behind, wire.latest], writes=[send.payload], numbered=False)
         wire.answered(send)
-        return Taken(send, wire)
+        return Taken(send, wire, [before.payload])
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""

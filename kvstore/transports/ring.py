@@ -1,38 +1,39 @@
 """A ring of workers as a transport: buckets summed without a server, by `rounds` over MPI.
 
-Every worker holds the whole of W and the optimizer's state, and applies the same sums to them (`replica`).
-One `Rounds` per process carries every store, so that all sums of a process are in one order.
+One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import numpy as np
 
-from kvstore.buckets import Bucket, Keys, plan
+from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
-from kvstore.transports.mpi import Connection
-from kvstore.transports.replica import Replicated
+from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, bucket_nbytes
+from kvstore.wire.codecs import codec
+from kvstore.wire.interfaces import Pending, Ring, Traffic
 
 
-class Ring(Replicated):
-    """One store on the ring of this process. Floats travel as `codec` has it (`codecs`)."""
+class MpiRing(Ring):
+    """One session on the ring of this process."""
 
-    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, codec_name: str = "none") -> None:
-        super().__init__(codec_name)
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self._process = _process(timeout_s)
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._codec = codec(traffic.codec)
         floats = sum(parameter.size for parameter in parameters)
-        suits = bucket_nbytes(self._codec, self.num_workers, floats, waits)
-        return plan(parameters, self._process.keys, nbytes or suits, whole)
+        suits = bucket_nbytes(self._codec, self.num_workers, floats, traffic.waits)
+        return plan(parameters, self._process.keys, traffic.bucket_nbytes or suits, traffic.whole)
 
-    def _allreduce_into(self, bucket: Bucket, array: NDArray, out: NDArray) -> None:
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._process.rounds.ask(str(bucket), self._codec)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
+        return Pending(out)
 
     def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
         self._process.rounds.begin(round_, engine.view(array), engine.view(out), done)
@@ -40,22 +41,19 @@ class Ring(Replicated):
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._process.rounds.total(array)
 
-    def close(self) -> None:
-        """Forget the buffers. The ring stays for other stores, until the process ends."""
-
 
 class _Process:
     """What the stores of a process share."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._connection = Connection(timeout_s)
-        self.rounds = Rounds(self._connection.comm, self._connection.mpi, timeout_s)
+        self._world = World(timeout_s)
+        self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
         self.keys = Keys(1)
         control.end_well(self._leave)
 
     def _leave(self) -> None:
         mx.nd.waitall()  # rounds under way; their own deadline holds
-        self._connection.close()
+        self._world.close()
 
 
 _shared: Optional[_Process] = None

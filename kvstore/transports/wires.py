@@ -11,8 +11,11 @@ import numpy as np
 from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.wire.interfaces import Pending, Transport
+from kvstore.wire.interfaces import Pending, Servers
 from kvstore.wire.messages import FETCH, HEADER, mark, split_lr
+
+Tag = Tuple[float, float, int]
+"""What follows the version in a message: learning rate, in two floats, and rank."""
 
 
 class Buffer:
@@ -29,7 +32,7 @@ class Buffer:
         """The whole in place, for operations of the engine that declare it."""
         return engine.view(self.whole)
 
-    def fill(self, payload: NDArray, version: NDArray, tag: Sequence[float], behind: Sequence[NDArray] = ()) -> None:
+    def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = ()) -> None:
         """Queue: be a message of `payload`, from who has `version`, once all arrays `behind` have been written."""
         def write() -> None:
             self.floats[:self.size] = engine.view(payload)
@@ -37,18 +40,6 @@ class Buffer:
             self.floats[self.size + 1:] = tag
 
         engine.push(write, [payload, version, *behind], [self.whole])
-
-
-class Tag:
-    """Learning rate and rank as one worker sends them."""
-
-    def __init__(self, worker_rank: int, counts: bool) -> None:
-        self.lr = 0.0
-        self._worker_rank, self._counts = worker_rank, counts
-
-    def floats(self) -> Tuple[float, float, int]:
-        """As they stand now."""
-        return (*split_lr(self.lr if self._counts else 0.0), mark(self._worker_rank))
 
 
 class Window:
@@ -103,14 +94,14 @@ class Wire:
     def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
         self._buffers.reverse()
-        self.last.fill(payload, self.version, tag.floats(), [self.latest])
+        self.last.fill(payload, self.version, tag, [self.latest])
         return self.last
 
     def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
         """A message that only asks: behind the last answer, and not before `after` has been written."""
         if self.fetched is None:
             self.fetched = Buffer(self.last.size, self.last.whole.context)
-        self.fetched.fill(after, self.latest, tag.floats())
+        self.fetched.fill(after, self.latest, tag)
         return self.fetched
 
     def answered(self, buffer: Buffer) -> None:
@@ -126,15 +117,15 @@ class Wire:
         """
         before = self.last
         self._buffers.reverse()
-        self.last.fill(payload, before.version, tag.floats(), [other.whole for other in behind])
+        self.last.fill(payload, before.version, tag, [other.whole for other in behind])
         return self.last
 
 
 class Taken(Pending):
     """An answer whose version becomes the worker's when the algorithm takes it."""
 
-    def __init__(self, buffer: Buffer, wire: Wire) -> None:
-        super().__init__(buffer.payload)
+    def __init__(self, buffer: Buffer, wire: Wire, behind: Sequence[NDArray] = ()) -> None:
+        super().__init__(buffer.payload, behind)
         self._buffer, self._wire, self._taken = buffer, wire, False
 
     def result(self) -> NDArray:
@@ -144,32 +135,19 @@ class Taken(Pending):
         return super().result()
 
 
-class Wired(Transport):
+class Wired(Servers):
     """What transports whose messages go through wires have in common: buffers, tags and versions.
 
     `_wires` is empty until the store opens.
     """
 
-    has_servers = True
-
     def __init__(self, worker_rank: int, synchronous: bool) -> None:
-        self.worker_rank = worker_rank
+        self.worker_rank, self._synchronous = worker_rank, synchronous
         self._wires: Dict[int, Wire] = {}
-        self._fetch_tag = Tag(FETCH, counts=False)
-        self._be(synchronous)
 
-    def _be(self, synchronous: bool) -> None:
+    def _tag(self, lr: float) -> Tag:
         """In a synchronous job only worker 0's learning rate counts."""
-        self._synchronous = synchronous
-        self._tag = Tag(self.worker_rank, counts=not synchronous or self.worker_rank == 0)
-
-    @property
-    def lr(self) -> float:
-        return self._tag.lr
-
-    @lr.setter
-    def lr(self, lr: float) -> None:
-        self._tag.lr = lr
+        return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), mark(self.worker_rank))
 
     def versions(self) -> Dict[int, int]:
         return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
@@ -177,3 +155,6 @@ class Wired(Transport):
     def set_versions(self, versions: Dict[int, int]) -> None:
         for key, version in versions.items():
             self._wires[key].version[:] = version
+
+
+FETCH_TAG: Tag = (0.0, 0.0, mark(FETCH))

@@ -1,13 +1,11 @@
-"""What an algorithm may ask of the wire, and what carries it.
+"""What an algorithm may ask of the wire. None of these calls waits for the network:
 
-An algorithm file sees few calls, and none waits for the network:
+    pending = wire.exchange(bucket, grad, lr)     my gradient goes out; the global weights after it will come back
+    pending = wire.allreduce(bucket, grad, lr)    my gradient goes out; the sum of all workers' will come back
+    array = pending.result()                      the array that holds the answer, or will
 
-    pending = transport.exchange(bucket, grad)     my gradient goes out; the global weights after it will come back
-    pending = transport.allreduce(bucket, grad)    my gradient goes out; the sum of all workers' will come back
-    array = pending.result()                       the array that holds the answer, or will
-
-Parameter servers offer the first, a ring of workers both: there every worker applies the global optimizer itself
-(`replica`).
+There are two kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
+(`Ring`); `kvstore.transports.replicas` makes `exchange` of that, with the global weights on every worker.
 
 On a real transport `result` returns at once with an array that is still being written; MXNet's engine lets everything
 that reads it wait. A transport that runs in a script's time (`inprocess`) may wait in `result`. Hence the rule for
@@ -15,94 +13,113 @@ algorithms: call `result` where the answer is needed, not earlier.
 
 Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
 exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
-of an `allreduce`, until `Opening.depth` later ones of the bucket have been asked for; what it sums may be overwritten
+of an `allreduce`, until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten
 at once, which waits in the engine.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
 order they were asked for, which is the same on all workers.
 """
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
-from kvstore.buckets import Bucket
-from kvstore.engine._mxnet import NDArray
-from kvstore.errors import ConfigError
+from kvstore.buckets import Bucket, Parameter
 
-if TYPE_CHECKING:
-    from kvstore.transports.replica import Replica
+Array = Any
+"""An array of MXNet's, which carries no types. A worker's arrays are flat, single precision, and as long as the bucket.
+"""
 
 State = Dict[int, Dict[str, np.ndarray]]
-"""Bucket id -> arrays of its optimizer: ``0``, ``1`` … and ``meta``, JSON as bytes."""
+"""Bucket id -> what is saved of it: arrays by name, and ``meta``, JSON as bytes."""
 
 
 class Pending:
-    """An answer that may still be on its way."""
+    """An answer that may still be on its way. `behind`: the arrays that have to be written before it is asked for."""
 
-    def __init__(self, array: NDArray) -> None:
-        self._array = array
+    def __init__(self, array: Array, behind: Sequence[Array] = ()) -> None:
+        self._array, self.behind = array, behind
 
-    def result(self) -> NDArray:
+    def result(self) -> Array:
         """The array that holds the answer, or will."""
         return self._array
 
-    def untaken(self) -> NDArray:
-        """The same, for who only looks: a worker's version is that of the answer it took last."""
+    def untaken(self) -> Array:
+        """The same, to look at only: a worker's version is that of the answer it took last."""
         return self._array
 
     def wait(self) -> None:
         """Wait until the answer is there, without taking it."""
         self._array.wait_to_read()
 
-    def then(self, function: Callable[[NDArray], NDArray]) -> "Pending":
+    def then(self, function: Callable[[Array], Array]) -> "Pending":
         """What `function` makes of the answer."""
         return Pending(function(self.result()))
 
 
+@dataclass(frozen=True)
+class Traffic:
+    """How a method uses the wire."""
+
+    asynchronous: bool = False
+    """Whether servers answer each push by itself, or when all workers have pushed."""
+    waits: bool = False
+    """Whether the next iteration waits for this one's exchange, so that every moment of that counts."""
+    depth: int = 2
+    """How many sums of a bucket are read at a time."""
+    codec: str = "none"
+    bucket_nbytes: Optional[int] = None
+    """Most bytes of a bucket; None: what suits the transport."""
+    whole: bool = False
+    """Whether a bucket is one parameter, however large."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a session begins: what holds the global weights is told."""
+
+    method: str
+    options: Dict[str, Any]
+    optimizer: Dict[str, Any]
+    buckets: Sequence[Bucket]
+    traffic: Traffic
+
+    def command(self) -> Dict[str, Any]:
+        """The payload of the command `open`."""
+        return {"method": self.method, "options": self.options, "optimizer": self.optimizer, "buckets": {
+            bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
+                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in self.buckets}}
+
+
 class Transport:
-    """The calls a store makes. One instance serves one store; several may share a connection."""
+    """What every wire offers. One instance serves one session; several may share a connection."""
 
     worker_rank: int
     num_workers: int
-    has_servers: bool
-    lr: float  # the learning rate of the global weights, which the next exchanges carry
 
-    def plan(self, parameters: Sequence[Any], nbytes: Optional[int], whole: bool, waits: bool) -> List[Bucket]:
-        """The buckets, numbered for this transport; `nbytes` None: as large as suits it and who `waits` for answers."""
-        raise NotImplementedError
-
-    def open(self, opening: "Opening", weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        """Give whoever updates the global weights the rule and W_0. Collective, once.
-
-        Returns W_0 per bucket as the first answer.
-        """
-        raise NotImplementedError
-
-    def exchange(self, bucket: Bucket, grad: NDArray) -> Pending:
-        """Send `grad`; the global weights after the round it belongs to will come back."""
-        raise NotImplementedError
-
-    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
-        """The global weights as they stand once `after` has been written and the last answer is there.
-
-        Asynchronous jobs only. The result stays valid until the next fetch of the bucket.
-        """
-        raise NotImplementedError
-
-    def allreduce(self, bucket: Bucket, array: NDArray) -> Pending:
-        """The sum of every worker's `array`, which is as long as the bucket. Rings only."""
-        raise ConfigError("servers offer no sum over the workers; this store needs a ring (`odsgd launch -s 0`)")
-
-    def replica(self, bucket: Bucket) -> "Replica":
-        """The global optimizer of `bucket` on this worker, for algorithms that apply it themselves. Rings only."""
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        """The buckets, numbered for this transport. Called once."""
         raise NotImplementedError
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. For things outside the training loop."""
         raise NotImplementedError
 
-    def statistics(self) -> Dict[int, Dict[str, Any]]:
-        """What the servers have counted, per bucket id. Any one worker may ask at any time."""
+    def close(self) -> None:
+        """Collective end."""
+
+
+class GlobalWeights:
+    """What holds the global weights and their optimizer: servers, or every worker for itself."""
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
+        """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
+        raise NotImplementedError
+
+    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
+        """Send `grad` and its learning rate; the global weights after the round it belongs to will come back.
+
+        In a synchronous job of servers the rate of worker 0 counts.
+        """
         raise NotImplementedError
 
     def export_state(self) -> State:
@@ -116,45 +133,44 @@ class Transport:
     def check(self) -> None:
         """ProtocolError if workers have come to mean different things. Collective; may wait."""
 
-    def versions(self) -> Dict[int, int]:
-        """Bucket id -> version of the weights this worker has taken; empty in a synchronous job."""
-        return {}
 
-    def set_versions(self, versions: Dict[int, int]) -> None:
-        """Go on with versions that `versions` gave, before the first exchange."""
+class Replicated(GlobalWeights):
+    """Global weights on a ring, where every worker holds them and may apply the sums itself."""
 
-    def close(self) -> None:
-        """Collective end."""
+    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
+        """The sum of every worker's `array`, which is as long as the bucket.
+
+        `lr`: the rate at which it will move the global weights. It must be the same on all workers, see `check`.
+        """
         raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Opening:
-    """How a store begins: what its servers are told.
+class Servers(Transport, GlobalWeights):
+    """Parameter servers. The rest of the calls is for asynchronous jobs, in which bucket versions go apart."""
 
-    `waits`: whether workers wait for answers before they compute. `depth`: how many results of a bucket's allreduces
-    the algorithm reads at a time.
-    """
+    def fetch(self, bucket: Bucket, after: Array) -> Pending:
+        """The global weights as they stand once `after` has been written and the last answer is there.
 
-    store: str
-    optimizer: Dict[str, Any]
-    rule_options: Dict[str, Any]
-    buckets: Sequence[Bucket]
-    synchronous: bool
-    waits: bool
-    depth: int = 2
+        The result stays valid until the next fetch of the bucket.
+        """
+        raise NotImplementedError
 
-    def command(self) -> Dict[str, Any]:
-        """The payload of the command `open`."""
-        return {"store": self.store, "optimizer": self.optimizer, "rule_options": self.rule_options, "buckets": {
-            bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in self.buckets}}
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        """What the servers have counted, per bucket id. Any one worker may ask at any time."""
+        raise NotImplementedError
+
+    def versions(self) -> Dict[int, int]:
+        """Bucket id -> version of the weights this worker has taken; empty in a synchronous job."""
+        raise NotImplementedError
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        """Go on with versions that `versions` gave, before the first exchange."""
+        raise NotImplementedError
 
 
-def by_bucket(arrays: Dict[str, np.ndarray]) -> State:
-    """``{"7/meta": …}`` as ``{7: {"meta": …}}``."""
-    state: State = {}
-    for name, array in arrays.items():
-        bucket, part = name.split("/")
-        state.setdefault(int(bucket), {})[part] = array
-    return state
+class Ring(Transport):
+    """Workers that add."""
+
+    def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
+        """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""
+        raise NotImplementedError

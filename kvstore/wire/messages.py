@@ -12,6 +12,7 @@ In a synchronous job a server sees the sum of all workers' pushes, in an asynchr
 `mark`     the worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. Never 0, so that a
            buffer shows whether it holds a message or an answer.
 """
+import struct
 from typing import NamedTuple, Tuple
 
 import numpy as np
@@ -39,3 +40,39 @@ def split_lr(lr: float) -> Tuple[float, float]:
     """Two single-precision numbers whose sum is `lr`."""
     high = float(np.float32(lr))
     return high, float(np.float32(lr - high))
+
+
+# -- beside buckets: sums, and letters -------------------------------------------------------------------------------
+
+SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
+NOT_YET = -1
+
+
+def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) -> np.ndarray:
+    """A push of at most `size` floats: ``[ part … | round | 0 | 0 | rank ]``. FETCH for the rank only asks.
+
+    The answer is ``[ sum … | round of the sum if it is complete, else NOT_YET | … ]``.
+    """
+    pushed = np.zeros(size + HEADER, np.float32)
+    pushed[:part.size] = part
+    pushed[-HEADER], pushed[-1] = round_id, worker_rank
+    return pushed
+
+
+# A letter is a mailbox full of raw bits: the worker that asked, which piece, how long the whole is, and the piece.
+MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
+_ENVELOPE = struct.Struct("<iiq")
+_PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
+
+
+def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
+    """The letter that carries piece number `chunk` of `data`."""
+    piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
+    letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
+    return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
+
+
+def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
+    """The worker that asked, which piece, how long the whole is, and the piece (padded)."""
+    raw = letter.tobytes()
+    return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])

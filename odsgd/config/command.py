@@ -4,7 +4,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List, Optional, Sequence
 
-from odsgd.config.flags import parse_flags
 from odsgd.config.train import TrainConfig
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train.py"
@@ -22,7 +21,7 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[T
     flags = _flags_of_train(list(command))
     if flags is None:
         return None
-    _, config_file = parse_flags(TrainConfig, "odsgd train", flags)
+    _, config_file = TrainConfig.parse(flags)
     if elsewhere and config_file and not Path(config_file).exists():
         return None
     return TrainConfig.from_flags(flags)

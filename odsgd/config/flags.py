@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, Dict, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, unknown
 from kvstore.options import FLAG, Span, convert
@@ -16,30 +16,38 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def parse_flags(config_class: Any, program: str, argv: Sequence[str],
+def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
                 description: Optional[str] = None) -> Tuple[Dict[str, Any], Optional[str]]:
     """Options given on a command line, converted, and the file after ``--config``.
 
     Every flag of two words may be written with ``-`` or ``_``. `description`: what ``--help`` says first, by default
     of training.
     """
-    parser = _parser(config_class, program, description or _TRAINING)
+    parser = _parser(fields, program, description or _TRAINING)
     known, rest = parser.parse_known_args([_dashed(argument) for argument in argv])
     if rest:
         raise _unknown_flag(rest[0], parser, program)
-    given = vars(known)
-    config_file = given.pop("config", None)
-    fields = {field.name: field for field in dataclasses.fields(config_class)}
-    return {key: convert(fields[key], value, "--" + key.replace("_", "-")) for key, value in given.items()}, config_file
+    values = vars(known)
+    config_file = values.pop("config", None)
+    return {key: convert(fields[key], value, "--" + key.replace("_", "-"))
+            for key, value in values.items()}, config_file
 
 
-def _parser(config_class: Any, program: str, description: str) -> _Parser:
+def given(argv: Sequence[str], flag: str) -> Optional[str]:
+    """The value of one flag, before the others are looked at."""
+    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser.add_argument(flag, dest="value")
+    value: Optional[str] = parser.parse_known_args([_dashed(argument) for argument in argv])[0].value
+    return value
+
+
+def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, description: str) -> _Parser:
     parser = _Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]", allow_abbrev=False,
                      argument_default=argparse.SUPPRESS, description=description,
                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
     groups: Dict[str, Any] = {}
-    for field in dataclasses.fields(config_class):
+    for field in fields.values():
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
@@ -68,7 +76,8 @@ def _shown_default(field: dataclasses.Field[Any]) -> str:
     default = field.default
     if default is True:
         return f" (default; --no-{field.name.replace('_', '-')} turns it off)"
-    return f" (default: {default})" if isinstance(default, (str, int, float, Span)) and default is not False else ""
+    shown = default if isinstance(default, (str, int, float, Span)) and default is not False else None
+    return f" (default: {shown or field.metadata['otherwise']})" if shown or field.metadata["otherwise"] else ""
 
 
 def _dashed(argument: str) -> str:

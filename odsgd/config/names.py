@@ -34,12 +34,6 @@ residualattentionnet56 residualattentionnet92 residualattentionnet128 residualat
 
 MODELS = OWN_MODELS + GLUON_MODELS + GLUONCV_MODELS
 
-MXNET_OPTIMIZERS = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lamb", "lars", "lbsgd",
-                    "nadam", "nag", "rmsprop", "sgd", "sgld", "signum")
-
-WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum")
-"""Optimizers whose constructor takes `momentum`; for the others the option is an error, not a silent nothing."""
-
 
 def takes_thumbnail(model: str) -> bool:
     """Whether models.create knows a small-image stem for `model`: Gluon's own ResNets and MobileNets."""

@@ -122,7 +122,7 @@ def without(lost_workers: List[int]) -> str:
 
 def lr_local_words(config: TrainConfig) -> str:
     """The local learning rate, where there are local steps."""
-    if not config.steps_locally:
+    if not config.method.steps_locally(config.options):
         return ""
     return ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
 

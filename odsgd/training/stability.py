@@ -11,34 +11,18 @@ softsync it is at most 2: lr is divided by a staleness of about n again, but not
 measured. Elastic averaging has nothing in flight but a worker's own steps: F is 1. Downpour's interval T does not
 enter: neither did it in what was measured.
 
-How the bounds were chosen: digits, mlp, batch 16, 700 updates (2800 for n = 2, 1400 for easgd and eamsgd), workers of
-one process in a shuffled order, so that the mean staleness is F - 1; test accuracy, where chance is 10 %.
-
-    asgd, M = 2, 4, 8; momentum 0, 0.5, 0.9    effective step up to 1: 95 to 98 % in all 20 runs; 1.6 to 2: 10 to 96 %,
-                                               of 9 runs one above 93 % and four below 65 %; from 3.2 on: 10 to 46 %
-    asgd, effective step 0.5 and 1             total momentum 0.9875: 97 and 96 %; 0.994, 0.995: 92 to 96 %;
-                                               0.999: 89 and 84 %, still swinging
-    downpour, T = 2, 4; M = 4                  0.2 to 0.8: 94 to 98 %; 1.6: 92 %; 3.2: 13 and 19 %
-    softsync, n = 2 of 8, not modulated        lr n = 0.4 to 1.6: 97 to 98 %
-    softsync, n = 8, modulated                 lr / (1 - momentum) = 0.2 to 0.5: 96 to 97 %; 0.8 and 1: 26 and 61 %
-    eamsgd, M = 4                              lr / (1 - delta) = 1: 98 %; 4 and 8: 22 % and no number
-
-Another network has another scale of lr. One with BatchNorm stands more: the DC-ASGD runs of the OD-SGD paper,
-ResNet18_v2 with lr 0.5 on 4 to 12 workers, have effective steps of 2 to 6. Hence a warning and no error.
+The bounds were measured (docs/explanation/staleness.md). Another network has another scale of lr; hence a warning and
+no error.
 """
 from __future__ import annotations
 
 from typing import List, Tuple
 
+from kvstore.algorithms.optimizers import PLAIN
 from odsgd.config.train import TrainConfig
 
 MOST_STEP = 1.0
 MOST_MOMENTUM = 0.99
-
-PLAIN = ("sgd", "nag", "dcasgd", "dcasgd_c", "dcasgd_a")
-"""Optimizers whose step is lr times the gradient; what others make of lr is not known here."""
-
-ELASTIC = ("easgd", "eamsgd")
 
 
 def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:
@@ -70,14 +54,16 @@ def total_momentum(config: TrainConfig, num_workers: int) -> float:
 
 def _in_flight(config: TrainConfig, num_workers: int) -> int:
     """F."""
-    if config.kvstore in ELASTIC:
-        return 1
-    return config.n or num_workers
+    return config.method.in_flight(config.options, num_workers)
+
+
+def _damped(config: TrainConfig) -> bool:
+    return config.method.damped(config.options)
 
 
 def _factor(config: TrainConfig, num_workers: int) -> int:
     """What multiplies lr."""
-    return min(_in_flight(config, num_workers), 2 if config.modulate else num_workers)
+    return min(_in_flight(config, num_workers), 2 if _damped(config) else num_workers)
 
 
 def _lr(config: TrainConfig) -> float:
@@ -85,14 +71,13 @@ def _lr(config: TrainConfig) -> float:
 
 
 def _own_momentum(config: TrainConfig) -> float:
-    if config.kvstore in ELASTIC:
-        return config.delta or 0.0
-    return float(config.optimizer_arguments().get("momentum", 0.0))
+    return _named_momentum(config)[1]
 
 
 def _step_words(config: TrainConfig, num_workers: int) -> str:
     factor, (name, momentum) = _factor(config, num_workers), _named_momentum(config)
-    what = "fresh gradients" if config.modulate else "updates in flight (n)" if config.n else "workers"
+    few = _in_flight(config, num_workers) < num_workers
+    what = "fresh gradients" if _damped(config) else "updates in flight (n)" if few else "workers"
     times = f" x {factor} {what}" if factor > 1 else ""
     return f"lr {_lr(config):g}{times}" + (f" / (1 - {name} {momentum:g})" if momentum else "")
 
@@ -103,11 +88,14 @@ def _remedies(config: TrainConfig, step: float) -> str:
     remedies = [f"lower lr to {_lr(config) * MOST_STEP / step:.3g}"]
     if momentum and step * (1 - momentum) <= MOST_STEP:
         remedies.append(f"set {name} to 0")
-    if config.kvstore not in ELASTIC and not config.modulate and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
+    alone = config.method.own_momentum(config.options) is not None
+    if not alone and not _damped(config) and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
         remedies.append("take --kvstore softsync with its modulation")
     sentence = ", or ".join(remedies)
     return sentence[0].upper() + sentence[1:]
 
 
 def _named_momentum(config: TrainConfig) -> Tuple[str, float]:
-    return "delta" if config.kvstore in ELASTIC else "momentum", _own_momentum(config)
+    """The momentum of its steps, by the name of its option."""
+    trainers = "momentum", float(config.optimizer_arguments().get("momentum", 0.0))
+    return config.method.own_momentum(config.options) or trainers

@@ -28,13 +28,13 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
-import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
-from kvstore.factory import connect, read
+from kvstore.factory import connect, make
 from kvstore.job import control
-from kvstore.options import Compute
-from kvstore.tracing import recorder as trace
+from kvstore.tracing import recorder
+from kvstore.wire.interfaces import Transport
+from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
 from odsgd.training import checkpoint, data, devices, models, randomness
@@ -44,11 +44,6 @@ from odsgd.training.metrics import Clock, Meter, Sums, Tally, Window
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import Gauge
-
-SETTINGS_OF_DIVERGENCE = ("optimizer", "momentum", "wd", "batch_size", "optimizer_local", "momentum_local", "lamda",
-                          "warmup", "lr_warmup", "n", "modulate", "T", "alpha", "beta", "delta", "gamma_p", "K",
-                          "codec")
-"""What a diverging run is tuned with, beside the two learning rates."""
 
 
 class DivergedError(RuntimeError):
@@ -65,14 +60,13 @@ def run(config: TrainConfig) -> int:
     return 0
 
 
-def _transport(config: TrainConfig) -> Any:
+def _transport(config: TrainConfig) -> Transport:
     """This worker's place in the job. Known before the store, whose options depend on the number of workers."""
     if config.kvstore == "local" and int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
         raise ConfigError("kvstore `local` is for one process and this job has "
                           f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
-    trace.folder = config.trace or trace.folder
-    # A warm-up in epochs, whose length nobody knows yet, matters to the store alone.
-    return connect(config.kvstore, read(config.kvstore, config.store_options(batches_per_epoch=1)))
+    recorder.folder = config.trace or recorder.folder
+    return connect(config.kvstore, config.transport, config.options.timeout_s)
 
 
 def _give_up(config: TrainConfig, error: Exception) -> int:
@@ -87,12 +81,11 @@ def _give_up(config: TrainConfig, error: Exception) -> int:
 class Training:
     """All parts of one run, made from its configuration."""
 
-    def __init__(self, config: TrainConfig, transport: Any) -> None:
+    def __init__(self, config: TrainConfig, transport: Transport) -> None:
         self.config, self.out = config, Path(str(config.out))
         self.data = data.load(config, transport.worker_rank, transport.num_workers)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
-        options = config.store_options(self.data.batches_per_epoch)
-        self.store = kvstore.create(config.kvstore, **{**options, "transport": transport})
+        self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
         self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
                                         kvstore=self.store)
         self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
@@ -122,6 +115,8 @@ class Training:
                 self.journal.warn(line)
             if self.config.emulate_compute is not None:
                 self._emulate(self.config.emulate_compute)
+            elif recorder.on is not None:
+                self._passes = self._traced(recorder.on)  # type: ignore[method-assign]
             while self.store.iteration < self.total:
                 self._train_epoch()
             if self.gauge is not None:
@@ -134,14 +129,14 @@ class Training:
 
     def _finish_trace(self) -> None:
         """Put the files of the job's processes together, as far as they lie on this host. Collective."""
-        if trace.on is None:
+        if recorder.on is None:
             return
         self.store.wait()
         mx.nd.waitall()  # the last bars end when their arrays are looked at
-        trace.on.flush()
+        recorder.on.flush()
         self.store.barrier()
         if self.store.rank == 0:
-            self.journal.note(tracing.finish(Path(str(trace.folder))))
+            self.journal.note(tracing.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
@@ -177,25 +172,30 @@ class Training:
 
     def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         """Queue forward and backward on every device; what they count."""
-        traced = None
-        if trace.on is not None and self.config.emulate_compute is None:
-            traced = trace.on.compute(self._first("data"))
+        outputs, losses = self._passes(xs, ys)
+        return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+
+    def _passes(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+        """Queue both; outputs and losses."""
         with mx.autograd.record():
             outputs = [self.net(x) for x in xs]
             losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
         mx.autograd.backward(losses)
-        if traced is not None:
-            traced.passes(losses, self._first("grad"))
-        return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+        return outputs, losses
 
-    def _first(self, what: str) -> List[Any]:
-        """Weights (`data`) or gradients of the first layer, which the forward pass reads first and the backward pass
-        writes last.
+    def _traced(self, on: recorder.Recorder) -> Any:
+        """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
+        gradient, which is written last.
         """
-        for parameter in self.net.collect_params().values():
-            if parameter.grad_req != "null":
-                return list(getattr(parameter, f"list_{what}")())
-        return []
+        passes = self._passes
+        first = next((parameter for parameter in self.net.collect_params().values() if parameter.grad_req != "null"))
+
+        def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+            bars = on.compute(first.list_data())
+            outputs, losses = passes(xs, ys)
+            bars.passes(losses, first.list_grad())
+            return outputs, losses
+        return traced
 
     def _emulate(self, compute: Compute) -> None:
         """From here on an emulated accelerator computes. What the gradients hold, of the first batch, they keep."""
@@ -236,8 +236,7 @@ class Training:
 
     def _diverged(self, iteration: int, loss: float) -> str:
         lr, lr_local = self._rates(iteration)
-        settings = {"lr": lr, "lr_local": lr_local}
-        settings.update({name: getattr(self.config, name) for name in SETTINGS_OF_DIVERGENCE})
+        settings = {"lr": lr, "lr_local": lr_local, **self.config.tuned_with()}
         given = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
         return (f"iteration {iteration}: the loss of this worker is {loss} ({given}). Lower lr or lr_local, or "
                 "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
@@ -257,7 +256,7 @@ class Training:
         """Numbers of a window that ends here, as interval and epoch records have them."""
         iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
         lr, lr_local = self._rates(self.store.iteration - 1)
-        follows = lr if self.config.steps_locally else None
+        follows = lr if self.config.method.steps_locally(self.config.options) else None
         learned = {"train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy}
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),

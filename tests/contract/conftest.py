@@ -27,13 +27,12 @@ def results(transport: str, kind: str = "sync") -> List[Result]:
 
 
 def in_process(workers: int, kind: str) -> List[Result]:
-    from kvstore.transports.inprocess import Cluster
+    from kvstore.transports.inprocess import Stage
 
     def run(scenario: Scenario) -> List[Result]:
-        cluster = Cluster(workers, timeout_s=20)
-        codec = scenario.options.get("codec", "none")
+        cluster = Stage(workers, timeout_s=20)
         return cluster.run(lambda transport: train(scenario, transport.worker_rank, transport),
-                           (lambda rank: cluster.ring_worker(rank, codec)) if kind == "ring" else cluster.worker)
+                           cluster.ring_worker if kind == "ring" else cluster.worker)
 
     merged: List[Result] = [{} for _ in range(workers)]
     for name, scenario in SCENARIOS_OF[kind].items():

@@ -19,11 +19,11 @@ TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
 ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 
 
-def sum_for_ever(connection: mpi.Connection) -> None:
+def sum_for_ever(world: mpi.World) -> None:
     import numpy
 
     from kvstore.transports.rounds import Rounds
-    rounds = Rounds(connection.comm, connection.mpi, ROUND_TIMEOUT_S)
+    rounds = Rounds(world.comm, world.mpi, ROUND_TIMEOUT_S)
     for number in itertools.count():
         rounds.total(numpy.ones(1000, numpy.float32))
         if ACTION == "stall" and number == 100 and RANK == 1:
@@ -36,16 +36,16 @@ def main() -> None:
         time.sleep(600)
     if ACTION == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    connection = mpi.Connection(TIMEOUT_S)
-    total = connection.comm.allreduce(RANK + 1)
-    print(f"rank {connection.worker_rank} of {connection.num_workers}, sum {total}, "
+    world = mpi.World(TIMEOUT_S)
+    total = world.comm.allreduce(RANK + 1)
+    print(f"rank {world.worker_rank} of {world.num_workers}, sum {total}, "
           f"by {os.environ.get('UCX_NET_DEVICES')}")
     if ACTION == "spawn":
-        connection.mpi.COMM_SELF.Spawn(sys.executable)
+        world.mpi.COMM_SELF.Spawn(sys.executable)
     if ACTION in ("sums", "stall"):
-        sum_for_ever(connection)
-    connection.comm.Barrier()
-    connection.close()
+        sum_for_ever(world)
+    world.comm.Barrier()
+    world.close()
 
 
 if __name__ == "__main__":

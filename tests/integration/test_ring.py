@@ -16,7 +16,7 @@ import pytest
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import control
-from kvstore.transports.mpi import Connection
+from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Rounds
 from kvstore.wire.codecs import CODECS, codec
 
@@ -36,7 +36,7 @@ def mpi_job(workers, function, *arguments, **variables):
 
 
 def start(timeout_s=60.0):
-    connection = Connection(60.0)
+    connection = World(60.0)
     control.end_well(connection.close)
     return Rounds(connection.comm, connection.mpi, timeout_s)
 
@@ -177,7 +177,7 @@ def test_a_process_without_a_job_is_told_how_to_get_one():
 def test_without_mpi4py_the_way_to_it_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ConfigError, match=r"pip install 'odsgd\[mpi\]'"):
-        Connection(1.0)
+        World(1.0)
 
 
 def test_servers_are_not_asked_for(monkeypatch):
@@ -185,7 +185,7 @@ def test_servers_are_not_asked_for(monkeypatch):
     monkeypatch.setenv("DMLC_NUM_SERVER", "2")
     monkeypatch.delenv("PMI_PORT", raising=False)
     with pytest.raises(ConfigError, match="the job has 2 servers; launch it with `-s 0`"):
-        Connection(1.0)
+        World(1.0)
 
 
 def test_the_benchmark_of_the_ring_runs():

@@ -5,20 +5,20 @@ import pytest
 import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.engine._mxnet import mx
-from kvstore.transports.inprocess import Cluster
+from kvstore.transports.inprocess import Stage
 
 autograd, gluon = mx.autograd, mx.gluon
 
 
 def make(name="ssgd", workers=1, transport=None, optimizer=None, **options):
-    store = kvstore.create(name, transport or Cluster(workers).worker(0), **options)
+    store = kvstore.create(name, transport or Stage(workers).worker(0), **options)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5) if optimizer is None else optimizer())
     return store
 
 
 def path(name, targets, iterations, order=None, **options):
     """Global weights after each iteration: worker m descends (w - targets[m])^2 / 2 from w = 4 with lr 1/2."""
-    cluster = Cluster(len(targets), order, timeout_s=10)
+    cluster = Stage(len(targets), order, timeout_s=10)
 
     def work(transport):
         store = make(name, transport=transport, **options)
@@ -46,7 +46,7 @@ def test_the_order_of_arrival_does_not_change_a_synchronous_path(order):
 
 
 def test_an_order_that_cannot_happen_is_told_and_not_waited_for_ever():
-    cluster = Cluster(2, order=[0, 0], timeout_s=2.0)
+    cluster = Stage(2, order=[0, 0], timeout_s=2.0)
 
     def work(transport):
         store = make(transport=transport)
@@ -69,7 +69,7 @@ def test_one_worker_may_be_an_iteration_ahead_in_odsgd_and_not_in_ssgd():
         store.pushpull("w", w, w)   # returns before worker 1 has pushed, with a local step already taken
         seen.append((transport.worker_rank, w.asscalar()))
         store.wait()
-    Cluster(2, order=[0, 1], timeout_s=10).run(work)
+    Stage(2, order=[0, 1], timeout_s=10).run(work)
     assert seen == [(0, 3.0), (1, 3.0)]
 
 
@@ -149,7 +149,7 @@ def test_workers_with_different_settings_are_told_apart():
         store = make("odsgd", transport=transport, warmup=transport.worker_rank)
         two_keys(store)
     with pytest.raises(ProtocolError) as caught:
-        Cluster(2).run(work)
+        Stage(2).run(work)
     assert "workers 0 and 1 differ in the model and its settings" in str(caught.value)
     assert "warmup=0" in str(caught.value) and "warmup=1" in str(caught.value)
 
@@ -235,7 +235,7 @@ def test_statistics_without_gradient_are_averaged_for_evaluation_and_given_back(
             shared = mean.data().asnumpy()
         np.testing.assert_array_equal(mean.data().asnumpy(), own)
         return own, shared
-    (own_0, shared_0), (own_1, shared_1) = Cluster(2).run(work)
+    (own_0, shared_0), (own_1, shared_1) = Stage(2).run(work)
     assert np.abs(own_0 - own_1).max() > 1e-3
     np.testing.assert_array_equal(shared_0, shared_1)
     np.testing.assert_allclose(shared_0, (own_0 + own_1) / 2, rtol=1e-6)
@@ -259,7 +259,7 @@ def test_a_frozen_convolution_is_averaged_whatever_layout_onednn_keeps_it_in():
 
 def test_two_trainers_share_a_job():
     """As in a GAN: two stores on one cluster's transports do not meet."""
-    cluster = Cluster(1)
+    cluster = Stage(1)
     first, second = make(transport=cluster.worker(0)), make(transport=cluster.worker(0))
     for store, start in ((first, 4.0), (second, 8.0)):
         w = mx.nd.array([start])
@@ -325,7 +325,7 @@ def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told():
 
 def ring_path(name, targets, iterations, optimizer=None, codec="none", **options):
     """As `path`, on a ring; beside each iteration's global weights, the worker's own."""
-    cluster = Cluster(len(targets), timeout_s=10)
+    cluster = Stage(len(targets), timeout_s=10)
 
     def work(transport):
         store = make(name, transport=transport, optimizer=optimizer, **options)
@@ -386,14 +386,14 @@ def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree():
             pass
 
     with pytest.raises(ProtocolError, match="all so far, as a checksum"):
-        cluster = Cluster(2, timeout_s=10)
+        cluster = Stage(2, timeout_s=10)
         cluster.run(work, cluster.ring_worker)
 
 
 @pytest.mark.parametrize("name, options", [("sasgd", {"T": 3}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 2})])
 def test_a_ring_goes_on_from_a_saved_state_to_the_same_bits(name, options):
     def run(steps, saved=(None, None)):
-        cluster = Cluster(2, timeout_s=10)
+        cluster = Stage(2, timeout_s=10)
 
         def work(transport):
             state = saved[transport.worker_rank]
@@ -429,15 +429,15 @@ def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_
         with store.global_weights():
             return w.asscalar()
 
-    cluster = Cluster(2, timeout_s=10)
+    cluster = Stage(2, timeout_s=10)
     assert cluster.run(lambda transport: work(transport, 0.25), cluster.ring_worker) == [2.5, 2.5]
-    cluster = Cluster(2, timeout_s=10)
+    cluster = Stage(2, timeout_s=10)
     with pytest.raises(ProtocolError, match="differ in the learning rates of the global weights"):
         cluster.run(lambda transport: work(transport, None), cluster.ring_worker)
 
 
 def test_a_store_and_a_transport_that_do_not_go_together_are_told():
-    cluster = Cluster(1)
+    cluster = Stage(1)
     with pytest.raises(ConfigError, match="store pipesgd needs a ring and the transport given has servers"):
         kvstore.create("pipesgd", cluster.worker(0))
     with pytest.raises(ConfigError, match="store ssgd needs servers and the transport given has none"):
@@ -467,7 +467,7 @@ def test_an_option_that_cannot_be_is_told_before_anything_starts(options, said):
 def test_sasgd_takes_no_other_optimizer():
     for optimizer in (mx.optimizer.SGD(momentum=0.9), mx.optimizer.Adam(), mx.optimizer.SGD(clip_gradient=1)):
         with pytest.raises(ConfigError, match="store `sasgd` takes SGD steps of its own"):
-            make("sasgd", transport=Cluster(1).ring_worker(0), optimizer=lambda: optimizer)  # noqa: B023
+            make("sasgd", transport=Stage(1).ring_worker(0), optimizer=lambda: optimizer)  # noqa: B023
 
 
 @pytest.mark.parametrize("name", ["dsync", "odsgd"])
@@ -476,7 +476,7 @@ def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path, nam
     options = {} if name == "dsync" else {"warmup": 100}
 
     def run(steps, start, load=False, save=False):
-        cluster = Cluster(2, timeout_s=10)
+        cluster = Stage(2, timeout_s=10)
 
         def work(transport):
             store = make(name, transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5),
@@ -499,11 +499,11 @@ def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path, nam
 @pytest.mark.parametrize("name", ["sasgd", "pipesgd"])
 def test_optimizer_states_alone_do_not_continue_what_keeps_more(tmp_path, name):
     with pytest.raises(ConfigError, match=f"do not continue a `{name}` run"):
-        make(name, transport=Cluster(1).ring_worker(0)).load_optimizer_states(str(tmp_path / "none"))
+        make(name, transport=Stage(1).ring_worker(0)).load_optimizer_states(str(tmp_path / "none"))
 
 
 def test_a_ring_has_no_counts_of_staleness():
-    store = make("dsync", transport=Cluster(1).ring_worker(0))
+    store = make("dsync", transport=Stage(1).ring_worker(0))
     two_keys(store)
     store.begin()
     with pytest.raises(ConfigError, match="nothing to count without a server"):

@@ -13,7 +13,7 @@ from kvstore.buckets import Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.tracing import recorder as trace
-from kvstore.transports.inprocess import Cluster
+from kvstore.transports.inprocess import Stage
 from tests.jobs import ROOT, environment, until
 from tests.scenarios import Scenario, train
 
@@ -76,7 +76,7 @@ def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path, r
 def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path, recorder, local, copies):
     scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64, "optimizer_local": local},
                         iterations=5)
-    Cluster(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))
+    Stage(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))
     bars = events(tmp_path)
     buckets = {bar["args"]["bucket"] for bar in bars["gather"]}
     assert len(buckets) > 1
@@ -90,7 +90,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder, mo
     scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64}, iterations=5)
 
     def path():
-        return Cluster(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]["path"]
+        return Stage(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]["path"]
     traced = path()
     assert events(tmp_path)["gather"]
     monkeypatch.setattr(trace, "folder", None)

@@ -52,7 +52,7 @@ def test_help_of_train_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_main(name: str) -> None:
-    assert callable(importlib.import_module(COMMANDS[name].module).main)
+    assert callable(importlib.import_module(COMMANDS[name][0]).main)
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., int]) -> None:

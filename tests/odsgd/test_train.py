@@ -9,7 +9,7 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.transports.inprocess import Cluster
+from kvstore.transports.inprocess import Stage
 from odsgd.config.train import TrainConfig
 from odsgd.training import models, train
 
@@ -28,7 +28,7 @@ def records(out, event=None):
 
 def train_together(configs):
     """One worker per configuration, as threads of this process."""
-    cluster = Cluster(len(configs), timeout_s=60)
+    cluster = Stage(len(configs), timeout_s=60)
 
     def make(worker_rank):
         return (cluster.worker(worker_rank) if configs[0].needs_servers else

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.transports.inprocess import Cluster
+from kvstore.transports.inprocess import Stage
 from odsgd.training import train
 from tests.odsgd.test_train import (  # noqa: F401  the fixture is used by name
     dropout_and_batchnorm,
@@ -29,7 +29,7 @@ def order(first, last, every=1, workers=WORKERS):
 
 def train_in_order(config, first, last, every=1, workers=WORKERS):
     """Iterations first + 1 to last."""
-    cluster = Cluster(workers, order=order(first, last, every, workers), timeout_s=60)
+    cluster = Stage(workers, order=order(first, last, every, workers), timeout_s=60)
     cluster.run(lambda transport: train.Training(config, transport).run())
     assert cluster.log == order(first, last, every, workers)
 
@@ -82,7 +82,7 @@ def test_an_asynchronous_run_is_resumed_with_the_options_of_its_store(tmp_path):
 
 def test_staleness_is_a_result_of_the_run(tmp_path, capsys):
     config = tiny(tmp_path, **ASYNC, kvstore="asgd")
-    cluster = Cluster(WORKERS, order=list(range(WORKERS)) * ITERATIONS, timeout_s=60)
+    cluster = Stage(WORKERS, order=list(range(WORKERS)) * ITERATIONS, timeout_s=60)
     cluster.run(lambda transport: train.Training(config, transport).run())
     found = json.loads((tmp_path / "staleness.json").read_text())
     # In turns, every gradient but the first of each worker is M - 1 updates old; worker m's first m.
@@ -137,7 +137,7 @@ def test_every_workers_own_iteration_is_its_clock(tmp_path):
     """All workers of a job that takes turns in whole epochs train with the rate of the epoch they are in."""
     config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
     in_turns = [rank for _ in range(3) for rank in range(WORKERS) for _ in range(4)]
-    cluster = Cluster(WORKERS, order=in_turns, timeout_s=60)
+    cluster = Stage(WORKERS, order=in_turns, timeout_s=60)
     cluster.run(lambda transport: train.Training(config, transport).run())
     assert staleness(tmp_path)["lr_mean"] == pytest.approx((0.08 + 0.04 + 0.04) / 3)
     assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.08, 0.04, 0.04]

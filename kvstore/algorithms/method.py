@@ -1,0 +1,235 @@
+"""What the file of a method says: options and traits, the worker's lines, the server's lines.
+
+A `Method` is one store's algorithm. For each bucket it has a `Worker` with the worker's lines of the paper, and where
+there are servers a `Rule` with theirs. All else is machinery: buckets, engine, messages, checkpoints. Nothing here and
+in the files of the methods imports MXNet, so that the command line, the docs and the checks can read them at once.
+
+What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
+array, a list of arrays, or a deque of answers in flight. `facts` names those that hold numbers. A checkpoint keeps
+them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
+"""
+import dataclasses
+from dataclasses import InitVar, dataclass
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+import numpy as np
+
+from kvstore.buckets import Bucket
+from kvstore.errors import ConfigError
+from kvstore.job.control import DEFAULT_TIMEOUT_S
+from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.wire.interfaces import Array, GlobalWeights, Pending, Traffic
+from kvstore.wire.messages import Header
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every method."""
+
+    bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
+                                          otherwise="what suits the transport", result=False)
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
+                              group="Run", result=False)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._set(field.name, convert(field, getattr(self, field.name), field.name))
+        self.check()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen for everyone else
+
+    def check(self) -> None:
+        """ConfigError for options that do not go together; fills in defaults that depend on others."""
+
+    def refuse(self, names: Sequence[str], because: str) -> None:
+        """ConfigError if one of these has a value."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name} has no meaning {because}")
+
+    def plain(self) -> Dict[str, Any]:
+        """As JSON and YAML have them."""
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":
+        """The same with lengths in epochs as numbers of iterations."""
+        spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
+                 if isinstance(value, Span)}
+        return dataclasses.replace(self, **spans)
+
+
+def warmup(iterations: int) -> Any:
+    """The option of this name."""
+    return option(Span(iterations), SPAN, "synchronous iterations before the delay, e.g. 200, or 2epochs", tunes=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration: its number, of which 1 is the first, and its learning rates."""
+
+    t: int
+    lr: float
+    """The trainer's, for the global weights."""
+    lr_local: float
+    """For a worker's own steps; the trainer's, unless `lr_local` says otherwise."""
+
+
+class LocalStep:
+    """L: one step of a worker's own optimizer, for one bucket. Queued; returns at once."""
+
+    def __call__(self, w: Array, grad: Array, lr: float, share: float = 1.0, out: Optional[Array] = None) -> Array:
+        """out <- L(w, share grad); `out` None: `w` itself. Returns `out`."""
+        raise NotImplementedError
+
+    def start(self, w: Array) -> None:
+        """Begin at `w`, as an optimizer that has seen nothing yet."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Worker:
+    """The worker's side of a method, for one bucket. The session makes it, and gives it the fields below."""
+
+    arrays: ClassVar[Mapping[str, str]] = {}
+    facts: ClassVar[Sequence[str]] = ()
+    returned: ClassVar[str] = ""
+    """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
+    scratch: ClassVar[Mapping[str, str]] = {}
+    """Further arrays, which no checkpoint keeps."""
+
+    options: Any
+    num_workers: int
+    bucket: Bucket
+    wire: GlobalWeights
+    arriving: Pending
+    """The exchange asked for last; it holds W_0 to begin with."""
+    wd: float
+    """The trainer's weight decay, times the bucket's multiplier."""
+    local: Optional[LocalStep]
+    """The optimizer of `Method.local_optimizer`."""
+    update: Optional[LocalStep]
+    """U, where the worker applies the global optimizer itself: on a ring."""
+    w_local: InitVar[Array]
+
+    def __post_init__(self, w_local: Array) -> None:
+        self.start(w_local)
+
+    def start(self, w: Array) -> None:
+        """Make the arrays; `w` are the weights that the first gradient is taken at."""
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """One iteration after its gradient is there (or will be); returns the weights of the next one."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until nothing of this worker's is under way."""
+        self.arriving.wait()
+
+    def global_weights(self, step: Step) -> Array:
+        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing under way."""
+        return self.arriving.result()
+
+    def resumed(self) -> None:
+        """The arrays and facts are those of a checkpoint now; ConfigError if they do not go with the options."""
+
+
+class Update:
+    """U: the global optimizer, for one bucket on a server."""
+
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0) -> None:
+        """W <- U(W, share grad), in place; may overwrite `grad`. Both are the arrays that `receive` was given."""
+        raise NotImplementedError
+
+
+class Rule:
+    """The server's side of a method, for one bucket: what a push does to the global weights.
+
+    version : updates done
+    """
+
+    arrays: ClassVar[Mapping[str, str]] = {}
+    facts: ClassVar[Sequence[str]] = ()
+
+    def __init__(self, index: int, options: Any, num_workers: int, update: Update) -> None:
+        self.index, self.options, self.num_workers, self.update = index, options, num_workers, update
+        self.version = 0
+
+    def start(self, w: np.ndarray) -> None:
+        """Make the arrays, for weights `w`."""
+
+    def receive(self, header: Header, grad: np.ndarray, w: np.ndarray) -> None:
+        """Bring `w` to what the answer shall be, in place. `grad`, what was pushed, may be overwritten."""
+        raise NotImplementedError
+
+    def statistics(self) -> Dict[str, Any]:
+        """What is of interest while it runs, as JSON."""
+        return {"version": self.version}
+
+
+class Method:
+    """One store's algorithm. Subclasses give names and traits; they are looked at before anything is made."""
+
+    name: ClassVar[str]
+    Options: ClassVar[Type[Options]] = Options
+    worker: ClassVar[Type[Worker]]
+    rule: ClassVar[Type[Rule]]
+    """Where it runs on servers."""
+
+    transports: ClassVar[Tuple[str, ...]] = ("server",)
+    """What it runs on: `server`, `ring`, or either; the first is the default."""
+    asynchronous: ClassVar[bool] = False
+    """Whether workers wait for nobody while they train."""
+    waits: ClassVar[bool] = False
+    """Whether the next iteration waits for this one's exchange."""
+    plain_sgd: ClassVar[str] = ""
+    """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
+    resumes_from_optimizer: ClassVar[bool] = True
+    """Whether the state of the global optimizer alone is enough to go on with."""
+
+    def __init__(self, options: Any, num_workers: int) -> None:
+        self.options, self.num_workers = options, num_workers
+        self.check()
+
+    def check(self) -> None:
+        """ConfigError for options that do not go with the number of workers."""
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        """Name and settings of the optimizer of the worker's own steps. A setting that is None is the trainer's."""
+        return None
+
+    # -- what follows from the options -------------------------------------------------------------------------
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        """Iterations between two pushes, and between two fetches."""
+        return 1, 1
+
+    @classmethod
+    def in_flight(cls, options: Any, num_workers: int) -> int:
+        """How many gradients are under way at a time, each taken on weights that the others have moved on since."""
+        return num_workers if cls.asynchronous else 1
+
+    @classmethod
+    def damped(cls, options: Any) -> bool:
+        """Whether a gradient's learning rate is divided by its staleness."""
+        return False
+
+    @classmethod
+    def own_momentum(cls, options: Any) -> Optional[Tuple[str, float]]:
+        """Name and value of the option that is the momentum, where it is not the trainer's."""
+        return None
+
+    @classmethod
+    def steps_locally(cls, options: Any) -> bool:
+        """Whether `lr_local` is the learning rate of something."""
+        return "lr_local" in cls.option_names()
+
+    @classmethod
+    def option_names(cls) -> List[str]:
+        """All names of its options."""
+        return [field.name for field in dataclasses.fields(cls.Options)]
+
+    def traffic(self, whole: bool) -> Traffic:
+        """How it uses the wire; `whole`: an optimizer wants whole parameters."""
+        return Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole)

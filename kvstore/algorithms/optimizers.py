@@ -1,0 +1,53 @@
+"""Optimizers by name: MXNet's, and those with delay compensation, with the options of these and their defaults.
+
+A worker of OD-SGD takes any of them for its local step; with `dcasgd_c` or `dcasgd_a` it has the options of the store
+of that name (`dcasgd`).
+"""
+import dataclasses
+from typing import Any, Dict
+
+from kvstore.algorithms import dcasgd
+from kvstore.errors import ConfigError
+from kvstore.options import name, option
+
+MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lamb", "lars", "lbsgd", "nadam", "nag",
+         "rmsprop", "sgd", "sgld", "signum")
+
+COMPENSATED: Dict[str, Any] = {method.name: method.Options for method in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
+"""Name -> the options among which its own are."""
+
+COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
+                     if field.name not in {"bucket_nbytes", "timeout_s"})
+
+NAMES = (*MXNET, *COMPENSATED)
+
+WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED)
+"""Their constructors take `momentum`; for the others the option is an error, not a silent nothing."""
+
+PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
+"""Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
+
+LOCAL = name("local optimizer", ("none", *NAMES))
+
+
+def own(option_name: str) -> Any:
+    """The option of this name as one of a local optimizer: its default is that of the optimizer that is chosen."""
+    field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
+    return option(None, field.metadata["kind"], field.metadata["help"], tunes=field.metadata["tunes"], portable=False,
+                  otherwise="that of optimizer_local")
+
+
+def fill_in(options: Any, where: str, optimizer: str) -> None:
+    """Give `options` the defaults of `optimizer`, which the option `where` names; ConfigError for those it has not."""
+    for option_name in COMPENSATION:
+        takers = [taker for taker, its in COMPENSATED.items() if option_name in its.__dataclass_fields__]
+        if optimizer not in takers and getattr(options, option_name) is not None:
+            raise ConfigError(f"{option_name} goes with {where} {' or '.join(takers)}, not with `{optimizer}`")
+        if optimizer in takers and getattr(options, option_name) is None:
+            options._set(option_name, COMPENSATED[optimizer].__dataclass_fields__[option_name].default)
+
+
+def check_momentum(where: str, momentum: float, optimizer: str) -> None:
+    """ConfigError where an optimizer has no use for it."""
+    if momentum and optimizer not in WITH_MOMENTUM:
+        raise ConfigError(f"{where}: optimizer `{optimizer}` takes no momentum; leave it out")

@@ -1,0 +1,77 @@
+"""n-softsync with staleness-aware learning rates.
+
+Zhang, Gupta, Lian, Liu, "Staleness-Aware Async-SGD for Distributed Deep Learning", IJCAI 2016.
+
+The server collects c = floor(M / n) gradients of any workers for one update, and damps each by its staleness. The
+worker is ASGD's.
+
+    W <- U(W, 1/c sum_l (alpha_l / alpha_0) g_l),    alpha_l = alpha_0 / tau_l  if tau_l > 0,  else alpha_0
+
+    paper         code         meaning
+    n, lambda, c  n, M, c      splitting parameter, number of workers, gradients per update: c = floor(lambda / n)
+    tau_l         tau          staleness: version now - version the gradient was taken on
+    sum           sum, held    of the gradients since the last update; their number
+"""
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from kvstore.algorithms.asgd import ASGD, AsyncUpdate
+from kvstore.algorithms.method import Options
+from kvstore.errors import ConfigError
+from kvstore.options import FLAG, integer, option
+from kvstore.wire.messages import Header
+
+
+class Softsync(AsyncUpdate):
+    """The server, for one bucket.
+
+    Invariant 3: fewer than c gradients are held between calls, and none is counted twice.
+    """
+
+    arrays = {"sum": "gradients that wait for the next update"}
+    facts = (*AsyncUpdate.facts, "held")
+
+    def start(self, w: np.ndarray) -> None:
+        super().start(w)
+        self.c = self.num_workers // (self.options.n or self.num_workers)
+        self.sum, self.held = np.zeros_like(w), 0
+
+    def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
+        factor = 1.0 / max(tau, 1) if self.options.modulate else 1.0
+        self.sum += np.float32(factor) * grad
+        self.held += 1
+        if self.held == self.c:
+            grad[:] = self.sum / np.float32(self.c)
+            self.step(w, grad, header.lr)
+            self.sum[:], self.held = 0, 0
+        return factor
+
+
+class SoftsyncSGD(ASGD):
+    """``kvstore.create("softsync")``."""
+
+    name = "softsync"
+    rule = Softsync
+
+    @dataclass(frozen=True)
+    class Options(Options):
+        """Options of n-softsync."""
+
+        n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "
+                                  "workers / n gradients for one", tunes=True,
+                                  otherwise="the number of workers, an update per push")
+        modulate: bool = option(True, FLAG, "divide a gradient's learning rate by its staleness", tunes=True)
+
+    def check(self) -> None:
+        if self.options.n is not None and self.options.n > self.num_workers:
+            raise ConfigError(f"`n` is {self.options.n}, more than the {self.num_workers} workers of the job")
+
+    @classmethod
+    def in_flight(cls, options: Any, num_workers: int) -> int:
+        return options.n or num_workers  # its servers average the rest
+
+    @classmethod
+    def damped(cls, options: Any) -> bool:
+        return bool(options.modulate)

@@ -1,0 +1,127 @@
+"""An optimizer applied to a bucket: at once on a server, or queued on a worker."""
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.algorithms.method import LocalStep, Update
+from kvstore.engine import engine, optimizers
+from kvstore.engine._mxnet import NDArray, mx
+
+
+class Applied:
+    """One optimizer's place in one bucket: its state, and what a checkpoint keeps of both."""
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
+        self.optimizer, self.index = optimizer, index
+        self.shape = None if optimizers.elementwise(optimizer) else shape
+        self.state: Any = None
+
+    def start(self, w: NDArray) -> None:
+        """Make a state for weights like `w`."""
+        self.state = self.optimizer.create_state_multi_precision(self.index, self._shaped(w))
+
+    def arrays(self) -> Dict[str, NDArray]:
+        """The arrays of the state."""
+        return optimizers.state_arrays(self.state)
+
+    def facts(self) -> Dict[str, Any]:
+        """What the optimizer remembers beside arrays, as JSON."""
+        return optimizers.progress(self.optimizer, self.index)
+
+    def put_back(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+        """The inverse of `arrays` and `facts`, after `start`."""
+        optimizers.set_progress(self.optimizer, self.index, facts)
+        for name, mine in self.arrays().items():
+            mine[:] = arrays[name].reshape(mine.shape)
+
+    def _shaped(self, flat: NDArray) -> NDArray:
+        """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""
+        return flat if self.shape is None else flat.reshape(tuple(self.shape))
+
+    def _set(self, lr: float, share: float) -> None:
+        self.optimizer.lr, self.optimizer.rescale_grad = lr, share
+
+    def _apply(self, w: NDArray, grad: NDArray) -> None:
+        self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
+
+
+class AtOnce(Applied, Update):
+    """U on a server, whose one thread would wait for the update anyway."""
+
+    def bind(self, w: NDArray, grad: NDArray) -> Tuple[np.ndarray, np.ndarray]:
+        """Weights and gradient of the push that is handled now; returned in place, as a rule sees them."""
+        self._w, self._grad = w, grad
+        return engine.memory(w), engine.memory(grad)
+
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0) -> None:
+        self._set(lr, share)
+        if is_plain_sgd(self.optimizer):
+            momentum = None if self.state is None else engine.memory(self.state)
+            SGD(self.optimizer, self.index)(w, grad, momentum, out=w, room=grad)
+        else:
+            self._apply(self._w, self._grad)
+            self._w.wait_to_read()  # a rule may look at it
+
+
+class Queued(Applied, LocalStep):
+    """L, or U on a ring: operations of the engine."""
+
+    def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
+                 out: Optional[NDArray] = None) -> NDArray:
+        out = w if out is None else out
+        self._set(lr, share)
+        if is_plain_sgd(self.optimizer):
+            self._step(w, grad, out)
+        else:  # works in place
+            if out is not w:
+                self.copy(w, out)
+            self._apply(out, grad)
+        return out
+
+    def copy(self, w: NDArray, out: NDArray) -> None:
+        """out <- w"""
+        w.copyto(out)
+
+    def _step(self, w: NDArray, grad: NDArray, out: NDArray) -> None:
+        step = SGD(self.optimizer, self.index)
+
+        def update() -> None:
+            before, g, after = engine.view(w), engine.view(grad), engine.view(out)
+            momentum = None if self.state is None else engine.view(self.state)
+            step(before, g, momentum, out=after, room=None if out is w else after)
+
+        reads = [grad] if out is w else [w, grad]
+        engine.push(update, reads, [out] if self.state is None else [out, self.state])
+
+
+def is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether NumPy does what `optimizer` does."""
+    return type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient
+
+
+class SGD:
+    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
+
+        v <- momentum v - lr wd w - lr g,    out <- w + v        v: None without momentum
+    """
+
+    def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
+        optimizer._update_count(index)
+        self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
+        self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray], out: np.ndarray,
+                 room: Optional[np.ndarray]) -> None:
+        """`out` may be `w`. `room` is for what is computed on the way: `g`, or `out` where that is not `w`."""
+        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
+            step = np.multiply(g, self._scale, out=room)
+            if v is None:
+                if self._wd:
+                    step += self._lr * self._wd * w
+                np.subtract(w, step, out=out)
+            else:
+                v *= self._momentum
+                if self._wd:
+                    v -= self._lr * self._wd * w
+                v -= step
+                np.add(w, v, out=out)

@@ -1,0 +1,59 @@
+"""What lasts: the arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
+import collections
+from typing import Any, Counter, Dict, Mapping
+
+import numpy as np
+
+from kvstore.errors import ConfigError
+from kvstore.wire.interfaces import Array, Pending
+
+
+def arrays_of(owner: Any) -> Dict[str, Array]:
+    """The declared arrays by name; those of a list or a deque are ``NAME/0``, ``NAME/1`` …
+
+    Without the one that a worker returned last, which is kept as its weights.
+    """
+    found: Dict[str, Any] = {}
+    for name in owner.arrays:
+        value = getattr(owner, name)
+        if isinstance(value, (list, collections.deque)):
+            found.update({f"{name}/{i}": one for i, one in enumerate(value)})
+        elif value is not None and name != getattr(owner, "returned", ""):
+            found[name] = value
+    return {name: one.result() if isinstance(one, Pending) else one for name, one in found.items()}
+
+
+def facts_of(owner: Any) -> Dict[str, Any]:
+    """The declared facts, as JSON."""
+    return {name: _packed(getattr(owner, name)) for name in owner.facts}
+
+
+def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array = None) -> None:
+    """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind the arrays of a deque are made."""
+    for name in owner.facts:
+        setattr(owner, name, _unpacked(facts[name], getattr(owner, name)))
+    for name in owner.arrays:
+        value = getattr(owner, name)
+        if isinstance(value, collections.deque):
+            value.extend(Pending(_filled(like.copy(), arrays[saved])) for saved in arrays
+                         if saved.rpartition("/")[0] == name)
+    for name, mine in arrays_of(owner).items():
+        if name not in arrays:
+            raise ConfigError(f"no array `{name}` in the saved state; it belongs to another version or other options")
+        _filled(mine, arrays[name])
+
+
+def _filled(array: Array, saved: np.ndarray) -> Array:
+    array[:] = saved.reshape(array.shape)
+    return array
+
+
+def _packed(fact: Any) -> Any:
+    return [[list(key), count] for key, count in fact.items()] if isinstance(fact, collections.Counter) else fact
+
+
+def _unpacked(saved: Any, like: Any) -> Any:
+    if not isinstance(like, collections.Counter):
+        return saved
+    counter: Counter[Any] = collections.Counter({tuple(key): count for key, count in saved})
+    return counter

@@ -1,0 +1,125 @@
+"""A session's state as arrays by parameter name and JSON, and back.
+
+A worker's    arrays ``global/NAME`` and ``local/NAME`` (its weights), ``worker/ARRAY/NAME`` (what its method declares),
+              ``optimizer_local/ARRAY/NAME``; JSON with the iteration, its rates and the facts
+the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by bucket
+
+Arrays are by parameter, so they outlive a layout of buckets; in a synchronous job all buckets' facts are alike.
+"""
+from typing import Any, Callable, Dict, Optional, Tuple
+
+import numpy as np
+
+from kvstore import buckets as layout
+from kvstore import keeping
+from kvstore.algorithms.method import Step
+from kvstore.buckets import Bucket
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+from kvstore.session import Session
+from kvstore.wire.interfaces import Servers
+from kvstore.wire.saved import array_text, text_array
+
+Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
+
+
+def worker_state(session: Session) -> Saved:
+    """What this worker knows. Nothing may be under way; in a synchronous job of a ring, collective."""
+    arrays: Dict[str, np.ndarray] = {}
+    names: Dict[str, Any] = {}
+    for bucket in session.buckets:
+        worker = session.workers[bucket.id]
+        flats = {"global": session.global_weights(bucket), "local": session.w_local[bucket.id],
+                 **{f"worker/{name}": array for name, array in keeping.arrays_of(worker).items()}}
+        if bucket.id in session.local_steps:
+            state = session.local_steps[bucket.id].arrays()
+            flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
+        names = flats
+        for prefix, flat in flats.items():
+            layout.split(bucket, flat.asnumpy().reshape(-1), arrays, prefix + "/")
+    first, step = session.buckets[0], session.step
+    versions = session.transport.versions() if isinstance(session.transport, Servers) else {}
+    return arrays, {
+        "store": session.method.name, "iteration": step.t, "lr": step.lr, "lr_local": step.lr_local,
+        "arrays": list(names), "facts": {bucket.label: keeping.facts_of(session.workers[bucket.id])
+                                         for bucket in session.buckets},
+        "optimizer_local": session.local_steps[first.id].facts() if session.local_steps else None,
+        "versions": {bucket.label: versions[bucket.id] for bucket in session.buckets if versions}}
+
+
+def load_worker(session: Session, saved: Saved) -> None:
+    """Go on from what `worker_state` gave. The session has begun, at the saved weights."""
+    arrays, meta = saved
+    for bucket in session.buckets:
+        def below(prefix: str, bucket: Bucket = bucket) -> Dict[str, np.ndarray]:
+            return {name[len(prefix):]: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]
+                    if name.startswith(prefix)}
+
+        worker = session.workers[bucket.id]
+        keeping.put_back(worker, below("worker/"), of_bucket(session, bucket, meta["facts"]),
+                         like=session.w_local[bucket.id])
+        worker.resumed()
+        if bucket.id in session.local_steps:
+            session.local_steps[bucket.id].put_back(below("optimizer_local/"), meta["optimizer_local"])
+    if meta["versions"]:
+        assert isinstance(session.transport, Servers)
+        session.transport.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
+                                        for bucket in session.buckets})
+
+
+def step_of(saved: Saved) -> Step:
+    """The last iteration before it was saved."""
+    return Step(saved[1]["iteration"], saved[1]["lr"], saved[1]["lr_local"])
+
+
+def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:
+    """Function from a bucket to its saved weights, ``global/`` or ``local/``."""
+    return lambda bucket: mx.nd.array(layout.join(bucket, saved[0], prefix), ctx=context)
+
+
+def server_state(session: Session) -> Saved:
+    """What the servers know, or in their place this worker."""
+    arrays: Dict[str, np.ndarray] = {}
+    meta: Dict[str, Any] = {}
+    exported = session.wire.export_state()
+    for bucket in session.buckets:
+        for name, flat in exported[bucket.id].items():
+            if name == "meta":
+                meta[bucket.label] = array_text(flat)
+            else:
+                layout.split(bucket, flat, arrays, name + "/")
+                meta.setdefault("arrays", {})[name] = None
+    return arrays, {**meta, "arrays": list(meta.get("arrays", {}))}
+
+
+def load_servers(session: Session, saved: Optional[Saved]) -> int:
+    """Worker 0's `server_state` goes to where the global optimizer lives, if it has one. Collective.
+
+    Returns how many updates that optimizer had done.
+    """
+    state: Optional[Dict[int, Dict[str, np.ndarray]]] = None
+    updates = 0
+    if saved is not None and session.transport.worker_rank == 0:
+        arrays, meta = saved
+        facts = {label: one for label, one in meta.items() if label != "arrays"}
+        assert session.optimizer is not None
+        updates = _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
+        state = {bucket.id: {**{name: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]},
+                             "meta": text_array(of_bucket(session, bucket, facts))} for bucket in session.buckets}
+    session.wire.import_state(state, session.buckets)
+    return int(session.transport.total(np.array([updates]))[0])
+
+
+def of_bucket(session: Session, bucket: Bucket, saved: Dict[str, Any]) -> Any:
+    """What was saved of a bucket. In a synchronous job all buckets are alike, so they may be cut anew."""
+    if not session.method.asynchronous:
+        return saved.get(bucket.label, _any(saved))
+    if set(saved) != {each.label for each in session.buckets}:
+        raise ConfigError(f"the saved state has {len(saved)} buckets that begin elsewhere than the "
+                          f"{len(session.buckets)} of this run; an asynchronous run is resumed with the "
+                          "`bucket_nbytes` it was saved with")
+    return saved[bucket.label]
+
+
+def _any(by_bucket: Dict[str, Any]) -> Any:
+    return next(iter(by_bucket.values()))

@@ -1,0 +1,174 @@
+"""One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
+
+A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer. This knows none of them:
+
+    session = Session(method, options, transport)
+    session.use(optimizer)
+    buckets = session.plan(parameters)             all workers come to the same
+    session.begin(weights)                         W_0 of every bucket goes to what holds the global weights
+    step = session.next_step(lr, lr_local)
+    for bucket in buckets:                         all of them, in this order, on all workers alike
+        w = session.iterate(bucket, grad, step)    an array that holds the next weights, or will
+
+Nothing here waits for the network in a training step. Calls that do say so.
+"""
+import json
+from collections import deque
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type
+
+from kvstore import algorithms
+from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, by_layer
+from kvstore.engine import optimizers
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.updates import Queued
+from kvstore.errors import ConfigError
+from kvstore.job.control import watch
+from kvstore.tracing import recorder, wraps
+from kvstore.transports.replicas import Replicas
+from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Transport
+
+
+class Session:
+    """One method on one transport, for one model.
+
+    Invariants
+      1. `workers` and `w_local` have an entry per bucket, from `begin` on.
+      2. `step` is the iteration that was begun last; the session alone counts.
+    """
+
+    def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        self.transport, self.timeout_s = transport, options.timeout_s
+        self.method = method(options.in_iterations(), transport.num_workers)
+        self.on = recorder.begin("worker", transport.worker_rank)
+        self.wire: GlobalWeights
+        if isinstance(transport, Servers):
+            self.wire = transport
+        else:
+            assert isinstance(transport, Ring)
+            self.wire = Replicas(transport)
+        if self.on is not None:
+            wraps.wire(self.on, transport, numbered=not method.asynchronous)
+        self.step = Step(0, 0.0, 0.0)
+        self.buckets: List[Bucket] = []
+        self.workers: Dict[int, Worker] = {}
+        self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
+        self.optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.local_steps: Dict[int, Queued] = {}
+
+    # -- before the first step -----------------------------------------------------------------------------------
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The global optimizer. Its settings travel to the servers, if there are any."""
+        hint, name = self.method.plain_sgd, self.method.name
+        plain = type(optimizer) is mx.optimizer.SGD and not optimizer.momentum and optimizer.clip_gradient is None
+        if hint and not plain:
+            raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
+                              f"without momentum or clip_gradient (momentum: {hint})")
+        optimizers.describe(optimizer)  # complains here, before anything has started, if it cannot travel
+        self.optimizer = optimizer
+        local = self.method.local_optimizer()
+        if local is not None:
+            settings = {**local[1], "wd": optimizer.wd if local[1].get("wd") is None else local[1]["wd"]}
+            self.local_optimizer = optimizers.create_local(local[0], settings)
+
+    def model(self) -> List[str]:
+        """What must be the same on all workers, in lines, beside the parameters."""
+        options = ", ".join(f"{name}={value}" for name, value in self.method.options.plain().items())
+        lines = [f"store {self.method.name}: {options}"]
+        if self.optimizer is not None:
+            lines.append(f"optimizer {json.dumps(optimizers.describe(self.optimizer), sort_keys=True)}")
+        return lines
+
+    def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
+        """Lay out the buckets."""
+        assert self.optimizer is not None
+        used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
+        self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
+        self.buckets = self.transport.plan(by_layer(parameters), self._traffic)
+        return self.buckets
+
+    def begin(self, weights: Callable[[Bucket], NDArray],
+              w_local: Optional[Callable[[Bucket], NDArray]] = None) -> None:
+        """Give whatever holds the global weights its rule and W_0. Collective; waits.
+
+        `w_local`: the weights that the first gradients are taken at; None: W_0.
+        """
+        method, optimizer = self.method, self.optimizer
+        assert optimizer is not None
+        opening = Opening(algorithms.where(type(method)), method.options.plain(), optimizers.describe(optimizer),
+                          self.buckets, self._traffic)
+        arriving = self.wire.open(opening, weights)
+        for bucket in self.buckets:
+            own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
+            self.w_local[bucket.id] = own
+            self.workers[bucket.id] = method.worker(
+                method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
+                optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket), own)
+
+    def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[LocalStep]:
+        if self.local_optimizer is None:
+            return None
+        multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
+        multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
+        step = self.local_steps[bucket.id] = Queued(self.local_optimizer, bucket.id, bucket.shape)
+        step.start(w)
+        return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
+
+    def _update(self, bucket: Bucket) -> Optional[LocalStep]:
+        if not isinstance(self.wire, Replicas):
+            return None
+        update = self.wire.updates[bucket.id]
+        return update if self.on is None else wraps.update(self.on, update, bucket, "update")
+
+    # -- every step ----------------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done."""
+        return self.step.t
+
+    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
+        """The next iteration begins; `lr_local` None: as `lr`."""
+        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        return self.step
+
+    def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
+        """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
+        w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
+        return w
+
+    # -- to look at it -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all that this worker has asked for has arrived."""
+        with self.deadline():
+            for worker in self.workers.values():
+                worker.wait()
+
+    def deadline(self) -> Any:
+        """A deadline for what waits for the answers of this iteration."""
+        return watch.deadline(self.timeout_s, f"the answers of iteration {self.iteration} did not arrive within "
+                              f"{self.timeout_s:g} s: another worker or a server is late, stopped or unreachable. "
+                              "Check that all are alive, or raise `timeout_s`")
+
+    def global_weights(self, bucket: Bucket) -> NDArray:
+        """W of one bucket. All workers ask, with nothing under way."""
+        return self.workers[bucket.id].global_weights(self.step)
+
+    def memory(self) -> Dict[str, int]:
+        """Bytes that the method keeps on this worker, by ``NAME: MEANING``."""
+        counted: Dict[str, int] = {}
+        for key, worker in self.workers.items():
+            for name, meaning in {**worker.arrays, **worker.scratch}.items():
+                self._count(counted, f"{name}: {meaning}", getattr(worker, name))
+            if key in self.local_steps:
+                self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
+        return counted
+
+    @staticmethod
+    def _count(counted: Dict[str, int], label: str, value: Any) -> None:
+        for array in value if isinstance(value, (list, deque)) else [] if value is None else [value]:
+            array = array.untaken() if isinstance(array, Pending) else array
+            counted[label] = counted.get(label, 0) + array.size * WIRE_DTYPE.itemsize

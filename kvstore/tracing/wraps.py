@@ -1,0 +1,86 @@
+"""Calls of the data path, wrapped so that each leaves a bar on the timeline. Made only where a `Recorder` is on."""
+import functools
+import time
+from typing import Any, Callable, Sequence
+
+from kvstore.buckets import WIRE_DTYPE, Bucket
+from kvstore.engine._mxnet import NDArray
+from kvstore.engine.updates import Queued
+from kvstore.tracing.recorder import Recorder
+from kvstore.wire.interfaces import Pending
+from kvstore.wire.messages import HEADER
+
+
+def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:
+    """Let `after(result, *arguments)` follow each call of a method of `owner`."""
+    call = getattr(owner, name)
+
+    @functools.wraps(call)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        result = call(*arguments, **keywords)
+        after(result, *arguments, **keywords)
+        return result
+    setattr(owner, name, wrapped)
+
+
+def wire(on: Recorder, transport: Any, numbered: bool) -> None:
+    """Bars from what a message waits for until its answer is there."""
+    def sent(pending: Pending, bucket: Bucket, array: NDArray, *_: Any) -> None:
+        reads = {id(one): one for one in [array, *pending.behind]}
+        on.span("exchange", bucket, list(reads.values()), [pending.untaken()], numbered)
+
+    for name in {"exchange", "fetch", "allreduce"} & set(dir(transport)):
+        _wrap(transport, name, sent)
+
+
+def update(on: Recorder, queued: Queued, bucket: Bucket, lane: str) -> Queued:
+    """Bars of an optimizer's steps on a worker."""
+    class Traced(type(queued)):  # type: ignore[misc]
+        def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0, out: Any = None) -> NDArray:
+            after = super().__call__(w, grad, lr, share, out)
+            on.span(lane, bucket, [grad] if after is w else [w, grad], [after])
+            return after
+
+        def copy(self, w: NDArray, out: NDArray) -> None:
+            super().copy(w, out)
+            on.span("copy", bucket, [w], [out])
+
+    queued.__class__ = Traced
+    return queued
+
+
+def lane(on: Recorder, one: Any) -> None:
+    """Bars of the way between devices and flat arrays."""
+    def gathered(flat: NDArray, grads: Sequence[Sequence[NDArray]], *_: Any) -> None:
+        on.span("gather", one.bucket, [array for device in grads for array in device], [flat])
+
+    def scattered(_: None, flat: NDArray, weights: Sequence[Sequence[NDArray]]) -> None:
+        on.span("scatter", one.bucket, [flat], [array for device in weights for array in device])
+
+    _wrap(one, "gather", gathered)
+    _wrap(one, "scatter", scattered)
+
+
+# -- a server ------------------------------------------------------------------------------------------------------
+
+def server_update(on: Recorder, call: Callable[..., None], synchronous: bool) -> Callable[..., None]:
+    """A bar while the pushes are added up, and one of the update."""
+    def traced(key: int, pushed: NDArray, stored: NDArray) -> None:
+        began_s = time.monotonic()
+        pushed.wait_to_read()
+        merged_s = time.monotonic()
+        call(key, pushed, stored)
+        args = {"bucket": key, "bytes": (pushed.size - HEADER) * WIRE_DTYPE.itemsize}
+        if synchronous:
+            args["round"] = on.round("update", key)
+        on.add("merge", "merge", began_s, merged_s, **args)
+        on.add("update", "update", merged_s, time.monotonic(), **args)
+    return traced
+
+
+def server_sum(on: Recorder, call: Callable[..., None]) -> Callable[..., None]:
+    """The workers may be about to read the file."""
+    def traced(*arguments: Any) -> None:
+        on.flush()
+        call(*arguments)
+    return traced

@@ -1,0 +1,86 @@
+"""Global weights without a server: every worker holds them and the optimizer's state, and applies the same sums.
+
+    W_{t+1} = U(W_t, G_t),    G_t = 1/M allreduce(g_t)
+
+All workers begin with the same bits and get the same bits from every sum, so they need not compare notes. One thing is
+each worker's own, the rate at which they move: it must be the same on all, which `check` looks after.
+"""
+import struct
+import zlib
+from typing import Callable, Dict, List, Optional, Sequence
+
+from kvstore.buckets import Bucket
+from kvstore.engine import optimizers
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.updates import Queued
+from kvstore.job import agreement
+from kvstore.wire.interfaces import Opening, Pending, Replicated, Ring, State
+from kvstore.wire.saved import array_text, npz, text_array, un_npz
+
+
+class _InTurn:
+    """Arrays like one of a bucket's, made when they are first needed and then used in turn."""
+
+    def __init__(self, like: NDArray, number: int) -> None:
+        self._like, self._number = like, number
+        self._arrays: List[NDArray] = []
+
+    def next(self) -> NDArray:
+        """The array that has not been used for longest; it is to be written as a whole."""
+        new = len(self._arrays) < self._number
+        self._arrays.append(mx.nd.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
+        return self._arrays[-1]
+
+
+class Replicas(Replicated):
+    """`exchange` made of a ring's sums."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self.updates: Dict[int, Queued] = {}  # U, by bucket
+        self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
+        self._sums: Dict[int, _InTurn] = {}
+        self._weights: Dict[int, _InTurn] = {}
+        self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = optimizers.build(opening.optimizer, trusted=True)  # this process's own
+        optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
+        optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
+        for bucket in opening.buckets:
+            w = weights(bucket)
+            self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
+            self.updates[bucket.id].start(w)
+            self._sums[bucket.id], self._weights[bucket.id] = _InTurn(w, opening.traffic.depth), _InTurn(w, 2)
+            self._arriving[bucket.id] = Pending(w)
+        return dict(self._arriving)
+
+    def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
+        self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
+        return self.ring.allreduce(bucket, array, self._sums[bucket.id].next())
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
+        update, share = self.updates[bucket.id], 1.0 / self.ring.num_workers
+        self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
+            lambda total: update(before.result(), total, lr, share, out=after))
+        return self._arriving[bucket.id]
+
+    def check(self) -> None:
+        agreement.check(self.ring, "the learning rates of the global weights, which without a server each applies "
+                        "itself", [f"the last one: {self._rate!r}", f"all so far, as a checksum: {self._rates:08x}"])
+
+    def export_state(self) -> State:
+        """The parts have the names of a server's (`shard.Entry.saved`)."""
+        return {key: {**{f"optimizer/{name}": array.asnumpy().reshape(-1) for name, array in update.arrays().items()},
+                      "meta": text_array({"optimizer": update.facts(), "rule": {}})}
+                for key, update in self.updates.items()}
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            mine = b"" if state is None or self.ring.worker_rank != 0 else npz(state[bucket.id])
+            data = agreement.from_worker_0(self.ring, mine)
+            if data:
+                parts = un_npz(data)
+                arrays = {name[len("optimizer/"):]: array for name, array in parts.items() if name != "meta"}
+                self.updates[bucket.id].put_back(arrays, array_text(parts["meta"])["optimizer"])

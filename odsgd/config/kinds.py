@@ -1,0 +1,66 @@
+"""Kinds of options that a training run has and a method has not."""
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Dict
+
+import yaml
+
+from kvstore.options import Kind, as_text, integers, items
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """How long an emulated accelerator computes per iteration, written ``200ms`` or ``0.2s,lognormal:0.1``.
+
+    `spread` : sigma of the lognormal distribution of that time, whose mean is `seconds`; 0: always the same
+    """
+
+    seconds: float
+    spread: float = 0.0
+
+    def plain(self) -> str:
+        """The value as YAML has it; reading it back gives this Compute."""
+        return f"{1000 * self.seconds:.12g}ms" + (f",lognormal:{self.spread:.12g}" if self.spread else "")
+
+    def __str__(self) -> str:
+        return self.plain()
+
+
+def _compute(value: Any) -> Compute:
+    if isinstance(value, Compute):
+        return value
+    match = re.fullmatch(r"([\d.]+) ?(ms|s)(?:, ?lognormal:([\d.]+))?", as_text(value).strip())
+    if not match:
+        raise ValueError
+    number, unit, spread = match.groups()
+    compute = Compute(float(number) / (1000 if unit == "ms" else 1), float(spread or 0))
+    if not compute.seconds > 0:
+        raise ValueError
+    return compute
+
+
+def _keyword_value(text: str) -> Any:
+    """A number or truth value where `text` is one; YAML 1.1 takes ``1e-4`` for a string, so floats are tried first."""
+    for convert in (int, float):
+        try:
+            return convert(text)
+        except ValueError:
+            pass
+    value = yaml.safe_load(text)
+    return value if isinstance(value, bool) else text
+
+
+def _keywords(value: Any) -> Dict[str, Any]:
+    if isinstance(value, dict):
+        return {str(key): _keyword_value(v) if isinstance(v, str) else v for key, v in value.items()}
+    pairs = [part.partition("=") for part in items(value)]
+    if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):
+        raise ValueError
+    return {key.strip(): _keyword_value(text.strip()) for key, _, text in pairs}
+
+
+COMPUTE = Kind("TIME", "a time (200ms, 0.2s), perhaps with a spread (200ms,lognormal:0.2)", _compute)
+KEYWORDS = Kind("K=V,...", "keywords as key=value,key=value", _keywords)
+SHAPE = integers(1, length=3, expected="channels,height,width, e.g. 3,32,32")

@@ -1,0 +1,55 @@
+"""The options of all methods as flags, YAML keys and rows of the docs: one of each for every name."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, List, Tuple
+
+from kvstore.algorithms import METHODS
+from kvstore.algorithms.method import Options
+from kvstore.options import Kind, as_text, option, plain
+
+COMMON = tuple(field.name for field in dataclasses.fields(Options))
+"""Options that every method has."""
+
+
+def takers(name: str) -> List[str]:
+    """The stores with an option of this name."""
+    return [store for store, method in METHODS.items() if name in method.option_names()]
+
+
+def fields() -> Dict[str, dataclasses.Field[Any]]:
+    """Name -> a field that stands for the options of this name. Its help says what each store makes of it."""
+    made = {}
+    for name, its in meanings().items():
+        found = [field for defaults in its.values() for field, _ in defaults.values()]
+        kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in found}
+        kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
+        help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
+        made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
+    return {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass(
+        "MethodOptions", [(name, Any, field) for name, field in made.items()]))}
+
+
+def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
+    """Name of an option -> help -> default -> a field of which they are true, and its stores."""
+    found: Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]] = {}
+    for store, method in METHODS.items():
+        for field in dataclasses.fields(method.Options):
+            meaning = found.setdefault(field.name, {}).setdefault(field.metadata["help"], {})
+            meaning.setdefault(_default(field), (field, []))[1].append(store)
+    return found
+
+
+def _help(name: str, text: str, defaults: Dict[str, Tuple[dataclasses.Field[Any], List[str]]]) -> str:
+    """``easgd, eamsgd: what it is (default: 4)``, or with the stores beside each default."""
+    if len(defaults) > 1:
+        shown = "; ".join(f"{', '.join(stores)}: {default}" for default, (_, stores) in defaults.items())
+        return f"{text} (defaults: {shown})"
+    (default, (_, stores)), = defaults.items()
+    off = f"; --no-{name.replace('_', '-')} turns it off" if default == "true" else ""
+    return f"{'' if name in COMMON else ', '.join(stores) + ': '}{text} (default: {default}{off})"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.metadata["otherwise"] if field.default is None else plain(field.default)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
