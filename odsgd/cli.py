@@ -10,7 +10,6 @@ from typing import List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
-
 #: The module of each command, and its line of help. The module is imported when the command is asked for; its
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
 COMMANDS = {
