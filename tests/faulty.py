@@ -65,7 +65,8 @@ def go_wrong(fault: str, store: Store) -> None:
     if fault == "silent":
         time.sleep(60)
     if fault == "unsigned":
-        store._transport._connection.native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+        native = ps.connection(600.0, synchronous=True).native
+        native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     if fault == "interrupt":
         raise KeyboardInterrupt
     if fault == "exit":
