@@ -1,5 +1,10 @@
 """From the bytes of a process to lines and frames of progress bars."""
-from odsgd.launch.lines import MAX_LINE, Lines, Pieces
+import os
+from typing import Iterator, Tuple
+
+import pytest
+
+from odsgd.launch.lines import MAX_LINE, Lines, Pieces, Stream
 
 
 def pieces(*chunks: bytes) -> Pieces:
@@ -32,3 +37,25 @@ def test_bytes_that_are_no_text_and_lines_without_end_do_no_harm() -> None:
     assert [len(text) for text, _ in pieces(b"x" * (MAX_LINE + 1))] == [MAX_LINE + 1]
 
 
+@pytest.fixture
+def pipe() -> Iterator[Tuple[Stream, int]]:
+    """A stream, and the end at which to write into it."""
+    read_fd, write_fd = os.pipe()
+    yield Stream("stdout", read_fd), write_fd
+    os.close(read_fd)
+
+
+def test_a_stream_never_waits_and_knows_its_end(pipe: Tuple[Stream, int]) -> None:
+    stream, end = pipe
+    assert stream.read() == [] and stream.open
+    os.write(end, b"one\ntw")
+    assert stream.read() == [("one", False)] and stream.open
+    os.close(end)
+    assert stream.read() == [("tw", False)] and not stream.open
+
+
+def test_a_stream_is_drained_though_its_other_end_is_held(pipe: Tuple[Stream, int]) -> None:
+    stream, end = pipe
+    os.write(end, b"one\ntwo")
+    assert stream.drain() == [("one", False), ("two", False)] and not stream.open
+    os.close(end)
