@@ -76,8 +76,8 @@ def test_a_visitor_that_is_not_expected_is_not_let_in(door: Door, secret: str, e
     assert door.admitted == [None]
 
 
-@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n", b'{"rank": "x", "proof": ""}\n', b"\xff\n",
-                                    b""])
+@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n", b'{"rank": "x", "proof": ""}\n',
+                                    b"\xff\n", b""])
 def test_a_visitor_that_is_no_agent_is_not_let_in(door: Door, answer: bytes) -> None:
     thread = door.open(expected={0})
     with socket.create_connection(door.listener.getsockname()) as visitor:
