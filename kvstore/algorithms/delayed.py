@@ -35,8 +35,8 @@ is W_t, which the pull of the previous iteration brought.
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
-from kvstore.algorithms import optimizers
-from kvstore.algorithms.method import Method, Options, Step, Worker, warmup
+from kvstore.algorithms import method, optimizers
+from kvstore.algorithms.method import Method, Step, Worker, warmup
 from kvstore.algorithms.sync import SyncUpdate
 from kvstore.options import Span, option, real
 from kvstore.wire.interfaces import Array, GlobalWeights
@@ -75,7 +75,7 @@ class Delayed(Method):
     transports = ("server", "ring")
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of the delayed weight update."""
 
         warmup: Span = warmup(0)

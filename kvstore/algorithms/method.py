@@ -5,8 +5,8 @@ there are servers a `Rule` with theirs. All else is machinery: buckets, engine, 
 in the files of the methods imports MXNet, so that the command line, the docs and the checks can read them at once.
 
 What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
-array, a list of arrays, or a deque of answers in flight. `facts` names those that hold numbers. A checkpoint keeps
-them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
+array, a list of arrays, or a deque of answers in flight. `facts` names those that hold what JSON can hold. A checkpoint
+keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
 """
 import dataclasses
 from dataclasses import InitVar, dataclass

@@ -129,7 +129,7 @@ class Store(mx.kvstore.KVStoreBase):
         """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
-            np.savez(file, **arrays, **{"meta": text_array(meta)})
+            np.savez(file, **arrays, meta=text_array(meta))
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""

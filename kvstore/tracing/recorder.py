@@ -83,7 +83,7 @@ class Recorder:
     def __init__(self, path: Path, role: str, rank: int) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "w", encoding="utf-8")
+            self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the trace `{path}`: {error.strerror}; name another folder") from None
         self._pid = os.getpid()

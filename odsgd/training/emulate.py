@@ -124,7 +124,7 @@ class _Device:
         numbers = list(range(len(layers)))
         self._forward = _steps(numbers, forward * durations)
         self._backward = _steps(numbers[::-1], (1 - forward) * durations)
-        self._asked: "queue.SimpleQueue[_Task]" = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._end_s = 0.0
         threading.Thread(target=self._run, name="odsgd-device", daemon=True).start()
 

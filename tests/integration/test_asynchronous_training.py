@@ -10,7 +10,6 @@ from odsgd.config.train import ASYNCHRONOUS, TrainConfig
 from tests.jobs import ROOT, launch, run_job
 
 PRESET = str(ROOT / "configs" / "digits_async.yaml")
-pytestmark = pytest.mark.timeout(300)
 
 
 def options_of(store: str, out: Path) -> Dict[str, Any]:
@@ -22,7 +21,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every store's run with the preset, all in one job, since a job takes longer to start than digits to learn."""
     out = tmp_path_factory.mktemp("runs")
     each = [options_of(store, out) for store in ASYNCHRONOUS]
-    run_job("tests.asynchronous_job:train_each", 2, 1, each, timeout_s=250)
+    run_job("tests.asynchronous_job:train_each", 2, 1, each)
     return out
 
 

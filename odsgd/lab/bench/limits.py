@@ -21,7 +21,7 @@ def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
     """Bytes over the busiest link in one direction per iteration, of `nbytes` of parameters."""
     sent = codec(system.codec(workers)).nbytes(nbytes // 4)
     there, back = (sent / interval for interval in system.intervals(workers))
-    if system.servers in (None, AUTO):
+    if system.servers is None or system.servers == AUTO:
         return (workers - 1) / workers * (there + back)
     return max(workers / int(system.servers), 1) * max(there, back)
 

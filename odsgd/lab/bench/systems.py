@@ -70,7 +70,7 @@ class System:
 
     def extra_hosts(self) -> int:
         """Hosts it needs beside the workers'."""
-        return int(self.servers) if self.servers not in (None, AUTO) else 0
+        return 0 if self.servers is None or self.servers == AUTO else int(self.servers)
 
     def num_servers(self, workers: int) -> int:
         return workers if self.servers == AUTO else self.extra_hosts()
