@@ -62,7 +62,7 @@ def _slots(line: str, where: str) -> List[Host]:
     slots = int(numbers.get("slots", 1))
     if slots < 1:
         raise ConfigError(f"{where}: {slots} slots; expected at least 1 (leave the line out to leave the host out)")
-    if slots > MOST_SLOTS or match["slots"] and slots == 22:
+    if slots > MOST_SLOTS or (match["slots"] and slots == 22):
         raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; for so many slots "
                           "repeat the line")
     return [Host(match["address"], match["user"], int(numbers["port"]) if "port" in numbers else None)] * slots

@@ -67,7 +67,7 @@ class Member:
     @property
     def missing(self) -> bool:
         """Whether the others have not heard of it, and will not if it has ended."""
-        return self.phase in ("waiting", "running") or self.phase == "ended" and not self.joined
+        return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
 
     @property
     def standing(self) -> str:
@@ -128,7 +128,7 @@ class _Failure:
     @property
     def consequence(self) -> bool:
         """Whether another failure, if there is one, is the likelier cause."""
-        return self.admitted or self.member is not None and self.member.code == EXIT_DEADLINE
+        return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
 
     @property
     def members(self) -> Sequence[Member]:
@@ -223,7 +223,7 @@ class Judge:
 
     def tick(self, now: float) -> Optional[Verdict]:
         """The verdict, once there is one."""
-        self.up = self.up and bool(self.others) or self._all_are_there()
+        self.up = (self.up and bool(self.others)) or self._all_are_there()
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
@@ -249,7 +249,7 @@ class Judge:
         cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
         waited = now - self.failed_at
         speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
-        if waited < SETTLE_S or speaking and waited < LAST_WORDS_S:
+        if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
         if self.goes_on and not reasons:

@@ -161,8 +161,8 @@ class Rendezvous:
     def __init__(self, address: Tuple[str, int], table: Table, selector: selectors.BaseSelector,
                  complain: Callable[[int, str], None]) -> None:
         self._table, self._selector, self._complain = table, selector, complain
-        self._ranks: Dict[int, "_Visitor"] = {}
-        self._strangers: "List[_Visitor]" = []
+        self._ranks: Dict[int, _Visitor] = {}
+        self._strangers: List[_Visitor] = []
         self._listener = _listen(address, table.size)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 

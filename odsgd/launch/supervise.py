@@ -61,7 +61,7 @@ class Supervisor:
         self.outposts: List[Outpost] = []
         self.rendezvous: Optional[pmi.Rendezvous] = None
         self.mpirun: Optional[Mpirun] = None
-        self.carriers: "List[subprocess.Popen[bytes]]" = []
+        self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
@@ -162,11 +162,8 @@ class Supervisor:
             self.judge.started(name, message["pid"])
         elif event == "unstartable":
             self.judge.unstartable(name, message["error"], now)
-        elif event == "output" and message["progress"]:
-            self.console.progress(name, message["text"])
         elif event == "output":
-            self.judge.output(name, message["text"])
-            self.console.line(name, message["text"], message["stream"])
+            self._show(name, message)
         elif event == "report":
             self.judge.reported(name, message["report"], now)
         elif event == "exit":
@@ -177,6 +174,13 @@ class Supervisor:
                 self._lost_outpost(outpost)
         elif event == "noise":
             self._complaint(outpost.host, message["text"], "stdout")
+
+    def _show(self, name: str, message: Message) -> None:
+        if message["progress"]:
+            self.console.progress(name, message["text"])
+        else:
+            self.judge.output(name, message["text"])
+            self.console.line(name, message["text"], message["stream"])
 
     def _greeted(self, outpost: Outpost, host: str) -> None:
         outpost.greeted = True

@@ -14,7 +14,7 @@ import time
 from kvstore.transports import mpi
 
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
-ACTION = os.environ.get(f"MEMBER_WORKER_{RANK}", (sys.argv + ["ok"])[1])
+ACTION = os.environ.get(f"MEMBER_WORKER_{RANK}", [*sys.argv, "ok"][1])
 TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
 ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 

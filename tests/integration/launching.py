@@ -103,7 +103,7 @@ class Launch:
         return "" if start is None else "\n".join(self.errors[start:]).replace("odsgd launch: ", "")
 
     def __str__(self) -> str:
-        return "\n".join(self.output + ["--"] + self.errors)
+        return "\n".join([*self.output, "--", *self.errors])
 
     def __enter__(self) -> "Launch":
         return self

@@ -256,6 +256,6 @@ def test_the_secret_is_on_no_command_line() -> None:
 ])
 def test_a_mistake_is_one_line_and_exit_code_64(arguments: List[str], complaint: str) -> None:
     done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "launch.py"), *arguments],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+                          capture_output=True, text=True)
     assert done.returncode == 64 and done.stdout == ""
     assert done.stderr.startswith("odsgd launch: " + complaint) and done.stderr.count("\n") == 1

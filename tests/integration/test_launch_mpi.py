@@ -23,7 +23,7 @@ NO_MPI = pytest.mark.skipif(not real_mpirun(), reason="no mpiexec here")
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=NO_MPI)])
 def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
     """Options and environment of an MPI job on this machine."""
-    return by_mpirun(request.param == "real" and real_mpirun() or stand_in_mpirun(tmp_path))
+    return by_mpirun((request.param == "real" and real_mpirun()) or stand_in_mpirun(tmp_path))
 
 
 def test_a_job_succeeds(mpi: Way) -> None:

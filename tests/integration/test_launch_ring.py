@@ -36,7 +36,7 @@ def why_not() -> str:
     """Why these tests cannot run here."""
     if importlib.util.find_spec("mpi4py") is None:
         return "no mpi4py here"
-    asked = subprocess.run([sys.executable, "-c", VENDOR], stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+    asked = subprocess.run([sys.executable, "-c", VENDOR], capture_output=True, timeout=60)
     if asked.returncode:
         return "mpi4py finds no MPI here"
     return "Open MPI does not speak PMI-1" if b"Open MPI" in asked.stdout else ""
@@ -153,7 +153,7 @@ def test_a_script_whose_store_does_not_go_with_the_job_says_so(options: List[Uni
 # -- hosts with networks of their own ---------------------------------------------------------------------------------
 
 def ip(*words: str) -> bytes:
-    return subprocess.run(["ip", *words], check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE).stdout
+    return subprocess.run(["ip", *words], check=True, capture_output=True).stdout
 
 
 def wait_for_carrier(name: str, interface: str) -> None:
@@ -164,8 +164,8 @@ def can_make_namespaces() -> bool:
     if not shutil.which("ip"):
         return False
     name = f"odsgd-probe-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    subprocess.run(["ip", "netns", "del", name], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True)
     return made.returncode == 0
 
 

@@ -127,7 +127,7 @@ def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts: str) -> No
 def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts: str) -> None:
     train = ["odsgd", "train", "--config", "no/such.yaml"]
     assert cli.parse(["-n", "1", "-H", hosts, *train]).command == tuple(train)
-    with pytest.raises(ConfigError, match="the workers' command: cannot read `no/such.yaml`"):
+    with pytest.raises(ConfigError, match=r"the workers' command: cannot read `no/such.yaml`"):
         cli.parse(["-n", "1", sys.executable, "-m", *train])
     with pytest.raises(ConfigError, match="unknown option `--lr-locl`"):
         cli.parse(["-n", "1", "-H", hosts, *train, "--lr-locl", "1"])

@@ -217,5 +217,5 @@ def test_a_rank_that_has_gone_holds_no_other_up(loop: Loop) -> None:
 
 
 def test_an_address_that_is_not_this_machines_is_told(loop: Loop) -> None:
-    with pytest.raises(ConfigError, match="cannot listen at 192.0.2.77:4000.*Say with --host-ip"):
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.77:4000.*Say with --host-ip"):
         pmi.Rendezvous(("192.0.2.77", 4000), pmi.Table([], ""), loop.selector, print)
