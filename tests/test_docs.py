@@ -249,7 +249,7 @@ def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
     words = re.search(r"scripts/train\.py (--model .*?)\n\n", README, re.DOTALL)
     assert words
     config = TrainConfig.from_flags(words.group(1).replace("\\\n", " ").split())
-    assert (config.kvstore, config.options.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
+    assert (config.kvstore, config.to_dict()["optimizer_local"], config.num_gpus) == ("odsgd", "dcasgd_a", 4)
 
 
 @pytest.mark.slow
@@ -258,7 +258,7 @@ def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(next(code for where, code in python_blocks() if where.startswith("README.md")), encoding="utf-8")
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1", str(script)],
-                          env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          env=environment(), capture_output=True, text=True,
                           timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"worker \d: loss of the last batch ([\d.]+)", done.stdout)]

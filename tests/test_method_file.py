@@ -35,9 +35,10 @@ def method_file(tmp_path: Path) -> Iterator[Path]:
 
 def by_numpy(workers: int) -> List[float]:
     """W after each iteration; worker m descends (w - target_m)^2 / 2 from 4."""
-    w, path = np.float32(4.0), []
+    w: Any = np.float32(4.0)
+    path: List[float] = []
     for _ in range(STEPS):
-        mean = np.mean([w - target for target in TARGETS[:workers]])
+        mean = float(np.mean([w - target for target in TARGETS[:workers]]))
         w = np.float32(w - LR * mean * min(1.0, CLIP / abs(mean)))
         path.append(float(w))
     return path
@@ -72,7 +73,7 @@ def test_the_example_clips_in_one_process(method_file: Path) -> None:
         lambda transport: path_of(kvstore.create("ssgd", transport), transport.worker_rank))[0]
 
 
-@pytest.mark.parametrize(("workers", "servers"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize("workers, servers", [(2, 1), (2, 2)])
 def test_the_example_clips_on_ps_lite(method_file: Path, workers: int, servers: int) -> None:
     for result in run_job("tests.test_method_file:train", workers, servers, str(method_file)):
         np.testing.assert_allclose(result["path"], by_numpy(workers), rtol=1e-6)

@@ -19,7 +19,7 @@ READ_BY_LINE: Dict[str, Any] = {"stdout": subprocess.PIPE, "bufsize": 0}
 Said = Tuple[Union[str, bytes, None], Union[str, bytes, None]]
 
 
-def completed(process: "subprocess.Popen[str]", timeout_s: Optional[float]) -> "subprocess.CompletedProcess[str]":
+def completed(process: subprocess.Popen[str], timeout_s: Optional[float]) -> subprocess.CompletedProcess[str]:
     """Wait for the end of a process and take its output.
 
     After `timeout_s` it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` carries its output.
@@ -34,7 +34,7 @@ def completed(process: "subprocess.Popen[str]", timeout_s: Optional[float]) -> "
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def _stopped(process: "subprocess.Popen[str]") -> Said:
+def _stopped(process: subprocess.Popen[str]) -> Said:
     """End a process and take the rest of its output."""
     for end in (process.terminate, process.kill):
         end()

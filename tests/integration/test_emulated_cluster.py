@@ -31,7 +31,7 @@ def why_not() -> str:
         return str(error)
     tried = subprocess.run(["unshare", "--net", "--pid", "--fork", "--mount", "tc", "qdisc", "add", "dev", "lo", "root",
                             "tbf", "rate", "1mbit", "burst", "9kb", "limit", "9kb"], stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, universal_newlines=True, timeout=PATIENCE_S)
+                           stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S)
     return tried.stdout.strip() if tried.returncode else ""
 
 
@@ -55,14 +55,14 @@ def name() -> Iterator[str]:
     Cluster(name).down()
 
 
-def odsgd(*words: str, env: Optional[Mapping[str, str]] = None, **options: Any) -> "subprocess.Popen[str]":
+def odsgd(*words: str, env: Optional[Mapping[str, str]] = None, **options: Any) -> subprocess.Popen[str]:
     """The command line in a process of its own."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.Popen([sys.executable, "-m", "odsgd", "cluster", *words], env=environ, stdin=subprocess.DEVNULL,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, **options)
 
 
-def ended(process: "subprocess.Popen[str]") -> Tuple[int, str, str]:
+def ended(process: subprocess.Popen[str]) -> Tuple[int, str, str]:
     """Its exit code, and what it has said."""
     output, errors = process.communicate(timeout=PATIENCE_S)
     return process.returncode, output, errors

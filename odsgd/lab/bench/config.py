@@ -123,7 +123,7 @@ class BenchConfig:
     png: Optional[str] = _output(None, PATH, "draw the medians there (needs matplotlib)")
 
     @classmethod
-    def from_flags(cls, argv: Sequence[str]) -> "BenchConfig":
+    def from_flags(cls, argv: Sequence[str]) -> BenchConfig:
         """From a command line, and the file after ``--config``; flags win."""
         fields = {field.name: field for field in dataclasses.fields(cls)}
         flags, config_file = parse_flags(fields, "odsgd bench", argv, DESCRIPTION)

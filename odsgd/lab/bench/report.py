@@ -182,7 +182,7 @@ def _cpu() -> str:
 
 def _output(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True,
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                               timeout=60, cwd=os.path.dirname(sys.modules["odsgd"].__file__ or "."))
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"

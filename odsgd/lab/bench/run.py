@@ -25,7 +25,7 @@ LOOPBACK_GUESS = 5e8
 class Place(NamedTuple):
     """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
 
-    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+    run: Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
     flags: Sequence[str]
     measure_goodput: Callable[[], List[float]]
 
@@ -122,7 +122,7 @@ def _place(rate: str, hosts: int) -> Iterator[Place]:
                     lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
 
 
-def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+def _run_here(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     return processes.completed(subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s)
 
 
@@ -229,7 +229,7 @@ class Stint(NamedTuple):
     warm_up: int
 
     @classmethod
-    def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> "Stint":
+    def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
         wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))

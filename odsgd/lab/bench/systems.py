@@ -103,7 +103,7 @@ def parse(text: str) -> System:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
     ours = OURS.get(name)
-    if name == DDP or ours and "server" != options.get("transport", ours.transports[0]):
+    if name == DDP or (ours and options.get("transport", ours.transports[0]) != "server"):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)

@@ -44,12 +44,12 @@ class Cluster:
     def __init__(self, name: str) -> None:
         self.name, self.folder = name, FOLDER / name
         self._line: Optional[int] = None
-        self._process: "Optional[subprocess.Popen[bytes]]" = None
-        self._commands: "List[subprocess.Popen[Any]]" = []
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._commands: List[subprocess.Popen[Any]] = []
 
     @classmethod
     def up(cls, hosts: int, rate: Optional[str] = None, rates: Optional[Mapping[int, str]] = None,
-           name: Optional[str] = None) -> "Cluster":
+           name: Optional[str] = None) -> Cluster:
         """Bring a cluster up; it lasts until `down()`, or the end of this process, however it ends (but see `stay`).
 
         `rate` of every host's link each way (`1gbit`), by default as fast as the machine can; `rates` of single hosts,
@@ -73,7 +73,7 @@ class Cluster:
         return cluster
 
     @classmethod
-    def find(cls, name: str) -> "Cluster":
+    def find(cls, name: str) -> Cluster:
         """A cluster that is up."""
         check_machine()
         cluster = cls(_checked(name))
@@ -95,7 +95,7 @@ class Cluster:
         with _alone():
             self._end()
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -121,7 +121,7 @@ class Cluster:
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "UCX_TLS": "tcp,self"}
 
     def popen(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, host: Optional[int] = None,
-              **options: Any) -> "subprocess.Popen[Any]":
+              **options: Any) -> subprocess.Popen[Any]:
         """Start a command on the head, or on one host as ssh would; `@hosts` in it becomes the hosts file's path.
 
         `env` comes on top of this process's environment; on a host, of that of a login. `options` are those of
@@ -141,7 +141,7 @@ class Cluster:
         return process
 
     def run(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
-            host: Optional[int] = None) -> "subprocess.CompletedProcess[str]":
+            host: Optional[int] = None) -> subprocess.CompletedProcess[str]:
         """Run a command to its end and take its output (stdout and stderr apart, as text).
 
         After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` carries its output.
@@ -155,7 +155,7 @@ class Cluster:
         address = boot.addresses(len(self.hosts))[self.hosts[first]]
         timeout_s = seconds + UP_WITHIN_S
         with contextlib.ExitStack() as stack:
-            def start(host: int, *words: str) -> "subprocess.Popen[Any]":
+            def start(host: int, *words: str) -> subprocess.Popen[Any]:
                 process = stack.enter_context(
                     self.popen([*program, *words], host=host, cwd="/", **processes.READ_BY_LINE))
                 stack.callback(process.kill)
@@ -315,7 +315,7 @@ def _children_in(init: int) -> Iterator[None]:
             enter(ours)
 
 
-def _answer(process: "subprocess.Popen[Any]", timeout_s: float) -> str:
+def _answer(process: subprocess.Popen[Any], timeout_s: float) -> str:
     """The next line of a measurement of goodput."""
     line = processes.next_line(process.stdout, time.monotonic() + timeout_s)
     if not line:

@@ -22,7 +22,7 @@ def config(*flags: str) -> BenchConfig:
 
 # --- what is asked for ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("text", "name", "options", "servers", "of_four", "extra"), [
+@pytest.mark.parametrize("text, name, options, servers, of_four, extra", [
     ("ssgd", "ssgd", {}, "auto", 4, 0),
     ("ssgd@2", "ssgd", {}, "2", 2, 2),
     ("odsgd@1", "odsgd", {"warmup": 0}, "1", 1, 1),
@@ -41,7 +41,7 @@ def test_a_system_is_a_name_with_options_and_servers(
     assert (system.num_servers(4), system.extra_hosts()) == (of_four, extra)
 
 
-@pytest.mark.parametrize(("text", "complaint"), [
+@pytest.mark.parametrize("text, complaint", [
     ("odsdg", "unknown system `odsdg`; did you mean `odsgd`?"),
     ("local", "unknown system `local`"),
     ("dsync@1", "it has no servers"),
@@ -59,7 +59,7 @@ def test_a_system_that_does_not_exist_is_told(text: str, complaint: str) -> None
     assert complaint in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "ms"), [("272ms", 272), ("0.5s", 500), ("0", 0), ("wire", 100), ("2wire", 200),
+@pytest.mark.parametrize("text, ms", [("272ms", 272), ("0.5s", 500), ("0", 0), ("wire", 100), ("2wire", 200),
                                           ("wire/5", 20), ("0.5wire", 50), ("cnn=3ms", 3)])
 def test_a_computing_time_is_a_duration_or_a_multiple_of_the_wires(text: str, ms: float) -> None:
     compute, = config("--systems", "ssgd", "--rates", "1gbit", "--compute", text).compute
@@ -68,7 +68,7 @@ def test_a_computing_time_is_a_duration_or_a_multiple_of_the_wires(text: str, ms
     assert again == compute
 
 
-@pytest.mark.parametrize(("flags", "complaint"), [
+@pytest.mark.parametrize("flags, complaint", [
     ([], "no systems"),
     (["--systems", "ssgd", "--models", "cnnn"], "unknown model `cnnn`"),
     (["--systems", "ssgd", "--compute", "5"], "expected times as 272ms"),
@@ -112,7 +112,7 @@ def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
 
 # --- limits -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("system", "workers", "nbytes"), [
+@pytest.mark.parametrize("system, workers, nbytes", [
     ("ssgd@1", 4, 4 * N),
     ("ssgd@2", 4, 2 * N),
     ("ssgd@4", 2, N),                  # a worker's own link

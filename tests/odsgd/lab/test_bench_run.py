@@ -35,11 +35,11 @@ def a_reading(system: str, times_ms: List[float], workers: int = 2, compute_ms: 
 Jobs = Tuple[List[Tuple[str, int, str]], Set[str]]
 
 
-def no_command(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+def no_command(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     raise AssertionError(f"{command} was run")
 
 
-@pytest.fixture()
+@pytest.fixture
 def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     """Every job takes 10 ms an iteration, except those of systems in the second part, the names that fail."""
     asked: List[Tuple[str, int, str]] = []
@@ -87,13 +87,13 @@ def test_without_torch_its_systems_are_left_out(no_jobs: Jobs) -> None:
         run.measure(config("--systems", "torch/ddp"), said.append)
 
 
-@pytest.mark.parametrize(("text", "servers", "variables"), [
+@pytest.mark.parametrize("text, servers, variables", [
     ("ssgd", "auto", []), ("odsgd@2", "2", []), ("dsync", "0", []), ("mxnet/dist_sync@1", "1", []),
     ("mxnet/p3@1", "1", ["DMLC_PS_VAN_TYPE:p3"])])
 def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables: List[str]) -> None:
     asked, flags = config("--systems", text), []
 
-    def launch(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
+    def launch(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         job = json.loads(Path(command[-1]).read_text())
         flags.extend(job["flags"])
         folder = Path(command[-1]).parent
@@ -110,7 +110,7 @@ def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables
     assert [word for word in flags if word.startswith("DMLC_")] == variables
 
 
-@pytest.mark.parametrize(("name", "kind"), [("mxnet/dist_sync", "dist_sync"), ("mxnet/dist_async", "dist_async"),
+@pytest.mark.parametrize("name, kind", [("mxnet/dist_sync", "dist_sync"), ("mxnet/dist_async", "dist_async"),
                                             ("mxnet/p3", "dist_sync")])
 def test_stock_stores_are_mxnet_s(monkeypatch: pytest.MonkeyPatch, name: str, kind: str) -> None:
     from odsgd.lab.bench import worker
@@ -176,7 +176,7 @@ def test_workers_that_are_not_measured_at_once_are_a_failed_job() -> None:
 
 # --- what is said -----------------------------------------------------------------------------------------------------
 
-@pytest.fixture()
+@pytest.fixture
 def measured() -> run.Measured:
     """Two systems, three jobs each; B = 1e8 bytes per second, so the wires need 20.2 ms with servers beside workers."""
     readings = [a_reading("ssgd", [base, base + 20], server_cpu_ms=3.0) for base in (30.0, 90.0, 40.0)]

@@ -21,7 +21,7 @@ def test_a_rate_is_read_in_bits_per_second(text: str, rate: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "1", "fast", "-1gbit", "1gb", "0mbit", "999kbit", "101gbit", "1 gbit x"])
 def test_what_is_no_rate_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match="^--rate .*: expected a rate from 1mbit to 100gbit, e.g. `1gbit`"):
+    with pytest.raises(ConfigError, match=r"^--rate .*: expected a rate from 1mbit to 100gbit, e.g. `1gbit`"):
         links.parse_rate(text, "--rate")
 
 
@@ -78,8 +78,8 @@ def ssh(tmp_path: Path) -> Ssh:
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path), "MINE": "1"}
 
     def call(*words: str, program: Path = script) -> Tuple[int, str, str]:
-        done = subprocess.run([str(program), *words], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+        done = subprocess.run([str(program), *words], env=env, stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=60)
         return done.returncode, done.stdout, done.stderr
     return call
 

@@ -136,7 +136,7 @@ def test_a_process_may_end_with_iterations_under_way() -> None:
     script = ("from odsgd.training.emulate import Emulated; from kvstore.engine._mxnet import mx; "
               "Emulated([(mx.nd.zeros(9), mx.nd.zeros(9))], 0.2).iteration(); print('last line')")
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), stdout=subprocess.PIPE,
-                          universal_newlines=True, timeout=100)
+                          text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "last line\n")
 
 

@@ -1,21 +1,24 @@
 """The command line: MXNet's surface, both spellings, and mistakes."""
 import sys
+from pathlib import Path
+from typing import List
 
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch import cli
+from odsgd.cli import main
+from odsgd.launch import cli, supervise
 from odsgd.launch.hosts import Host
 
 
 @pytest.fixture
-def hosts(tmp_path):
+def hosts(tmp_path: Path) -> str:
     path = tmp_path / "hosts"
     path.write_text("a\nb\n")
     return str(path)
 
 
-def test_an_old_job_script_of_mxnet_works(hosts):
+def test_an_old_job_script_of_mxnet_works(hosts: str) -> None:
     job = cli.parse(["-n", "4", "-s", "1", "--launcher", "ssh", "-H", hosts, "--sync-dst-dir", "/tmp/x",
                      "--env", "PS_VERBOSE:1", "--env-server", "OMP_NUM_THREADS:2", "--env-worker", "B:3",
                      "python", "train.py", "-n", "50", "--kv-store", "dist_sync"])
@@ -25,29 +28,29 @@ def test_an_old_job_script_of_mxnet_works(hosts):
     assert job.command == ("python", "train.py", "-n", "50", "--kv-store", "dist_sync")
 
 
-def test_defaults():
+def test_defaults() -> None:
     job = cli.parse(["-n", "3", sys.executable])
     assert (job.num_servers, job.servers_beside_workers, job.launcher, job.port) == (3, False, "local", 0)
     assert (job.startup_timeout_s, job.grace_s, job.on_worker_loss) == (300, 5, "fail")
 
 
-def test_a_hostfile_means_ssh(hosts):
+def test_a_hostfile_means_ssh(hosts: str) -> None:
     assert cli.parse(["-n", "1", "-H", hosts, "x"]).launcher == "ssh"
 
 
-def test_auto_servers():
+def test_auto_servers() -> None:
     job = cli.parse(["-n", "3", "-s", "auto", sys.executable])
     assert (job.num_servers, job.servers_beside_workers) == (3, True)
 
 
-def test_both_spellings_of_every_option_of_two_words():
+def test_both_spellings_of_every_option_of_two_words() -> None:
     flags = [flag for action in cli._parser()._actions for flag in action.option_strings if flag.startswith("--")]
     dashed = {flag for flag in flags if "-" in flag[2:]}
     assert dashed == {"--" + flag[2:].replace("_", "-") for flag in flags if "_" in flag} != set()
     assert cli.parse(["--num_workers", "2", "--startup_timeout", "7", sys.executable]).startup_timeout_s == 7
 
 
-def test_dashes_may_stand_before_the_command():
+def test_dashes_may_stand_before_the_command() -> None:
     assert cli.parse(["-n", "1", "--", sys.executable, "--", "-n"]).command == (sys.executable, "--", "-n")
 
 
@@ -67,24 +70,25 @@ def test_dashes_may_stand_before_the_command():
     (["-n", "1"], "no command"),
     (["-n", "1", "no-such-program"], "no such program: no-such-program"),
 ])
-def test_mistakes_are_told_in_one_line(argv, complaint):
+def test_mistakes_are_told_in_one_line(argv: List[str], complaint: str) -> None:
     with pytest.raises(ConfigError) as error:
         cli.parse(argv)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
-def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(launcher, hosts, capsys, monkeypatch):
-    monkeypatch.setattr(cli.supervise, "run", lambda job: pytest.fail("a process would have been started"))
+def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(
+        launcher: str, hosts: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "run", lambda job: pytest.fail("a process would have been started"))
     where = ["-H", hosts] if launcher == "ssh" else []
     train = [sys.executable, "-m", "odsgd", "train", "--lr-locl", "0.1"]
-    assert cli.main(["-n", "2", "--launcher", launcher, *where, *train]) == 64
+    assert main(["launch", "-n", "2", "--launcher", launcher, *where, *train]) == 64
     error = capsys.readouterr().err
     assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`")
     assert error.count("\n") == 1
 
 
-def test_only_an_asynchronous_training_goes_on_without_a_worker():
+def test_only_an_asynchronous_training_goes_on_without_a_worker() -> None:
     argv = ["-n", "2", "--on_worker_loss", "continue", sys.executable, "-m", "odsgd", "train"]
     for store in ("asgd", "dist_async"):
         assert cli.parse([*argv, "--kvstore", store]).on_worker_loss == "continue"
@@ -100,36 +104,36 @@ TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
 
 
 @pytest.mark.parametrize("store, servers", [("odsgd", 2), ("dist_async", 2), ("local", 0)])
-def test_the_store_of_a_training_says_whether_there_are_servers(store, servers):
+def test_the_store_of_a_training_says_whether_there_are_servers(store: str, servers: int) -> None:
     assert cli.parse(["-n", "2", *TRAIN, store]).num_servers == servers
 
 
 @pytest.mark.parametrize("asked, store, why", [("2", "local", "has no use for servers"),
                                                ("auto", "local", "has no use for servers"),
                                                ("0", "odsgd", "cannot do without servers")])
-def test_servers_that_do_not_go_with_the_store_are_told(asked, store, why):
+def test_servers_that_do_not_go_with_the_store_are_told(asked: str, store: str, why: str) -> None:
     with pytest.raises(ConfigError) as error:
         cli.parse(["-n", "2", "-s", asked, *TRAIN, store])
     assert str(error.value) == (
         f"-s {asked}: the workers' command trains with kvstore `{store}`, which {why}; leave -s out")
 
 
-def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts):
+def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts: str) -> None:
     options = ["-n", "2", "--on-worker-loss", "continue"]
     assert cli.parse([*options, sys.executable, "own.py"]).on_worker_loss == "continue"
     assert cli.parse([*options, "-H", hosts, "odsgd", "train", "--config", "no/such.yaml"]).on_worker_loss == "continue"
 
 
-def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts):
+def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts: str) -> None:
     train = ["odsgd", "train", "--config", "no/such.yaml"]
     assert cli.parse(["-n", "1", "-H", hosts, *train]).command == tuple(train)
-    with pytest.raises(ConfigError, match="the workers' command: cannot read `no/such.yaml`"):
+    with pytest.raises(ConfigError, match=r"the workers' command: cannot read `no/such.yaml`"):
         cli.parse(["-n", "1", sys.executable, "-m", *train])
     with pytest.raises(ConfigError, match="unknown option `--lr-locl`"):
         cli.parse(["-n", "1", "-H", hosts, *train, "--lr-locl", "1"])
 
 
-def test_a_local_job_has_no_hostfile_and_mpirun_no_user(hosts, tmp_path):
+def test_a_local_job_has_no_hostfile_and_mpirun_no_user(hosts: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave out -H"):
         cli.parse(["-n", "1", "--launcher", "local", "-H", hosts, "x"])
     (tmp_path / "users").write_text("me@a\n")
