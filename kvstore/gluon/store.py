@@ -29,7 +29,7 @@ from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
 from kvstore.wire.interfaces import Servers, Transport
-from kvstore.wire.saved import array_text, text_array
+from kvstore.wire.saved import read_npz, write_npz
 
 
 class Store(mx.kvstore.KVStoreBase):
@@ -129,7 +129,7 @@ class Store(mx.kvstore.KVStoreBase):
         """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
-            np.savez(file, **arrays, meta=text_array(meta))
+            write_npz(file, arrays, meta)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
@@ -139,10 +139,7 @@ class Store(mx.kvstore.KVStoreBase):
                               "(`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
-        with np.load(fname, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        meta = array_text(arrays.pop("meta"))
-        self._saved_servers = arrays, meta
+        self._saved_servers = read_npz(fname)
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 

@@ -1,10 +1,13 @@
 """Saved state as bytes: arrays as .npz, JSON as an array of bytes. Nothing is ever unpickled."""
 import io
 import json
-from typing import Any, Dict
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, Tuple, Union
 
 import numpy as np
 
+from kvstore.errors import ConfigError
 from kvstore.wire.interfaces import State
 
 
@@ -29,6 +32,21 @@ def text_array(value: Any) -> np.ndarray:
 def array_text(array: np.ndarray) -> Any:
     """The inverse of `text_array`."""
     return json.loads(array.tobytes().decode())
+
+
+def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
+    """Arrays and, under the name `meta`, JSON."""
+    np.savez(file, **arrays, meta=text_array(meta))
+
+
+def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
+    """The inverse of `write_npz`; ConfigError in one line for what is no such file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        return arrays, array_text(arrays.pop("meta"))
+    except (ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"`{path}`: expected arrays and their `meta`, got {error}") from None
 
 
 def by_bucket(arrays: Dict[str, np.ndarray]) -> State:

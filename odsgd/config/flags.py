@@ -9,11 +9,15 @@ from kvstore.errors import ConfigError, unknown
 from kvstore.options import FLAG, Span, convert
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaints are one line, as ConfigError."""
+class Parser(argparse.ArgumentParser):
+    """Complaints are one line, as ConfigErrors, and end with `hint`: where to read on."""
+
+    def __init__(self, hint: str = "", **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._hint = hint
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(message + self._hint)
 
 
 def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
@@ -35,16 +39,16 @@ def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv
 
 def given(argv: Sequence[str], flag: str) -> Optional[str]:
     """The value of one flag, before the others are looked at."""
-    parser = _Parser(allow_abbrev=False, add_help=False)
+    parser = Parser(add_help=False)
     parser.add_argument(flag, dest="value")
     value: Optional[str] = parser.parse_known_args([_dashed(argument) for argument in argv])[0].value
     return value
 
 
-def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, description: str) -> _Parser:
-    parser = _Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]", allow_abbrev=False,
-                     argument_default=argparse.SUPPRESS, description=description,
-                     formatter_class=argparse.RawDescriptionHelpFormatter)
+def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, description: str) -> Parser:
+    parser = Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
+                    argument_default=argparse.SUPPRESS, description=description,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
     groups: Dict[str, Any] = {}
     for field in fields.values():
@@ -88,7 +92,7 @@ def _dashed(argument: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def _unknown_flag(argument: str, parser: _Parser, program: str) -> ConfigError:
+def _unknown_flag(argument: str, parser: Parser, program: str) -> ConfigError:
     if not argument.startswith("-"):
         return ConfigError(f"unexpected argument `{argument}`: options are written --option value; "
                            f"`{program} --help` lists them")

@@ -1,23 +1,11 @@
 """Shared by the commands of the lab: actions by name, complaints in one line, tables and figures."""
 from __future__ import annotations
 
-import argparse
-from typing import Any, Callable, Dict, List, NoReturn, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Sequence, TypeVar
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
 Action = TypeVar("Action", bound=Callable[[List[str]], Any])
-
-
-class Parser(argparse.ArgumentParser):
-    """Complaints are ConfigErrors, and end with `hint`: where to read on."""
-
-    def __init__(self, hint: str, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-        self._hint = hint
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message + self._hint)
 
 
 def chosen(argv: Sequence[str], usage: str, actions: Dict[str, Action]) -> Action:

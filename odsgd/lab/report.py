@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
-from odsgd.lab.command import Parser, aligned
+from odsgd.config.flags import Parser
+from odsgd.lab.command import aligned
 
 METRICS = "metrics.jsonl"
 

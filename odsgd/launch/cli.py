@@ -11,10 +11,11 @@ import contextlib
 import os
 import shutil
 import sys
-from typing import Callable, List, NoReturn, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, unknown
 from odsgd.config.command import check_command
+from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
@@ -64,14 +65,10 @@ def parse(argv: Sequence[str]) -> plan.Job:
         startup_timeout_s=options.startup_timeout, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see odsgd launch --help)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="odsgd launch", allow_abbrev=False, usage="%(prog)s -n WORKERS [options] COMMAND ...",
-                     description="Start a job's scheduler, servers and workers, and watch over them.")
+    parser = Parser(" (see odsgd launch --help)", prog="odsgd launch",
+                    usage="%(prog)s -n WORKERS [options] COMMAND ...",
+                    description="Start a job's scheduler, servers and workers, and watch over them.")
 
     def add(*flags: str, **settings: object) -> None:
         spellings = list(flags) + ["--" + flag[2:].replace("-", "_") for flag in flags if "-" in flag[2:]]

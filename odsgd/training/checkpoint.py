@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import shutil
-import zipfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
@@ -29,8 +28,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.gluon.store import Store
 from kvstore.job import agreement
-from kvstore.saving import Saved
-from kvstore.wire.saved import array_text, text_array
+from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 
 SCHEMA = 2
@@ -38,8 +36,6 @@ SCHEMA = 2
 arrays of schema 1 had numbers where they have names now, which an option could change the meaning of.
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
-META = "meta"
-"""Name, in an .npz, of the JSON that goes with the arrays."""
 
 Digest = Dict[str, Any]
 
@@ -75,7 +71,7 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
     with _replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays, **{META: text_array(meta)})
+        write_npz(file, arrays, meta)
     return digest(path)
 
 
@@ -233,27 +229,17 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
-    mine = read_arrays(verify(folder, worker_file(store.rank), manifest))
+    mine = read_npz(verify(folder, worker_file(store.rank), manifest))
     servers = None
     if store.rank == 0:
         verify(folder, WEIGHTS, manifest)
-        servers = read_arrays(verify(folder, SERVERS, manifest))
+        servers = read_npz(verify(folder, SERVERS, manifest))
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
             saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
             mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
-
-
-def read_arrays(path: Path) -> Saved:
-    """The inverse of `write_arrays`; never unpickles."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays, array_text(arrays.pop(META))
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"`{path}`: expected arrays and their `{META}`, got {error}") from None
 
 
 # --- between workers --------------------------------------------------------------------------------------------------

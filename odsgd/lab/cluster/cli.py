@@ -9,9 +9,10 @@ import sys
 from typing import List, Optional, Sequence
 
 from kvstore.errors import ConfigError
+from odsgd.config.flags import Parser
 from odsgd.lab.cluster import links
 from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
-from odsgd.lab.command import Parser, chosen
+from odsgd.lab.command import chosen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"

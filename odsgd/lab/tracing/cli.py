@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 from typing import List, Optional, Sequence, Tuple
 
-from odsgd.lab.command import Parser, chosen
+from odsgd.config.flags import Parser
+from odsgd.lab.command import chosen
 from odsgd.lab.tracing.files import MERGED, read_timeline, write
 from odsgd.lab.tracing.summary import shares, table
 from odsgd.lab.tracing.timeline import Timeline
