@@ -3,30 +3,32 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 import odsgd  # noqa: F401  comes first, as in every script
 
 # isort: split
 import kvstore
 from kvstore.engine._mxnet import mx
+from kvstore.gluon.store import Store
 from kvstore.transports import ps
 
 
 class FailsOnServer(mx.optimizer.SGD):
     """Raises in its `fails_at`th update."""
 
-    def __init__(self, fails_at: int = 20, **options):
+    def __init__(self, fails_at: int = 20, **options: Any) -> None:
         super().__init__(**options)
         self.fails_at = fails_at
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         self._update_count(index)
         if self.num_update >= self.fails_at:
             raise ArithmeticError("the update went wrong on purpose")
 
 
 class FailsToStart(mx.optimizer.SGD):
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(self, index: Any, weight: Any) -> None:
         raise MemoryError("no room for the optimizer state, on purpose")
 
 
@@ -55,7 +57,7 @@ def main(fault: str) -> None:
         time.sleep(0.01)
 
 
-def go_wrong(fault: str, store: kvstore.gluon.store.Store) -> None:
+def go_wrong(fault: str, store: Store) -> None:
     if store.rank != 1:
         return
     if fault == "raise":
@@ -63,7 +65,8 @@ def go_wrong(fault: str, store: kvstore.gluon.store.Store) -> None:
     if fault == "silent":
         time.sleep(60)
     if fault == "unsigned":
-        store._transport._connection.native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+        ps.connection(600.0, synchronous=True).native._send_command_to_servers(
+            0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     if fault == "interrupt":
         raise KeyboardInterrupt
     if fault == "exit":

@@ -1,6 +1,8 @@
 """Files of a checkpoint: complete or not there, checked when read, old ones removed."""
 import json
 import os
+from pathlib import Path
+from typing import Any, Callable, Tuple
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.training import checkpoint
 
+Trained = Tuple[Any, Any, Callable[[], None]]
+
 
 @pytest.fixture
-def trained():
+def trained() -> Trained:
     """A store and a network after one step; `step` takes another."""
     net = mx.gluon.nn.HybridSequential(prefix="net_")
     with net.name_scope():
@@ -21,7 +25,7 @@ def trained():
     store = kvstore.create("local")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
 
-    def step():
+    def step() -> None:
         with mx.autograd.record():
             loss = net(mx.nd.array(np.random.RandomState(0).rand(2, 4))).square().sum()
         loss.backward()
@@ -30,7 +34,7 @@ def trained():
     return store, net, step
 
 
-def save(root, trained, steps=1, keep=3):
+def save(root: Path, trained: Trained, steps: int = 1, keep: int = 3) -> Any:
     store, net, step = trained
     for _ in range(steps):
         step()
@@ -38,7 +42,7 @@ def save(root, trained, steps=1, keep=3):
     return root / str(store.iteration)
 
 
-def damage(path):
+def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -46,7 +50,7 @@ def damage(path):
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def test_arrays_and_json_come_back_as_they_were(tmp_path):
+def test_arrays_and_json_come_back_as_they_were(tmp_path: Path) -> None:
     arrays = {"global/w": np.arange(6, dtype=np.float32).reshape(2, 3), "0/w": np.zeros(0, np.float32)}
     meta = {"t": [1, None]}
     written = checkpoint.write_arrays(tmp_path / "a.npz", arrays, meta)
@@ -56,7 +60,7 @@ def test_arrays_and_json_come_back_as_they_were(tmp_path):
     assert all(np.array_equal(read[name], arrays[name]) and read[name].dtype == arrays[name].dtype for name in arrays)
 
 
-def test_weights_are_loaded_by_plain_gluon(tmp_path, trained):
+def test_weights_are_loaded_by_plain_gluon(tmp_path: Path, trained: Trained) -> None:
     folder = save(tmp_path, trained)
     again = mx.gluon.nn.HybridSequential()
     again.add(mx.gluon.nn.Dense(3), mx.gluon.nn.BatchNorm())
@@ -65,7 +69,7 @@ def test_weights_are_loaded_by_plain_gluon(tmp_path, trained):
     assert np.array_equal(again(inputs).asnumpy(), trained[1](inputs).asnumpy())
 
 
-def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path, trained):
+def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path: Path, trained: Trained) -> None:
     folder = save(tmp_path, trained)
     manifest = checkpoint.read_manifest(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*manifest["files"], "manifest.json"])
@@ -75,11 +79,12 @@ def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path, trained):
 
 
 @pytest.mark.parametrize("last_file", ["worker-0.npz", "weights.params", "servers.npz", "manifest.json"])
-def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path, trained, monkeypatch, last_file):
+def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path: Path, trained: Trained, last_file: str,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, trained)
     replace = os.replace
 
-    def fail(source, target):
+    def fail(source: str, target: str) -> None:
         if os.path.basename(target) == last_file:
             raise OSError(28, "No space left on device", str(target))
         replace(source, target)
@@ -92,7 +97,8 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path, traine
     assert checkpoint.complete(tmp_path) == [2, 3] and not list((tmp_path / "3").glob("*.tmp"))
 
 
-def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path, trained, monkeypatch):
+def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path: Path, trained: Trained,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path, trained)
     monkeypatch.setattr(checkpoint, "write_weights", lambda path, net: pytest.fail("stop here"))
     with pytest.raises(pytest.fail.Exception):
@@ -100,7 +106,7 @@ def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path, trained, 
     assert not (folder / "manifest.json").exists()
 
 
-def test_the_newest_are_kept_by_number_and_what_was_left_unfinished_goes(tmp_path, trained):
+def test_the_newest_are_kept_by_number_and_what_was_left_unfinished_goes(tmp_path: Path, trained: Trained) -> None:
     for iteration in ("1", "notes"):
         (tmp_path / iteration).mkdir()
     for _ in range(10):
@@ -108,7 +114,7 @@ def test_the_newest_are_kept_by_number_and_what_was_left_unfinished_goes(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["10", "11", "notes"]
 
 
-def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path):
+def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path: Path) -> None:
     for name in ("4", "6", "8"):
         (tmp_path / name).mkdir()
     checkpoint._retire(tmp_path, [6], 6)
@@ -118,7 +124,7 @@ def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path):
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["worker-0.npz", "weights.params", "servers.npz"])
-def test_a_damaged_file_is_named_with_what_was_expected(tmp_path, trained, name):
+def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained: Trained, name: str) -> None:
     folder = save(tmp_path, trained)
     manifest = checkpoint.read_manifest(folder)
     expected = manifest["files"][name]
@@ -138,20 +144,20 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path, trained, name)
 
 @pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
                                         ('{"schema": 99}', "expected schema 1, got 99")])
-def test_a_manifest_that_is_none_is_one_line(tmp_path, text, said):
+def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
         checkpoint.read_manifest(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-def test_nothing_is_unpickled(tmp_path):
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", w=np.array([{}], dtype=object), meta=np.frombuffer(b"{}", np.uint8))
     with pytest.raises(ConfigError, match="allow_pickle=False"):
         checkpoint.read_arrays(tmp_path / "evil.npz")
 
 
-def test_another_model_is_refused_with_the_difference(tmp_path, trained):
+def test_another_model_is_refused_with_the_difference(tmp_path: Path, trained: Trained) -> None:
     manifest = checkpoint.read_manifest(save(tmp_path, trained))
     checkpoint.check_model(manifest, trained[1])
     other = mx.gluon.nn.Dense(5, in_units=4, prefix="net_dense0_")
@@ -163,8 +169,8 @@ def test_another_model_is_refused_with_the_difference(tmp_path, trained):
     assert "net_batchnorm0_gamma: 3 float32 saved, none now" in str(caught.value)
 
 
-def test_other_settings_are_refused_by_name():
+def test_other_settings_are_refused_by_name() -> None:
     manifest = json.loads('{"iteration": 7, "num_workers": 4, "batches_per_epoch": 10}')
     checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
-    with pytest.raises(ConfigError, match="7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
+    with pytest.raises(ConfigError, match=r"7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
         checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])

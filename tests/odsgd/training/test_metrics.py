@@ -1,20 +1,22 @@
 """Counting, the clock and the file of metrics."""
 import json
 import math
+import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from odsgd.training import metrics
 from odsgd.training.metrics import Clock, Meter, MetricsFile, Sums, Tally
 
 
-def tally(loss, hits):
+def tally(loss: Any, hits: Any) -> Any:
     return mx.nd.array([loss, hits])
 
 
-def test_a_meter_reads_late_in_order_and_all_in_the_end():
+def test_a_meter_reads_late_in_order_and_all_in_the_end() -> None:
     read = []
     meter = Meter(lambda iteration, sums: read.append((iteration, sums.loss)), in_flight=2)
     for iteration in range(5):
@@ -24,7 +26,7 @@ def test_a_meter_reads_late_in_order_and_all_in_the_end():
     assert read == [(iteration, 10.0 * iteration) for iteration in range(5)]
 
 
-def test_the_parts_of_several_devices_are_added():
+def test_the_parts_of_several_devices_are_added() -> None:
     read = []
     meter = Meter(lambda _, sums: read.append(sums))
     meter.add(0, [tally(1.5, 2), tally(2.0, 1)], examples=8)
@@ -32,7 +34,7 @@ def test_the_parts_of_several_devices_are_added():
     assert read == [Sums(loss=3.5, hits=3.0, examples=8)]
 
 
-def test_means_are_per_example_and_nothing_has_no_mean():
+def test_means_are_per_example_and_nothing_has_no_mean() -> None:
     sums = Sums()
     assert math.isnan(sums.mean_loss) and math.isnan(sums.accuracy)
     sums.add(Sums(3.0, 1, 4))
@@ -41,7 +43,7 @@ def test_means_are_per_example_and_nothing_has_no_mean():
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_a_tally_is_the_summed_loss_and_the_right_answers(hybridize):
+def test_a_tally_is_the_summed_loss_and_the_right_answers(hybridize: bool) -> None:
     count = Tally()
     count.hybridize(hybridize)
     output = mx.nd.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
@@ -49,9 +51,9 @@ def test_a_tally_is_the_summed_loss_and_the_right_answers(hybridize):
     assert result.asnumpy().tolist() == [7.0, 2.0]
 
 
-def test_the_clock_stands_still_while_stopped(monkeypatch):
+def test_the_clock_stands_still_while_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     clock = Clock()
     now[0] = 103.0
     clock.stop()
@@ -65,7 +67,7 @@ def test_the_clock_stands_still_while_stopped(monkeypatch):
     assert clock.read() == 5.0
 
 
-def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(tmp_path):
+def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path, append=False)
     file.write("epoch", {"train_loss": math.nan, "parts": [math.inf, 1.5], "lr": 0.1})
     line = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -75,7 +77,7 @@ def test_records_are_lines_at_once_and_numbers_without_a_word_in_json_are_null(t
 
 @pytest.mark.parametrize("found, kept", [('{"a": 1}\n{"b', '{"a": 1}\n'), ('{"a": 1}\n', '{"a": 1}\n'), ('{"b', ""),
                                          ("", "")])
-def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path, found, kept):
+def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path: Path, found: str, kept: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(found)
     file = MetricsFile(tmp_path, append=True)
     file.write("end", {})
@@ -83,13 +85,13 @@ def test_a_line_cut_short_is_dropped_when_more_are_added(tmp_path, found, kept):
     assert (tmp_path / "metrics.jsonl").read_text() == kept + '{"event": "end"}\n'
 
 
-def test_a_new_run_starts_a_new_file(tmp_path):
+def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("old\n")
     MetricsFile(tmp_path, append=False).close()
     assert (tmp_path / "metrics.jsonl").read_text() == ""
 
 
-def test_sums_of_many_iterations_keep_double_precision():
+def test_sums_of_many_iterations_keep_double_precision() -> None:
     sums = Sums()
     for _ in range(1000):
         sums.add(Sums(float(np.float32(0.1)), 0, 1))

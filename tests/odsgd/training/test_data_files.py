@@ -2,6 +2,7 @@
 import gzip
 import os
 from pathlib import Path
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from odsgd.training.data import load
 REAL = Path(os.environ.get("ODSGD_TEST_DATA", "/nonexistent"))
 
 
-def message(function, *args):
+def message(function: Callable[..., Any], *args: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         function(*map(str, args))
     assert "\n" not in str(caught.value)
@@ -24,27 +25,27 @@ def message(function, *args):
 
 # --- mnist ------------------------------------------------------------------------------------------------------------
 
-def test_mnist_is_read_with_and_without_gz(mnist_folder):
+def test_mnist_is_read_with_and_without_gz(mnist_folder: Path) -> None:
     arrays = datasets.mnist(str(mnist_folder))
     assert (arrays.train.images.shape, arrays.test.labels.shape) == ((12, 1, 28, 28), (5,))
     content = gzip.decompress((mnist_folder / "train-images-idx3-ubyte.gz").read_bytes())
     assert arrays.train.images.tobytes() == content[16:]
 
 
-def test_a_missing_folder_and_a_missing_file_are_named(mnist_folder):
+def test_a_missing_folder_and_a_missing_file_are_named(mnist_folder: Path) -> None:
     assert message(datasets.mnist, mnist_folder / "no").startswith(f"no folder `{mnist_folder}/no`")
     (mnist_folder / "t10k-labels-idx1-ubyte").unlink()
     assert message(datasets.mnist, mnist_folder).startswith(
         f"no `{mnist_folder}/t10k-labels-idx1-ubyte` and no `t10k-labels-idx1-ubyte.gz` beside it")
 
 
-def test_a_truncated_idx_file_is_an_error_with_both_sizes(mnist_folder):
+def test_a_truncated_idx_file_is_an_error_with_both_sizes(mnist_folder: Path) -> None:
     path = mnist_folder / "train-labels-idx1-ubyte"
     path.write_bytes(path.read_bytes()[:-3])
     assert f"`{path}`: expected 20 bytes, got 17; it is cut short" in message(datasets.mnist, mnist_folder)
 
 
-def test_a_truncated_gzip_file_is_an_error(mnist_folder):
+def test_a_truncated_gzip_file_is_an_error(mnist_folder: Path) -> None:
     path = mnist_folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:100])
     assert f"`{path}`: expected a whole gzip file" in message(datasets.mnist, mnist_folder)
@@ -54,17 +55,17 @@ def test_a_truncated_gzip_file_is_an_error(mnist_folder):
     (b"", "expected an idx file that begins with 00000801 and 1 lengths, got nothing"),
     (b"<!doctype html>", "expected an idx file that begins with 00000801 and 1 lengths, got 3c21646f"),
 ])
-def test_a_file_of_another_kind_is_an_error(mnist_folder, content, said):
+def test_a_file_of_another_kind_is_an_error(mnist_folder: Path, content: bytes, said: str) -> None:
     (mnist_folder / "train-labels-idx1-ubyte").write_bytes(content)
     assert said in message(datasets.mnist, mnist_folder)
 
 
-def test_a_file_that_is_not_gzip_in_spite_of_its_name_is_an_error(mnist_folder):
+def test_a_file_that_is_not_gzip_in_spite_of_its_name_is_an_error(mnist_folder: Path) -> None:
     (mnist_folder / "train-images-idx3-ubyte.gz").write_bytes(b"<!doctype html>")
     assert "expected a whole gzip file" in message(datasets.mnist, mnist_folder)
 
 
-def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder):
+def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder: Path) -> None:
     os.replace(mnist_folder / "t10k-labels-idx1-ubyte", mnist_folder / "train-labels-idx1-ubyte")
     assert "expected 12 labels, one for each image of `train-images-idx3-ubyte.gz`, got 5" in \
         message(datasets.mnist, mnist_folder)
@@ -72,7 +73,7 @@ def test_labels_that_do_not_match_their_images_are_an_error(mnist_folder):
 
 # --- cifar10 ----------------------------------------------------------------------------------------------------------
 
-def test_cifar10_is_read_from_its_own_folder_or_the_one_above(cifar_folder):
+def test_cifar10_is_read_from_its_own_folder_or_the_one_above(cifar_folder: Path) -> None:
     arrays = datasets.cifar10(str(cifar_folder))
     assert (arrays.train.images.shape, arrays.test.images.shape) == ((20, 3, 32, 32), (4, 3, 32, 32))
     below = datasets.cifar10(str(cifar_folder / "cifar-10-batches-bin"))
@@ -81,7 +82,7 @@ def test_cifar10_is_read_from_its_own_folder_or_the_one_above(cifar_folder):
     assert arrays.train.labels[4] == second[0] and arrays.train.images[4].tobytes() == second[1:3073]
 
 
-def test_a_truncated_or_missing_cifar_file_is_an_error_with_its_path(cifar_folder):
+def test_a_truncated_or_missing_cifar_file_is_an_error_with_its_path(cifar_folder: Path) -> None:
     path = cifar_folder / "cifar-10-batches-bin" / "data_batch_4.bin"
     path.write_bytes(path.read_bytes()[:-3073])
     assert f"`{path}`: expected 12292 bytes, got 9219; it is cut short" in message(datasets.cifar10, cifar_folder)
@@ -89,20 +90,20 @@ def test_a_truncated_or_missing_cifar_file_is_an_error_with_its_path(cifar_folde
     assert f"no `{path}` and no `data_batch_4.bin.gz` beside it" in message(datasets.cifar10, cifar_folder)
 
 
-def test_labels_out_of_range_are_an_error(cifar_folder):
+def test_labels_out_of_range_are_an_error(cifar_folder: Path) -> None:
     path = cifar_folder / "cifar-10-batches-bin" / "data_batch_2.bin"
     path.write_bytes(b"\xff" + path.read_bytes()[1:])
     assert f"`{path}`: expected labels 0 to 9, got 255" in message(datasets.cifar10, cifar_folder)
 
 
-def test_a_cifar_file_of_another_length_is_not_taken(tmp_path):
+def test_a_cifar_file_of_another_length_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073 * 3))
     assert "expected 30730000 bytes, got 9219" in message(datasets.cifar10, tmp_path)
 
 
 # --- imagenet ---------------------------------------------------------------------------------------------------------
 
-def write_records(folder, part, count):
+def write_records(folder: Path, part: str, count: int) -> None:
     """`count` images of 20x24 pixels; the label of each is its number."""
     file = mx.recordio.MXIndexedRecordIO(str(folder / f"{part}.idx"), str(folder / f"{part}.rec"), "w")
     for number in range(count):
@@ -112,7 +113,7 @@ def write_records(folder, part, count):
 
 
 @pytest.fixture(scope="module")
-def record_folder(tmp_path_factory):
+def record_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """41 training images and 7 for the test."""
     folder = tmp_path_factory.mktemp("imagenet")
     write_records(folder, "train", 41)
@@ -120,21 +121,21 @@ def record_folder(tmp_path_factory):
     return folder
 
 
-def imagenet(folder, worker_rank=0, num_workers=1, **options):
+def imagenet(folder: Path, worker_rank: int = 0, num_workers: int = 1, **options: Any) -> Any:
     config = TrainConfig(**{**dict(dataset="imagenet", data_dir=str(folder), image_shape="3,16,16", num_classes=41,
                                    batch_size=4, data_threads=1), **options})
     return load(config, worker_rank, num_workers)
 
 
-def labels(batches):
+def labels(batches: Any) -> List[List[int]]:
     return [[int(label) for y in ys for label in y.asnumpy()] for _, ys in batches]
 
 
-def pixels(batches):
+def pixels(batches: Any) -> np.ndarray:
     return np.concatenate([x.asnumpy() for xs, _ in batches for x in xs])
 
 
-def test_record_shards_are_disjoint_and_of_equal_length(record_folder):
+def test_record_shards_are_disjoint_and_of_equal_length(record_folder: Path) -> None:
     taken = [labels(imagenet(record_folder, rank, 4).train(0)) for rank in range(4)]  # parts of 11, 11, 11 and 8
     assert [len(batches) for batches in taken] == [2] * 4
     flat = [label for batches in taken for batch in batches for label in batch]
@@ -142,27 +143,27 @@ def test_record_shards_are_disjoint_and_of_equal_length(record_folder):
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record_folder, augment):
+def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record_folder: Path, augment: bool) -> None:
     whole = pixels(imagenet(record_folder, augment=augment).train(2))
     assert np.array_equal(pixels(imagenet(record_folder, augment=augment).train(2, start=3)), whole[12:])
     assert not np.array_equal(pixels(imagenet(record_folder, augment=augment).train(3)), whole)
 
 
-def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(record_folder):
+def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(record_folder: Path) -> None:
     orders = [labels(imagenet(record_folder, seed=seed).train(epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-def test_the_test_records_are_whole_and_in_order_on_several_devices(record_folder):
+def test_the_test_records_are_whole_and_in_order_on_several_devices(record_folder: Path) -> None:
     assert labels(imagenet(record_folder, num_cpus=2, batch_size=2).test()) == [[0, 1, 2, 3], [4, 5, 6]]
 
 
-def test_too_few_records_for_everyone_is_an_error(record_folder):
+def test_too_few_records_for_everyone_is_an_error(record_folder: Path) -> None:
     with pytest.raises(ConfigError, match="41 training images are not enough for one batch of 4 on each of 12 workers"):
         imagenet(record_folder, 0, 12)
 
 
-def test_a_missing_index_is_named(tmp_path):
+def test_a_missing_index_is_named(tmp_path: Path) -> None:
     write_records(tmp_path, "train", 1)
     assert message(imagenet, tmp_path).startswith(f"no `{tmp_path}/val.rec`: imagenet needs train.rec, train.idx")
 
@@ -174,7 +175,8 @@ def test_a_missing_index_is_named(tmp_path):
     (lambda rec, idx: idx.write_text("0 zero\n"), "expected lines of number and offset"),
     (lambda rec, idx: idx.write_text(""), "expected at least one record"),
 ])
-def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path, damage, said):
+def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path: Path, damage: Callable[[Path, Path], Any],
+                                                         said: str) -> None:
     write_records(tmp_path, "train", 5)
     write_records(tmp_path, "val", 1)
     damage(tmp_path / "train.rec", tmp_path / "train.idx")
@@ -185,7 +187,7 @@ def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path, damage, said)
 # --- the real files ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="ODSGD_TEST_DATA names no folder with mnist/")
-def test_the_real_mnist():
+def test_the_real_mnist() -> None:
     arrays = datasets.mnist(str(REAL / "mnist"))
     assert (len(arrays.train.images), len(arrays.test.images)) == (60000, 10000)
     assert arrays.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
@@ -196,7 +198,7 @@ def test_the_real_mnist():
 @pytest.mark.skipif(not (REAL / "cifar10" / "cifar-10-batches-bin").is_dir() and
                     not (REAL / "cifar10" / "test_batch.bin").is_file(),
                     reason="ODSGD_TEST_DATA names no folder with the binary files of cifar10/")
-def test_the_real_cifar10():
+def test_the_real_cifar10() -> None:
     arrays = datasets.cifar10(str(REAL / "cifar10"))
     assert (len(arrays.train.images), len(arrays.test.images)) == (50000, 10000)
     assert np.bincount(arrays.train.labels.astype(int)).tolist() == [5000] * 10

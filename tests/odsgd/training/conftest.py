@@ -1,6 +1,7 @@
 """Tiny files in the formats of the real data sets."""
 import gzip
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from odsgd.training import datasets
 
 
-def write(path, content, packed=False):
+def write(path: Path, content: bytes, packed: bool = False) -> Path:
     """`content` at `path`, or gzipped beside it."""
     if packed:
         path = path.with_name(path.name + ".gz")
@@ -17,12 +18,12 @@ def write(path, content, packed=False):
     return path
 
 
-def idx_bytes(array):
+def idx_bytes(array: np.ndarray) -> bytes:
     """`array` as an idx file of unsigned bytes."""
     return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
-def cifar_bytes(count, seed):
+def cifar_bytes(count: int, seed: int) -> bytes:
     """`count` records of CIFAR-10."""
     records = np.random.RandomState(seed).randint(0, 256, (count, 3073)).astype(np.uint8)
     records[:, 0] %= 10
@@ -30,7 +31,7 @@ def cifar_bytes(count, seed):
 
 
 @pytest.fixture
-def mnist_folder(tmp_path):
+def mnist_folder(tmp_path: Path) -> Path:
     """MNIST of 12 + 5 images, half of its files gzipped."""
     random = np.random.RandomState(0)
     for count, names in zip((12, 5), datasets.MNIST_FILES.values()):
@@ -40,7 +41,7 @@ def mnist_folder(tmp_path):
 
 
 @pytest.fixture
-def cifar_folder(tmp_path, monkeypatch):
+def cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """CIFAR-10 of six files with 4 records each, in the folder that its archive has."""
     monkeypatch.setattr(datasets, "CIFAR_RECORDS", 4)
     (tmp_path / "cifar-10-batches-bin").mkdir()

@@ -1,0 +1,46 @@
+"""Learning rates, iteration by iteration."""
+from typing import Any
+
+import pytest
+
+from odsgd.config.train import TrainConfig
+from odsgd.training.schedule import lr_at, lr_local_at
+
+
+def config_of(**options: Any) -> TrainConfig:
+    return TrainConfig(**options)
+
+
+def test_steps_come_at_the_first_iteration_after_their_epoch() -> None:
+    config = config_of(lr=1.0, lr_step_epochs="2,3", lr_factor=0.5)
+    assert [lr_at(config, t, batches_per_epoch=10) for t in (0, 19, 20, 29, 30, 99)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_warm_up_is_a_line_from_its_start_to_the_full_rate() -> None:
+    config = config_of(lr=0.8, lr_warmup="5epochs", lr_warmup_from=0.1)  # as for ImageNet in the paper
+    assert [lr_at(config, t, batches_per_epoch=2) for t in (0, 5, 10, 11)] == pytest.approx([0.1, 0.45, 0.8, 0.8])
+
+
+def test_poly_falls_with_the_square_to_zero() -> None:
+    config = config_of(lr=1.6, lr_decay="poly", epochs=4)
+    assert [lr_at(config, t, batches_per_epoch=5) for t in (0, 10, 20, 21)] == [1.6, 0.4, 0.0, 0.0]
+
+
+def test_warm_up_meets_a_falling_schedule_where_it_ends() -> None:
+    config = config_of(lr=1.0, lr_decay="poly", epochs=10, lr_warmup=5)
+    assert lr_at(config, 5, batches_per_epoch=1) == 0.25
+    assert lr_at(config, 4, batches_per_epoch=1) == pytest.approx(0.2)
+
+
+def test_the_local_rate_has_its_own_steps_and_no_warm_up() -> None:
+    config = config_of(lr_local=0.5, lr_step_epochs="1", lr_step_epochs_local="2", lr_warmup="1epoch")
+    assert [lr_local_at(config, t, batches_per_epoch=10) for t in (0, 10, 20)] == pytest.approx([0.5, 0.5, 0.05])
+
+
+def test_the_local_rate_shares_the_steps_when_it_has_none_of_its_own() -> None:
+    config = config_of(lr_local=0.5, lr_step_epochs="1")
+    assert lr_local_at(config, 10, batches_per_epoch=10) == pytest.approx(0.05)
+
+
+def test_without_a_local_rate_the_global_one_is_followed() -> None:
+    assert lr_local_at(TrainConfig(), 0, batches_per_epoch=10) is None
