@@ -93,7 +93,7 @@ def test_a_child_starts_while_an_operation_is_under_way(start_child: str) -> Non
 def test_an_error_ends_the_process_and_is_told(push: str) -> None:
     script = ("from kvstore.engine import engine, _mxnet\n"
               f"array = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()")
-    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == EXIT_FAILURE and "ZeroDivisionError" in done.stderr
 
 
@@ -107,7 +107,7 @@ def test_the_end_of_a_process_waits_for_operations() -> None:
             threading.Thread(target=lambda: (time.sleep(0.3), print("over"), done())).start()
         engine.push_async(start, [], [array])
     """
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "over\n")
 
 
@@ -120,10 +120,14 @@ def test_the_gradient_of_the_last_layer_does_not_wait_for_the_first_layers(hybri
     x = mx.nd.ones((2, 5))
     net(x).wait_to_read()
     goes_on, appeared = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        goes_on.wait(60)
+
     with mx.autograd.record():
         loss = net(x).sum()
     loss.wait_to_read()
-    engine.push(lambda: goes_on.wait(60) and None, [], [x])  # the first layer's gradient is computed from it
+    engine.push(hold, [], [x])  # the first layer's gradient is computed from it
     loss.backward()
     engine.push(appeared.set, [net[1].weight.grad()], [])
     try:

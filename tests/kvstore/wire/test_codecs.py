@@ -1,6 +1,6 @@
 """Codecs beside NumPy, their stated errors, and the bits of a ring of any size: its messages passed on by hand."""
 import itertools
-from typing import List, Sequence, Tuple
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from kvstore.wire.codecs import CODECS, NotFiniteError, codec
 
 SIZES = [0, 1, 7, 1000]
 # Error of one encoding of a block, by value; what the classes' docstrings say.
-ERROR = {"none": lambda x: 0 * x,
-         "truncate": lambda x: np.maximum(np.abs(x) / 128, 2.0 ** -133),
-         "quantize": lambda x: np.full(x.shape, max(np.abs(x).max(initial=0) / 254 * 1.0001, 2.0 ** -119))}
+ERROR: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda x: 0 * x,
+    "truncate": lambda x: np.maximum(np.abs(x) / 128, 2.0 ** -133),
+    "quantize": lambda x: np.full(x.shape, max(np.abs(x).max(initial=0) / 254 * 1.0001, 2.0 ** -119))}
 
 
 def floats(size: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -43,10 +44,10 @@ def ring(name: str, own: Sequence[np.ndarray]) -> Tuple[List[np.ndarray], int]:
               for m in range(p)]
     sent = 0
     while True:
-        pairs = [next(one, None) for one in rounds]
-        if pairs[0] is None:
-            assert pairs == [None] * p
+        pairs = [pair for pair in [next(one, None) for one in rounds] if pair is not None]
+        if not pairs:
             return totals, sent
+        assert len(pairs) == p
         assert not any(np.shares_memory(outgoing, incoming) for outgoing, incoming in pairs)  # both are under way
         on_the_wire = [outgoing.copy() for outgoing, _ in pairs]
         sent += on_the_wire[0].size
@@ -93,7 +94,7 @@ def test_quantize_beside_numpy() -> None:
 def test_quantize_reports_what_it_cannot_send(bad: float) -> None:
     values = floats(10)
     values[3] = bad
-    with pytest.raises(NotFiniteError, match="quantize cannot send (nan|inf)"):
+    with pytest.raises(NotFiniteError, match=r"quantize cannot send (nan|inf)"):
         through("quantize", values)
 
 
