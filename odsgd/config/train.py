@@ -141,10 +141,12 @@ class TrainConfig:
     trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
                                 "shows", result=False)
 
-    options: Options = dataclasses.field(init=False)
+    options: Options = dataclasses.field()
     """The method's."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
+        """`options`: where the method's come from that `values` does not name, for ``dataclasses.replace``."""
+        values = {**(options.plain() if options else {}), **values}
         for field in own_fields():
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             self._set(field.name, convert(field, values.pop(field.name, default), field.name))
@@ -356,7 +358,7 @@ class TrainConfig:
 
 def own_fields() -> List[dataclasses.Field[Any]]:
     """The options of a run that are no method's."""
-    return [field for field in dataclasses.fields(TrainConfig) if field.init]
+    return [field for field in dataclasses.fields(TrainConfig) if field.name != "options"]
 
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
