@@ -157,6 +157,8 @@ class Update:
 class Rule:
     """The server's side of a method, for one bucket: what a push does to the global weights.
 
+    Before the first push there are no weights here, so `start` comes with it; `statistics` may be asked for earlier.
+
     version : updates done
     """
 
