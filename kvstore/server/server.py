@@ -83,7 +83,7 @@ class Server:
                mailboxes: List[int], trace_folder: Optional[str]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
-        self._shard = Shard(rank, num_workers)
+        self._shard = Shard(rank, num_workers, control.trusted())
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._everyone = set(range(num_workers))

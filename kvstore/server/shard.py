@@ -16,7 +16,6 @@ from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import AtOnce
 from kvstore.errors import ProtocolError
-from kvstore.job import control
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
 from kvstore.wire.saved import array_text, by_bucket, npz, text_array, un_npz
 
@@ -69,15 +68,15 @@ class Entry:
 
 
 class Shard:
-    """The buckets of one server.
+    """The buckets of one server. `trusted`: whether a worker may name a method or an optimizer of the user's own.
 
     Invariants
       1. a bucket's rule is made once, by `open`, before the first push to it.
       2. the last floats of a bucket's stored array are its header; the rule never sees them.
     """
 
-    def __init__(self, server_rank: int, num_workers: int) -> None:
-        self.server_rank, self.num_workers = server_rank, num_workers
+    def __init__(self, server_rank: int, num_workers: int, trusted: bool) -> None:
+        self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "import": self._import}
@@ -112,10 +111,10 @@ class Shard:
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
-        applied = optimizers.build(optimizer, control.trusted())
+        applied = optimizers.build(optimizer, self._trusted)
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
-        kind = algorithms.load(method, control.trusted())
+        kind = algorithms.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
             update = AtOnce(applied, key, entry["shape"])

@@ -78,7 +78,7 @@ class Stage:
     def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
                  timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
-        self.shard = Shard(0, num_workers)
+        self.shard = Shard(0, num_workers, trusted=True)
         self.keys = [Keys(1) for _ in range(num_workers)]  # a worker's stores share their numbers
         self.log: List[int] = []  # worker ranks in the order of their exchanges
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
