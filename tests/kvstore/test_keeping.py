@@ -16,7 +16,8 @@ from kvstore.wire.interfaces import Pending
 class Pipeline(Worker):
     """A worker with an array, a deque of answers, numbers, and what it returns."""
 
-    arrays: ClassVar = {"w": "what it returned last", "v": "momentum", "in_flight": "sums under way", "unused": "not made"}
+    arrays: ClassVar = {"w": "what it returned last", "v": "momentum", "in_flight": "sums under way",
+                        "unused": "not made"}
     facts = ("rates", "seen")
     returned = "w"
 
@@ -40,7 +41,7 @@ class Counting(Rule):
 
 def saved(owner: Any) -> Any:
     """Arrays and facts as a file would have them: flat, of NumPy, and JSON."""
-    arrays: ClassVar = {name: np.array(array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
+    arrays = {name: np.array(array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
               for name, array in keeping.arrays_of(owner).items()}
     return arrays, json.loads(json.dumps(keeping.facts_of(owner)))
 
