@@ -43,9 +43,9 @@ class Options:
         """ConfigError for options that do not go together; fills in defaults that depend on others."""
 
     def refuse(self, names: Sequence[str], because: str) -> None:
-        """ConfigError if one of these has a value."""
+        """ConfigError if one of these has a value that is not its default."""
         for name in names:
-            if getattr(self, name) is not None:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ConfigError(f"{name} has no meaning {because}")
 
     def plain(self) -> Dict[str, Any]:

@@ -321,7 +321,8 @@ class TrainConfig:
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
         if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):
-            raise ConfigError("lr_step_epochs_local has no meaning where no local step is taken")
+            raise ConfigError("lr_step_epochs_local has no meaning with optimizer_local "
+                              f"`{getattr(self.options, 'optimizer_local', 'none')}`, which takes no local step")
         if self.method.plain_sgd and (self.optimizer != "sgd" or self.momentum):
             raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
                               f"momentum out (momentum: {self.method.plain_sgd})")
