@@ -113,6 +113,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     for name in [*of_methods, *(field.name for field in own_fields())]:
         assert f"--{name.replace('_', '-')} " in shown, name
     words = " ".join(shown.split())
+    assert "--hybridize compile the network into one graph (default; --no-hybridize turns it off)" in words
+    assert "by its staleness (default: true); --no-modulate turns it off" in words
     for store, default in (("odsgd", "200"), ("delayed, pipesgd", "0")):
         assert f"{store}: synchronous iterations before the delay, e.g. 200, or 2epochs (default: {default})" in words
 
@@ -159,6 +161,10 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so() -> None:
     ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
     ("--kvstore local --warmup 5", "warmup has no meaning with kvstore `local`"),
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
+    ("--optimizer-local none --momentum-local 0.5", "momentum_local has no meaning with optimizer_local `none`, which"),
+    ("--optimizer-local none --lr-step-epochs-local 3",
+     "lr_step_epochs_local has no meaning with optimizer_local `none`, which takes no local step"),
+    ("--kvstore sasgd --optimizer adam", "leave optimizer and momentum out (momentum: SASGD has none)"),
     ("--optimizer-local sgd --lamda 1", "lamda goes with optimizer_local dcasgd_c or dcasgd_a, not with `sgd`"),
     ("--optimizer-local dcasgd_c --m 0.5", "m goes with optimizer_local dcasgd_a, not with `dcasgd_c`"),
     ("--kvstore ssgd --lamda 1", "lamda has no meaning with kvstore `ssgd`; it goes with odsgd or dcasgd_c or"),
