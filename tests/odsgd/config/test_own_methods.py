@@ -37,7 +37,9 @@ def test_its_name_is_not_needed_and_another_wins(file: Path) -> None:
     assert TrainConfig.from_flags([*flags, "--kvstore", "ssgd"]).kvstore == "ssgd"
 
 
-def test_help_and_the_table_show_its_options(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_the_table_show_its_options(file: Path, capsys: pytest.CaptureFixture[str],
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
         TrainConfig.from_flags(["--method-file", str(file), "--help"])
     shown = " ".join(capsys.readouterr().out.split())

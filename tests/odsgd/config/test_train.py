@@ -104,7 +104,8 @@ def test_a_wrong_flag_is_one_line_that_names_it(flags: str, said: str) -> None:
     assert said in message(flags)
 
 
-def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no word is cut
     with pytest.raises(SystemExit) as stop:
         from_flags("--help")
     assert stop.value.code == 0
@@ -119,7 +120,9 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{store}: synchronous iterations before the delay, e.g. 200, or 2epochs (default: {default})" in words
 
 
-def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
         from_flags("--help")
     words = " ".join(capsys.readouterr().out.split())
