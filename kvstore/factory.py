@@ -1,5 +1,6 @@
 """From a name and options to a store."""
-from typing import Any, Dict, Optional, Union
+from functools import partial
+from typing import Any, List, Optional, Union
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Options
@@ -58,31 +59,16 @@ def register() -> None:
     For the Trainer MXNet is taught a line: it makes no store at all for one device, unless the name contains ``dist``.
     """
     for name in _ours():
-        mx.kvstore.KVStoreBase.kv_registry.setdefault(name, _Maker(name))
-    if not isinstance(mx.gluon.trainer._create_kvstore, _Creator):
-        mx.gluon.trainer._create_kvstore = _Creator(mx.gluon.trainer._create_kvstore)
+        mx.kvstore.KVStoreBase.kv_registry.setdefault(name, partial(create, name))
+    mxnets = mx.gluon.trainer._create_kvstore
+
+    def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
+        return mxnets(create(kvstore) if kvstore in _ours() else kvstore, *arguments)
+
+    if mxnets.__module__ != __name__:
+        mx.gluon.trainer._create_kvstore = create_kvstore
 
 
-def _ours() -> Dict[str, Any]:
-    """The methods whose names MXNet does not have itself."""
-    return {name: method for name, method in algorithms.METHODS.items() if method.transports != ("process",)}
-
-
-class _Creator:
-    """MXNet's way from the Trainer's `kvstore` to a store, with our names made first."""
-
-    def __init__(self, mxnets: Any) -> None:
-        self._mxnets = mxnets
-
-    def __call__(self, kvstore: Any, *arguments: Any) -> Any:
-        return self._mxnets(create(kvstore) if kvstore in _ours() else kvstore, *arguments)
-
-
-class _Maker:
-    """What MXNet calls where it expects a class."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __call__(self) -> Store:
-        return create(self._name)
+def _ours() -> List[str]:
+    """The names of methods that MXNet does not have itself."""
+    return [name for name, method in algorithms.METHODS.items() if method.transports != ("process",)]

@@ -1,6 +1,7 @@
 """What lasts: the arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
 import collections
-from typing import Any, Counter, Dict, Mapping
+import copy
+from typing import Any, Dict, Mapping
 
 import numpy as np
 
@@ -24,14 +25,14 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
 
 
 def facts_of(owner: Any) -> Dict[str, Any]:
-    """The declared facts, as JSON."""
-    return {name: _packed(getattr(owner, name)) for name in owner.facts}
+    """The declared facts; they are JSON as they are."""
+    return {name: getattr(owner, name) for name in owner.facts}
 
 
 def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array = None) -> None:
     """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind the arrays of a deque are made."""
     for name in owner.facts:
-        setattr(owner, name, _unpacked(facts[name], getattr(owner, name)))
+        setattr(owner, name, copy.deepcopy(facts[name]))  # one saved fact may serve several buckets
     for name in owner.arrays:
         value = getattr(owner, name)
         if isinstance(value, collections.deque):
@@ -46,14 +47,3 @@ def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, A
 def _filled(array: Array, saved: np.ndarray) -> Array:
     array[:] = saved.reshape(array.shape)
     return array
-
-
-def _packed(fact: Any) -> Any:
-    return [[list(key), count] for key, count in fact.items()] if isinstance(fact, collections.Counter) else fact
-
-
-def _unpacked(saved: Any, like: Any) -> Any:
-    if not isinstance(like, collections.Counter):
-        return saved
-    counter: Counter[Any] = collections.Counter({tuple(key): count for key, count in saved})
-    return counter

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 from kvstore import algorithms
-from kvstore.algorithms.method import LocalStep, Method, Options, Site, Step, Worker
+from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -102,9 +102,10 @@ class Session:
         arriving = self.wire.open(opening, weights)
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
-            site = Site(method.options, method.num_workers, bucket, self.wire, arriving[bucket.id], own,
-                        optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket))
-            self.workers[bucket.id], self.w_local[bucket.id] = method.worker(site), own
+            self.w_local[bucket.id] = own
+            self.workers[bucket.id] = method.worker(
+                method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
+                optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket), own)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[LocalStep]:
         if self.local_optimizer is None:

@@ -1,51 +1,24 @@
-"""``odsgd COMMAND ...``: what each command does is in its module; here is only the way there.
+"""``odsgd COMMAND ...``: each command has a module of its own; here is only the way there.
 
 Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
 """
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
-if TYPE_CHECKING:
-    pass
-
-
-def _train(argv: List[str]) -> int:
-    from odsgd.config.train import TrainConfig
-    config = TrainConfig.from_flags(argv)
-    from odsgd.training.train import run  # MXNet's import takes a second: only once the options are right
-    return int(run(config))
-
-
-def _launch(argv: List[str]) -> int:
-    from odsgd.launch.cli import main as launch
-    return launch(argv)
-
-
-def _cluster(argv: List[str]) -> int:
-    from odsgd.lab.cluster.cli import main as cluster
-    return cluster(argv)
-
-
-def _bench(argv: List[str]) -> int:
-    from odsgd.lab.bench.cli import main as bench
-    return bench(argv)
-
-
-def _trace(argv: List[str]) -> int:
-    from odsgd.lab.tracing.cli import main as trace
-    return trace(argv)
-
-
-COMMANDS: Dict[str, Tuple[Callable[[List[str]], int], str]] = {
-    "train": (_train, "train a model; alone, or as one of a job's workers"),
-    "launch": (_launch, "start a job: scheduler, servers, and the workers' command"),
-    "trace": (_trace, "timelines: put together, sum up, draw"),
-    "cluster": (_cluster, "emulate a cluster with slow links on this machine"),
-    "bench": (_bench, "measure systems side by side, on emulated links"),
+#: The module of each command, and its line of help. The module is imported when the command is asked for; its
+#: ``main(argv)`` returns the exit code, or raises ConfigError.
+COMMANDS = {
+    "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
+    "launch": ("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
+    "report": ("odsgd.lab.report", "a table of finished runs"),
+    "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
+    "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
+    "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
 }
 
 USAGE = """usage: odsgd COMMAND [options]
@@ -81,7 +54,7 @@ def _run(command: str, argv: List[str]) -> int:
         if command not in COMMANDS:
             label = "odsgd"
             raise unknown("command", command, COMMANDS)
-        return COMMANDS[command][0](argv)
+        return int(importlib.import_module(COMMANDS[command][0]).main(argv))
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE

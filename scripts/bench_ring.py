@@ -4,11 +4,12 @@
     scripts/bench_ring.py [-n RANKS] [--rate 1gbit] [--floats N …] [--bucket-nbytes N] [--repeat N] [--json FILE]
 
 Without --rate all ranks are on this machine's loopback. With it (as root) each has a host of an emulated cluster, whose
-links carry so much each way (docs/cluster.md). The ways take turns, --repeat times; the time of one allreduce
-is that of its slowest rank. A ring cannot be faster than 2 (p - 1)/p · N/B, with B what TCP carries on the same links,
-measured in the same run. MPI's own Allreduce spins while it waits, which costs where ranks share cores.
+links carry so much each way (docs/how-to/emulated-cluster.md). The ways take turns, --repeat times; the time of one
+allreduce is that of its slowest rank. A ring cannot be faster than 2 (p - 1)/p · N/B, with B what TCP carries on the
+same links, measured in the same run. MPI's own Allreduce spins while it waits, which costs where ranks share cores.
 """
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, Callable, Dict
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -36,16 +38,17 @@ WAYS = {**{name: f"our ring, codec {name}" for name in CODECS}, **MPI_WAYS}
 
 def work(options: argparse.Namespace) -> None:
     """One rank: time every way in turn. Rank 0 prints the times of the slowest rank."""
-    from kvstore.transports.mpi import Connection
-    connection = Connection(TIMEOUT_S)
+    from kvstore.transports.mpi import World
+    connection = World(TIMEOUT_S)
     rounds = Rounds(connection.comm, connection.mpi, TIMEOUT_S)
     times: dict = {}
     for size in options.floats:
         own = np.random.default_rng(rounds.worker_rank).standard_normal(size, np.float32)
         total = np.empty_like(own)
-        calls = {**{name: bucketed(rounds, name, own, total, options.bucket_nbytes) for name in CODECS},
-                 "mpi": lambda own=own, total=total: connection.comm.Allreduce(own, total),
-                 "sendrecv": lambda own=own, total=total: sendrecv_ring(connection.comm, own, total)}
+        calls: Dict[str, Callable[[], None]] = {
+            **{name: bucketed(rounds, name, own, total, options.bucket_nbytes) for name in CODECS},
+            "mpi": functools.partial(connection.comm.Allreduce, own, total),
+            "sendrecv": functools.partial(sendrecv_ring, connection.comm, own, total)}
         for repetition in range(-1, options.repeat):  # the first is not counted: connections are made
             for way, call in calls.items():
                 elapsed_ms = timed(rounds, call)
@@ -56,7 +59,7 @@ def work(options: argparse.Namespace) -> None:
     connection.close()
 
 
-def timed(rounds: Rounds, call: object) -> float:
+def timed(rounds: Rounds, call: Callable[[], None]) -> float:
     """Milliseconds on the slowest rank."""
     rounds.total(np.zeros(1))
     start = time.perf_counter()
@@ -66,7 +69,7 @@ def timed(rounds: Rounds, call: object) -> float:
     return 1000 * float(rounds.total(elapsed).max())
 
 
-def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbytes: int) -> object:
+def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbytes: int) -> Callable[[], None]:
     """What a store does: a round for each bucket, all asked for at once."""
     one = codec(name)
     step = (nbytes or bucket_nbytes(one, rounds.num_workers, own.size, waits=True)) // 4
@@ -81,7 +84,7 @@ def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbyt
     return call
 
 
-def sendrecv_ring(comm: object, own: np.ndarray, total: np.ndarray) -> None:
+def sendrecv_ring(comm: Any, own: np.ndarray, total: np.ndarray) -> None:
     """The textbook's ring: a step at a time, no overlap."""
     rank, p = comm.Get_rank(), comm.Get_size()
     total[:] = own
@@ -134,14 +137,14 @@ def on_cluster(mpiexec: str, command: list, options: argparse.Namespace) -> tupl
 
 
 def on_loopback(mpiexec: str, command: list, options: argparse.Namespace) -> tuple:
-    probe = [sys.executable, "-I", str(ROOT / "odsgd" / "cluster" / "goodput.py"), "2"]
-    with subprocess.Popen(probe, stdout=subprocess.PIPE, universal_newlines=True) as back:
+    probe = [sys.executable, "-I", str(ROOT / "odsgd" / "lab" / "cluster" / "goodput.py"), "2"]
+    with subprocess.Popen(probe, stdout=subprocess.PIPE, text=True) as back:
+        assert back.stdout is not None
         port = back.stdout.readline().strip()
-        there = subprocess.run([*probe, "127.0.0.1", port], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+        there = subprocess.run([*probe, "127.0.0.1", port], stdout=subprocess.PIPE, text=True, timeout=60)
         goodput = min(float(there.stdout), float(back.stdout.readline()))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "UCX_TLS": "tcp,self"}  # not shared memory
-    return goodput, result(subprocess.run([mpiexec, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                          universal_newlines=True, timeout=600))
+    return goodput, result(subprocess.run([mpiexec, *command], env=env, capture_output=True, text=True, timeout=600))
 
 
 def result(done: subprocess.CompletedProcess) -> dict:

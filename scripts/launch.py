@@ -5,7 +5,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from odsgd.launch import main  # noqa: E402  (the path comes first)
+from odsgd.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["launch", *sys.argv[1:]]))

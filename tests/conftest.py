@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import sys
-from typing import Iterator
+from typing import Any, Iterator
 
 import pytest
 
@@ -30,3 +31,9 @@ def _end_a_run_stuck_in_native_code(request: pytest.FixtureRequest) -> Iterator[
         faulthandler.dump_traceback_later(limit_s + 60, exit=True, file=_stderr)
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how large this process has grown; MXNet keeps 5 MB for each thread that has ever computed."""
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    terminalreporter.write_line(f"peak memory of the test process: {peak_mb} MB", red=peak_mb > 1000)

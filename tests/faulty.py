@@ -39,7 +39,7 @@ def main(fault: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
     ps.connection(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
-    store = kvstore.create("odsgd", warmup=2, timeout_s=3.0 if fault == "silent" else 600.0)
+    store = kvstore.create("odsgd", warmup=2, timeout_s=10.0 if fault == "silent" else 600.0)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
     type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__
     store.set_optimizer(optimizer)
@@ -68,8 +68,8 @@ def go_wrong(fault: str, store: Store) -> None:
     if fault == "silent":
         time.sleep(60)
     if fault == "unsigned":
-        ps.connection(600.0, synchronous=True).native._send_command_to_servers(
-            0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+        native = ps.connection(600.0, synchronous=True).native
+        native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     if fault == "interrupt":
         raise KeyboardInterrupt
     if fault == "exit":

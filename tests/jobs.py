@@ -15,20 +15,27 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 Result = Dict[str, np.ndarray]
+PATIENCE_S = 300.0
+"""How long a job may take, on a machine that is busy with other work: it bounds a hang."""
 
 
-def until(condition: Callable[[], Any], patience_s: float = 60) -> None:
+def until(condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, "never came true"
         time.sleep(0.01)
 
 
-def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = 100,
+def run_job(function: str, workers: int, servers: int, *arguments: Any, timeout_s: float = PATIENCE_S,
             extra: Sequence[str] = ()) -> List[Result]:
     """Run ``function(worker_rank, *arguments)`` (``module:name``) on every worker; the results by rank."""
     with tempfile.TemporaryDirectory() as folder:
-        done = launch(workers, servers, worker_command(function, folder, *arguments), timeout_s=timeout_s, extra=extra)
+        command = worker_command(function, folder, *arguments)
+        try:
+            done = launch(workers, servers, command, timeout_s=timeout_s, extra=extra)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"the job was still there after {timeout_s:g} s\n{late.stdout!r}\n{late.stderr!r}"
+                                 ) from None
         assert done.returncode == 0, f"the job ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
         return [load(Path(folder) / f"worker-{rank}.npz") for rank in range(workers)]
 
@@ -37,11 +44,11 @@ def worker_command(function: str, folder: str, *arguments: Any) -> List[str]:
     return [sys.executable, "-m", "tests.jobs", function, folder, json.dumps(arguments)]
 
 
-def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float = 100,
+def launch(workers: int, servers: int, command: Sequence[str], timeout_s: float = PATIENCE_S,
            extra: Sequence[str] = ()) -> "subprocess.CompletedProcess[str]":
     """`odsgd launch` in a process of its own."""
     return subprocess.run(launch_command(workers, servers, command, extra), cwd=ROOT, env=environment(),
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=timeout_s)
+                          capture_output=True, text=True, timeout=timeout_s)
 
 
 def launch_command(workers: int, servers: int, command: Sequence[str], extra: Sequence[str] = ()) -> List[str]:

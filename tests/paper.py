@@ -146,7 +146,8 @@ def pipe_sgd(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: 
 
     For the first `warmup` iterations K is 1; a sum is applied once. w_0 is w[0], and, no sum being there, w[1].
     """
-    w, g_sum, applied = {0: w_0}, {}, 0
+    w, applied = {0: w_0}, 0
+    g_sum: Dict[int, np.ndarray] = {}
     for t in range(1, iterations + 2):
         due = t - (1 if t - 1 <= warmup else K)
         w[t] = w[t - 1]
@@ -227,7 +228,8 @@ class NSoftsync(Asgd):
     modulate: bool = True
 
     def __post_init__(self) -> None:
-        self.timestamp, self.read, self.collected = 0, [0] * self.num_workers, []
+        self.timestamp, self.read = 0, [0] * self.num_workers
+        self.collected: List[np.ndarray] = []
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
         tau = self.timestamp - self.read[m]

@@ -7,6 +7,7 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
 import dataclasses
+import traceback
 from dataclasses import asdict, dataclass, field
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -65,7 +66,7 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
     autograd, gluon = mx.autograd, mx.gluon
     options = dict(scenario.options)
     asked = options.pop("transport", None)
-    store = None if scenario.store is None else kvstore.create(scenario.store, transport or asked, **options)
+    store: Any = None if scenario.store is None else kvstore.create(scenario.store, transport or asked, **options)
     contexts = [mx.cpu(i) for i in range(scenario.devices)]
     parameters = gluon.ParameterDict("net_")
     start = 0
@@ -261,9 +262,16 @@ SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **L
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:
-    """Several scenarios of a kind one after the other; results as ``NAME/path`` and ``NAME/final``."""
+    """Several scenarios of a kind one after the other; results as ``NAME/path`` and ``NAME/final``.
+
+    One that fails leaves its traceback as ``NAME/error``, and the next one has its turn.
+    """
     results: Dict[str, np.ndarray] = {}
     for name in names:
-        for part, array in train(SCENARIOS_OF[kind][name], worker_rank).items():
-            results[f"{name}/{part}"] = array
+        try:
+            for part, array in train(SCENARIOS_OF[kind][name], worker_rank).items():
+                results[f"{name}/{part}"] = array
+        except Exception:
+            traceback.print_exc()  # the job may still die of it
+            results[f"{name}/error"] = np.array(traceback.format_exc())
     return results

@@ -2,23 +2,30 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Iterator, List, Set, Tuple
 
 import pytest
 
 import kvstore
-from odsgd.config.train import options_table
+from kvstore.algorithms import METHODS
+from scripts import docs_tables
 from tests.jobs import ROOT, environment
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FOLDER = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(FOLDER.rglob("*.md"))]
 TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
 README = TEXT[ROOT / "README.md"]
-DOCS = {page.stem: text for page, text in TEXT.items()}
+DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text in TEXT.items()
+        if FOLDER in page.parents}
+HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
+            "design": "Explanation", "benchmarks": "Results", "contributing": "For contributors"}
+"""Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
+MEASURED = re.compile(r"benchmarks/\w+_\d{6}$")
+"""Pages of measurements, each with its month."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -37,7 +44,16 @@ def python_blocks() -> Iterator[Tuple[str, str]]:
     for page, text in TEXT.items():
         for number, (language, code) in enumerate(FENCED.findall(text)):
             if language == "python":
-                yield f"{page.name} block {number}", code
+                yield f"{short(page)} block {number}", code
+
+
+def short(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def section(text: str, heading: str) -> str:
+    """From a heading of the second level to the next one."""
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
 def table_rows(text: str) -> List[List[str]]:
@@ -48,24 +64,30 @@ def table_rows(text: str) -> List[List[str]]:
 
 # --- links and files --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=short)
 def test_every_link_leads_to_a_file_and_a_heading_of_it(page: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(TEXT[page])):
         if target.startswith(("http://", "https://")):
             continue
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists(), f"{page.name}: no {target}"
+        assert path.exists(), f"{short(page)}: no {target}"
         if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{page.name}: no heading for {target}"
+            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{short(page)}: no heading for {target}"
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    missing = [page.name for page in PAGES if page.parent.name == "docs" and f"(docs/{page.name})" not in README]
+    missing = [name for name in DOCS if not MEASURED.match(name) and f"(docs/{name}.md)" not in README]
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_index_lists_every_page_under_its_heading() -> None:
+    missing = [name for name in DOCS if name != "README"
+               and f"({name}.md)" not in section(DOCS["README"], HEADINGS[name.split("/")[0]])]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
 def test_files_named_in_the_text_exist(page: Path) -> None:
     named = re.findall(r"\b((?:scripts|configs|tests|kvstore|odsgd)/[\w/]+\.(?:py|yaml)|scripts/\w+)", TEXT[page])
     missing = [name for name in set(named) if not any((ROOT / (name + end)).exists() for end in ("", ".py"))
@@ -74,37 +96,26 @@ def test_files_named_in_the_text_exist(page: Path) -> None:
 
 
 def test_every_preset_is_in_the_table_of_experiments() -> None:
-    missing = [path.name for path in (ROOT / "configs").glob("*.yaml") if path.name not in DOCS["reproducing"]]
+    missing = [path.name for path in (ROOT / "configs").glob("*.yaml") if path.name not in DOCS["how-to/reproduce"]]
     assert not missing
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def test_the_table_of_options_is_the_codes() -> None:
-    """To write it anew: python -c 'from odsgd.config import options_table; print(options_table())'."""
-    found = re.search(r"<!-- options: .*? -->\n(.*?)<!-- end -->", DOCS["configuration"], re.DOTALL)
-    assert found and found.group(1) == options_table()
-
-
-def test_the_store_options_and_their_defaults_are_the_codes() -> None:
-    from kvstore.algorithms import STORES
-    section = DOCS["configuration"].partition("## Store options")[2].partition("\n## ")[0]
-    rows = {cells[0].strip("`"): cells[1] for cells in table_rows(section) if cells[0].startswith("`")}
-    defaults: Dict[str, Dict[str, str]] = {}
-    for store, program in STORES.items():
-        for field in dataclasses.fields(program.Options):
-            defaults.setdefault(field.name, {})[store] = f"`{field.default!r}`"
-    assert set(rows) == set(defaults)
-    for option, by_store in defaults.items():
-        missing = [default for default in set(by_store.values()) if default not in rows[option]]
-        assert not missing, f"{option}: the table says {rows[option]}, the code {by_store}"
+def test_the_tables_of_options_are_the_codes() -> None:
+    """To write them anew: scripts/docs_tables.py."""
+    page = DOCS["reference/configuration"]
+    assert docs_tables.written(page) == page
+    named = {cells[0].strip("`") for cells in table_rows(section(page, "Options of the methods"))}
+    for method in METHODS.values():
+        assert set(method.option_names()) <= named, method.name
 
 
 def test_the_launchers_options_are_documented() -> None:
     from odsgd.launch import cli
     flags = {action.option_strings[0] for action in cli._parser()._actions if action.option_strings}
-    missing = [flag for flag in sorted(flags - {"-h"}) if f"`{flag}`" not in DOCS["configuration"]
-               and not any(f"`{other}`" in DOCS["configuration"] for other in long_spellings(flag))]
+    missing = [flag for flag in sorted(flags - {"-h"}) if f"`{flag}`" not in DOCS["reference/configuration"]
+               and not any(f"`{other}`" in DOCS["reference/configuration"] for other in long_spellings(flag))]
     assert not missing
 
 
@@ -148,7 +159,8 @@ def test_every_environment_variable_of_the_code_is_in_the_table() -> None:
     for script in (path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix):
         text = script.read_text(encoding="utf-8")
         named |= set(re.findall(r"\$\{([A-Z][A-Z_]+)", text)) - {"HOME", "PATH"}
-    documented = {name for cells in table_rows(DOCS["environment"]) for name in re.findall(r"`([A-Z_]+)`", cells[0])}
+    documented = {name for cells in table_rows(DOCS["reference/environment"])
+                  for name in re.findall(r"`([A-Z_]+)`", cells[0])}
     assert {"DMLC_ROLE", "ODSGD_SECRET", "OMP_NUM_THREADS", "NO_COLOR", "PYTHON"} <= named  # the search finds something
     assert sorted(named - documented) == []
 
@@ -156,30 +168,73 @@ def test_every_environment_variable_of_the_code_is_in_the_table() -> None:
 # --- the library ------------------------------------------------------------------------------------------------------
 
 def test_every_public_name_of_the_library_is_documented() -> None:
-    missing = [name for name in kvstore.__all__ if not re.search(rf"\b{name}\b", DOCS["library"])]
+    missing = [name for name in kvstore.__all__ if not re.search(rf"\b{name}\b", DOCS["reference/library"])]
     assert not missing
 
 
 def test_every_public_call_of_a_store_is_documented() -> None:
     from kvstore.gluon.store import Store
     calls = [name for name in vars(Store) if not name.startswith("_")] + ["iteration", "lr_local", "options"]
-    missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["library"])]
+    missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["reference/library"])]
     assert not missing
 
 
 def test_functions_and_tests_named_beside_the_paper_exist() -> None:
     code = {path: path.read_text(encoding="utf-8") for folder in ("kvstore", "tests") for path in
             (ROOT / folder).rglob("*.py")}
-    for name in re.findall(r"\b(test_\w+)", DOCS["algorithms"]):
+    for name in re.findall(r"\b(test_\w+)", DOCS["reference/algorithms"]):
         assert any(f"def {name}(" in text for text in code.values()) or (ROOT / "tests" / f"{name}.py").exists() \
             or (ROOT / "tests" / "contract" / f"{name}.py").exists(), name
-    for owner, member in re.findall(r"`(?:kvstore\.\w+\.)?([A-Z]\w+)\.(\w+)`", DOCS["algorithms"] + DOCS["design"]):
+    pages = DOCS["reference/algorithms"] + DOCS["design"]
+    for owner, member in re.findall(r"`(?:kvstore\.\w+\.)?([A-Z]\w+)\.(\w+)`", pages):
         if owner not in ("RoundTimeoutError",):
             assert any(re.search(rf"^class {owner}\b", text, re.MULTILINE) and re.search(rf"\b{member}\b", text)
                        for text in code.values()) or owner in ("Store", "Meter"), f"{owner}.{member}"
     from tests.scenarios import SCENARIOS
-    for name in re.findall(r"`((?:ssgd|odsgd)_\w+)`", DOCS["algorithms"]):
+    for name in re.findall(r"`((?:ssgd|odsgd)_\w+)`", DOCS["reference/algorithms"]):
         assert name in SCENARIOS, name
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+def singular(word: str) -> str:
+    """A noun as classes and variables spell it: `global weights`, `GlobalWeights` and `global_weight` are one."""
+    return re.sub(r"\W|_", "", word).lower().rstrip("s")
+
+
+def nouns() -> List[str]:
+    """The words of the list in docs/contributing.md."""
+    cells = [re.sub(r"\(.*?\)", "", row[0]) for row in table_rows(section(DOCS["contributing"], "Nouns"))]
+    return [singular(word) for cell in cells if cell != "word" for word in cell.split(",")]
+
+
+def classes() -> List[Tuple[str, List[str]]]:
+    """Every class at the top of a module, and the names of its bases."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for folder in ("kvstore", "odsgd")
+             for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(node.name, [getattr(base, "id", getattr(base, "attr", "")) for base in node.bases]) for tree in trees
+            for node in tree.body if isinstance(node, ast.ClassDef)]
+
+
+def test_every_noun_is_listed_once() -> None:
+    words = nouns()
+    assert len(words) > 100  # the search finds them
+    assert sorted(word for word in set(words) if words.count(word) > 1) == []
+
+
+def test_no_two_classes_share_a_noun() -> None:
+    named = [name for name, _ in classes() if not name.startswith("_")]
+    assert sorted(name for name in set(named) if named.count(name) > 1) == []
+
+
+def test_every_class_is_a_listed_noun_or_derives_from_one() -> None:
+    bases, listed = dict(classes()), set(nouns())
+
+    def is_listed(name: str) -> bool:
+        return singular(name) in listed or name.endswith(("Error", "Exception")) \
+            or any(is_listed(base) for base in bases.get(name, []))
+
+    assert [name for name in bases if not name.startswith("_") and not is_listed(name)] == []
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
@@ -194,16 +249,16 @@ def test_the_command_of_the_readme_is_taken_by_the_launcher() -> None:
     words = re.search(r"scripts/train\.py (--model .*?)\n\n", README, re.DOTALL)
     assert words
     config = TrainConfig.from_flags(words.group(1).replace("\\\n", " ").split())
-    assert (config.kvstore, config.optimizer_local, config.num_gpus) == ("odsgd", "dcasgd_a", 4)
+    assert (config.kvstore, config.to_dict()["optimizer_local"], config.num_gpus) == ("odsgd", "dcasgd_a", 4)
 
 
 @pytest.mark.slow
 def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
     """As two workers and a server, started as the README says."""
     script = tmp_path / "script.py"
-    script.write_text(next(code for where, code in python_blocks() if where.startswith("README")), encoding="utf-8")
+    script.write_text(next(code for where, code in python_blocks() if where.startswith("README.md")), encoding="utf-8")
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1", str(script)],
-                          env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
+                          env=environment(), capture_output=True, text=True,
                           timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float(loss) for loss in re.findall(r"worker \d: loss of the last batch ([\d.]+)", done.stdout)]

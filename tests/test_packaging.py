@@ -14,14 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df")
 
 # Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
-# PIP_SAYS (what pip install does), PYTEST_STATUS, CALLS (a log of how it was called).
+# PIP_SAYS (what pip install does), PYTEST_STATUS, RUFF_STATUS, MYPY_STATUS, LAYERS_STATUS, CALLS (how it was called).
 PYTHON = """#!/bin/sh
 echo "$*" | head -n 1 >>"$CALLS"
 case "$1 $2" in
     "-c "*_base_executable*) echo "$VERDICT|$0" ;;
-    "-m venv") mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+    "-m venv") mkdir -p .venv/bin && for name in python lint-imports; do cp "$0" ".venv/bin/$name"; done ;;
     "-m pip") [ "$3" != install ] || { echo "$PIP_SAYS"; exit "$PIP_STATUS"; } ;;
     "-m pytest") exit "$PYTEST_STATUS" ;;
+    "-m ruff") exit "$RUFF_STATUS" ;;
+    "-m mypy") exit "$MYPY_STATUS" ;;
+    "--no-cache ") exit "$LAYERS_STATUS" ;;
 esac
 """
 READY = "ready|3.9.7|"
@@ -34,8 +37,8 @@ class Machine:
         self.root = folder / "a clone"
         self.bin = folder / "bin"
         self.calls_log = folder / "calls"
-        (self.root / "scripts").mkdir(parents=True)
-        for name in ("setup.py", "scripts/setup", "scripts/test"):
+        for name in ("setup.py", "scripts/setup", "scripts/test", "scripts/check", ".ci/run"):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
         self.bin.mkdir()
         for tool in TOOLS:
@@ -50,14 +53,16 @@ class Machine:
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         return program
 
-    def run(self, script: str = "setup", *arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, script: str = "scripts/setup", *arguments: str,
+            **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a script of the checkout from another folder."""
         self.calls_log.write_text("")
         variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),
-                                     "VERDICT": READY, "PIP_STATUS": "0", "PIP_SAYS": "", "PYTEST_STATUS": "0"}
+                                     "VERDICT": READY, "PIP_SAYS": ""}
+        variables.update({f"{tool}_STATUS": "0" for tool in ("PIP", "PYTEST", "RUFF", "MYPY", "LAYERS")})
         variables.update(environment)
-        return subprocess.run([str(self.root / "scripts" / script), *arguments], env=variables, cwd=str(self.bin),
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=30)
+        return subprocess.run([str(self.root / script), *arguments], env=variables, cwd=str(self.bin),
+                              capture_output=True, text=True, timeout=30)
 
     @property
     def calls(self) -> List[str]:
@@ -74,7 +79,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def the_error(result: "subprocess.CompletedProcess[str]") -> str:
+def the_error(result: subprocess.CompletedProcess[str]) -> str:
     """The one line of error; progress may stand before it."""
     assert result.returncode == 1 and result.stdout == ""
     lines = [line for line in result.stderr.splitlines() if not line.startswith("setting up")]
@@ -219,9 +224,25 @@ def test_an_environment_of_somebody_else_is_left_alone(machine: Machine) -> None
 
 def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None:
     machine.add("python3")
-    result = machine.run("test", "-k", "two words", PYTEST_STATUS="3")
+    result = machine.run("scripts/test", "-k", "two words", PYTEST_STATUS="3")
     assert result.returncode == 3
     assert machine.calls[-1] == "-m pytest -k two words"
+
+
+@pytest.mark.parametrize("wrong", ["RUFF", "MYPY", "LAYERS", ""])
+def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, wrong: str) -> None:
+    machine.add("python3")
+    assert machine.run("scripts/check", **{f"{wrong}_STATUS": "2"}).returncode == (1 if wrong else 0)
+    assert machine.calls[-3:] == ["-m ruff check .", "-m mypy", "--no-cache"]
+
+
+@pytest.mark.parametrize("wrong, status", [({"RUFF_STATUS": "2"}, 1), ({"PYTEST_STATUS": "3"}, 3), ({}, 0),
+                                           ({"RUFF_STATUS": "2", "PYTEST_STATUS": "3"}, 1)])
+def test_continuous_integration_checks_and_tests_and_tells_of_either(machine: Machine, wrong: Dict[str, str],
+                                                                     status: int) -> None:
+    machine.add("python3")
+    assert machine.run(".ci/run", **wrong).returncode == status
+    assert "-m ruff check ." in machine.calls and machine.calls[-1] == "-m pytest"
 
 
 def packaging() -> Dict[str, Any]:
@@ -249,7 +270,7 @@ def test_both_twins_of_opencv_have_the_same_bounds() -> None:
 
 
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
-    text = (ROOT / "kvstore/_mxnet.py").read_text()
+    text = (ROOT / "kvstore/engine/_mxnet.py").read_text()
     extras = set(packaging()["extras_require"]) - {"mpi", "plot", "test", "check"}
     assert {"cpu", "cu112"} < extras
     assert [extra for extra in sorted(extras) if extra not in text] == []

@@ -24,8 +24,7 @@ Reading: a version counts the updates of one bucket. Buckets are updated indepen
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
 Reading: U is the trainer's optimizer, so momentum and weight decay are possible in all of these; the papers have none.
 """
-import collections
-from typing import Any, ClassVar, Counter, Dict, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Sequence
 
 import numpy as np
 
@@ -61,7 +60,7 @@ class AsyncUpdate(Rule):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.staleness: Counter[Tuple[int, int]] = collections.Counter()  # (worker rank, tau) -> pushes
+        self.staleness: Dict[str, int] = {}  # "WORKER_RANK TAU" -> pushes
         self.lr_sum = 0.0  # of the effective rates of all pushes
 
     def receive(self, header: Header, grad: np.ndarray, w: np.ndarray) -> None:
@@ -70,7 +69,8 @@ class AsyncUpdate(Rule):
             raise ProtocolError(f"bucket {self.index}: worker {header.worker_rank} pushed a gradient of version "
                                 f"{header.version}, the weights are at version {self.version}; it belongs to "
                                 "another run")
-        self.staleness[header.worker_rank, tau] += 1
+        key = f"{header.worker_rank} {tau}"
+        self.staleness[key] = self.staleness.get(key, 0) + 1
         self.lr_sum += header.lr * self.push(header, tau, grad, w)
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
@@ -85,7 +85,7 @@ class AsyncUpdate(Rule):
 
     def statistics(self) -> Dict[str, Any]:
         return {"version": self.version, "lr_sum": self.lr_sum,
-                "staleness": [[rank, tau, count] for (rank, tau), count in self.staleness.items()]}
+                "staleness": [[*map(int, key.split()), count] for key, count in self.staleness.items()]}
 
 
 class ASGD(Method):

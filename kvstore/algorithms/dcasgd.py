@@ -21,8 +21,8 @@ from typing import Any, List
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, AsyncUpdate
-from kvstore.algorithms.method import Options
 from kvstore.options import option, real
 from kvstore.wire.messages import Header
 
@@ -79,7 +79,7 @@ class DCASGDC(ASGD):
     rule = CompensatedC
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of DC-ASGD-c."""
 
         lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
@@ -92,7 +92,7 @@ class DCASGDA(ASGD):
     rule = CompensatedA
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of DC-ASGD-a."""
 
         lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunes=True, portable=False)

@@ -35,8 +35,8 @@ is W_t, which the pull of the previous iteration brought.
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
-from kvstore.algorithms import optimizers
-from kvstore.algorithms.method import Method, Options, Step, Worker, warmup
+from kvstore.algorithms import method, optimizers
+from kvstore.algorithms.method import Method, Step, Worker, warmup
 from kvstore.algorithms.sync import SyncUpdate
 from kvstore.options import Span, option, real
 from kvstore.wire.interfaces import Array, GlobalWeights
@@ -75,7 +75,7 @@ class Delayed(Method):
     transports = ("server", "ring")
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of the delayed weight update."""
 
         warmup: Span = warmup(0)
@@ -93,10 +93,11 @@ class ODSGD(Delayed):
         warmup: Span = warmup(200)
         optimizer_local: str = option("sgd", optimizers.LOCAL, "what a worker updates its own weights with: none, sgd, "
                                       "dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
-        lr_local: Optional[float] = option(None, real(at_least=0), "its learning rate", portable=False,
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
                                            otherwise="that of the global optimizer, as scheduled")
-        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
-        wd_local: Optional[float] = option(None, real(at_least=0), "its weight decay",
+        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
+                                       tunes=True)
+        wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
                                            otherwise="that of the global optimizer")
         lamda: Optional[float] = optimizers.own("lamda")
         m: Optional[float] = optimizers.own("m")

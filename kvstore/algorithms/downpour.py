@@ -25,8 +25,9 @@ Reading: where push and fetch fall together, they are one round trip, and the fe
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
+from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous
-from kvstore.algorithms.method import LocalStep, Options, Step
+from kvstore.algorithms.method import LocalStep, Step
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array
 
@@ -63,7 +64,7 @@ class Downpour(ASGD):
     worker = Accruing
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of Downpour SGD."""
 
         T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise="1")

@@ -32,8 +32,9 @@ from typing import Any, Optional, Tuple
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
-from kvstore.algorithms.method import Options, Step
+from kvstore.algorithms.method import Step
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array
 
@@ -82,7 +83,7 @@ class EASGD(ASGD):
     plain_sgd = "store `eamsgd`, option `delta`"
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of elastic averaging."""
 
         T: int = option(4, integer(1), "local steps between exchanges", tunes=True)

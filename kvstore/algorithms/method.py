@@ -5,11 +5,11 @@ there are servers a `Rule` with theirs. All else is machinery: buckets, engine, 
 in the files of the methods imports MXNet, so that the command line, the docs and the checks can read them at once.
 
 What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
-array, a list of arrays, or a deque of answers in flight. `facts` names those that hold numbers. A checkpoint keeps
-them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
+array, a list of arrays, or a deque of answers in flight. `facts` names those that hold what JSON can hold. A checkpoint
+keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
 """
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
@@ -87,30 +87,9 @@ class LocalStep:
         raise NotImplementedError
 
 
-@dataclass
-class Site:
-    """What a worker is given for one bucket. `optimizer` has the settings `wd` of the trainer's, times the bucket's."""
-
-    options: Any
-    num_workers: int
-    bucket: Bucket
-    wire: Any
-    arriving: Pending
-    """Holds W_0."""
-    w_local: Array
-    """The weights that the first gradient is taken at."""
-    wd: float
-    local: Optional[LocalStep]
-    """The optimizer of `Method.local_optimizer`."""
-    update: Optional[LocalStep]
-    """U, where the worker applies the global optimizer itself: on a ring."""
-
-
+@dataclass(eq=False)
 class Worker:
-    """The worker's side of a method, for one bucket.
-
-    arriving : the exchange asked for last
-    """
+    """The worker's side of a method, for one bucket. The session makes it, and gives it the fields below."""
 
     arrays: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[Sequence[str]] = ()
@@ -119,13 +98,22 @@ class Worker:
     scratch: ClassVar[Mapping[str, str]] = {}
     """Further arrays, which no checkpoint keeps."""
 
-    def __init__(self, site: Site) -> None:
-        self.options, self.num_workers, self.bucket = site.options, site.num_workers, site.bucket
-        self.wire: GlobalWeights = site.wire
-        self.arriving, self.wd = site.arriving, site.wd
-        self.local: Optional[LocalStep] = site.local
-        self.update: Optional[LocalStep] = site.update
-        self.start(site.w_local)
+    options: Any
+    num_workers: int
+    bucket: Bucket
+    wire: GlobalWeights
+    arriving: Pending
+    """The exchange asked for last; it holds W_0 to begin with."""
+    wd: float
+    """The trainer's weight decay, times the bucket's multiplier."""
+    local: Optional[LocalStep]
+    """The optimizer of `Method.local_optimizer`."""
+    update: Optional[LocalStep]
+    """U, where the worker applies the global optimizer itself: on a ring."""
+    w_local: InitVar[Array]
+
+    def __post_init__(self, w_local: Array) -> None:
+        self.start(w_local)
 
     def start(self, w: Array) -> None:
         """Make the arrays; `w` are the weights that the first gradient is taken at."""

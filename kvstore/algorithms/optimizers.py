@@ -33,11 +33,8 @@ LOCAL = name("local optimizer", ("none", *NAMES))
 def own(option_name: str) -> Any:
     """The option of this name as one of a local optimizer: its default is that of the optimizer that is chosen."""
     field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
-    defaults = {taker: options.__dataclass_fields__[option_name].default for taker, options in COMPENSATED.items()
-                if option_name in options.__dataclass_fields__}
-    return option(None, field.metadata["kind"], field.metadata["help"],
-                  tunes=field.metadata["tunes"], portable=False,
-                  otherwise=", ".join(f"{value:g} for {taker}" for taker, value in defaults.items()))
+    return option(None, field.metadata["kind"], field.metadata["help"], tunes=field.metadata["tunes"], portable=False,
+                  otherwise="that of optimizer_local")
 
 
 def fill_in(options: Any, where: str, optimizer: str) -> None:

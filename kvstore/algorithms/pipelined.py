@@ -40,7 +40,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Deque, List
 
-from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker, warmup
+from kvstore.algorithms import method
+from kvstore.algorithms.method import LocalStep, Method, Step, Worker, warmup
 from kvstore.errors import ConfigError
 from kvstore.options import Span, integer, name, option
 from kvstore.wire.codecs import CODECS
@@ -90,7 +91,7 @@ class PipeSGD(Method):
     resumes_from_optimizer = False
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of Pipe-SGD."""
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
@@ -110,7 +111,7 @@ class DSync(PipeSGD):
     resumes_from_optimizer = waits = True
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of D-Sync: none of its own."""
 
         K = 1

@@ -36,7 +36,8 @@ weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
-from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker
+from kvstore.algorithms import method
+from kvstore.algorithms.method import LocalStep, Method, Step, Worker
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array, Replicated
 
@@ -93,7 +94,7 @@ class SASGD(Method):
     waits = True
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of SASGD."""
 
         T: int = option(1, integer(1), "local steps between aggregations", tunes=True)

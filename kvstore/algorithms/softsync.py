@@ -17,8 +17,8 @@ from typing import Any, Optional
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, AsyncUpdate
-from kvstore.algorithms.method import Options
 from kvstore.errors import ConfigError
 from kvstore.options import FLAG, integer, option
 from kvstore.wire.messages import Header
@@ -55,7 +55,7 @@ class SoftsyncSGD(ASGD):
     rule = Softsync
 
     @dataclass(frozen=True)
-    class Options(Options):
+    class Options(method.Options):
         """Options of n-softsync."""
 
         n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "

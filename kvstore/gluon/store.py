@@ -43,7 +43,6 @@ class Store(mx.kvstore.KVStoreBase):
         self.session = Session(method, options, transport)
         self.options = self.session.method.options
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
-        self._optimizer: Optional[mx.optimizer.Optimizer] = None
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes: List[Lane] = []
         self._lanes_of: Dict[Any, List[Lane]] = {}
@@ -84,7 +83,6 @@ class Store(mx.kvstore.KVStoreBase):
         if self._lanes:
             raise ConfigError("set_optimizer after the first step: the global weights keep the optimizer they have. "
                               "Make a new store")
-        self._optimizer = optimizer
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
         self.session.use(optimizer)
 
@@ -105,7 +103,7 @@ class Store(mx.kvstore.KVStoreBase):
         if not self._keyed:
             self._agree_on_model()
         self._keyed[key] = Keyed(self._describe(key, value), out)
-        if self._optimizer is None or not self._optimizer.param_dict:
+        if self.session.optimizer is None or not self.session.optimizer.param_dict:
             agreement.check(self.session.transport, f"parameter {key}", [str(key), value.shape, _dtype(value)])
         if self._saved is not None:
             return
@@ -131,7 +129,7 @@ class Store(mx.kvstore.KVStoreBase):
         """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
-            np.savez(file, **arrays, **{"meta": text_array(meta)})
+            np.savez(file, **arrays, meta=text_array(meta))
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
@@ -253,16 +251,16 @@ class Store(mx.kvstore.KVStoreBase):
         parameter = self._gluon_parameter(key)
         name = str(key) if parameter is None else parameter.name
         lr_mult, wd_mult = 1.0, 1.0
-        if self._optimizer is not None:
-            lr_mult, wd_mult = optimizers.multipliers(self._optimizer, key, parameter)
+        if self.session.optimizer is not None:
+            lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
 
     def _gluon_parameter(self, key: Any) -> Any:
-        return None if self._optimizer is None else self._optimizer.param_dict.get(key)
+        return None if self.session.optimizer is None else self.session.optimizer.param_dict.get(key)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
-        named = self._optimizer.param_dict if self._optimizer is not None else {}
+        named = self.session.optimizer.param_dict if self.session.optimizer is not None else {}
         parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
                       f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in named.items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
@@ -291,10 +289,10 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved = self._saved_servers = None
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
-        if self._optimizer is None:
+        if self.session.optimizer is None:
             raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
                               "it is made with update_on_kvstore=False, which these stores have no use for")
-        return self._optimizer
+        return self.session.optimizer
 
     def _trainable(self) -> List[Parameter]:
         def has_gradient(key: Any) -> bool:

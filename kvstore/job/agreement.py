@@ -14,7 +14,7 @@ def check(transport: Transport, what: str, mine: List[Any]) -> None:
     """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
-    digests = _gather(transport, digest)
+    digests = gather(transport, digest)
     if np.all(digests == digests[0]):
         return
     texts = _gather_texts(transport, "\n".join(lines))
@@ -26,7 +26,7 @@ def check(transport: Transport, what: str, mine: List[Any]) -> None:
                                 "\nAll workers must run the same script with the same settings.")
 
 
-def _gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
+def gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
     """Every worker's bytes, one row each: a sum in which each has its own row."""
     table = np.zeros((transport.num_workers, mine.size), np.float32)
     table[transport.worker_rank] = mine
@@ -40,7 +40,7 @@ def _gather_texts(transport: Transport, mine: str) -> List[str]:
     lengths = transport.total(lengths).astype(int)
     padded = np.zeros(lengths.max(), np.uint8)
     padded[:data.size] = data
-    return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]
+    return [row[:length].tobytes().decode() for row, length in zip(gather(transport, padded), lengths)]
 
 
 def from_worker_0(transport: Transport, data: bytes) -> bytes:

@@ -197,13 +197,8 @@ def trusted() -> bool:
 def job_key() -> bytes:
     secret = os.environ.get("ODSGD_SECRET")
     if not secret:
-        secret = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format_map(_Missing(os.environ))
+        secret = ":".join(os.environ.get(name, "") for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
     return secret.encode()
-
-
-class _Missing(dict):
-    def __missing__(self, name: str) -> str:
-        return ""
 
 
 class Signer:

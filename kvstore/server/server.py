@@ -30,7 +30,7 @@ def _fatal(function: Callable[..., None]) -> Callable[..., None]:
     def guarded(*arguments: Any) -> None:
         try:
             function(*arguments)
-        except BaseException as error:  # noqa: B902  nothing may pass through C++
+        except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
     return guarded
 

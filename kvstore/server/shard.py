@@ -1,7 +1,7 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
 `server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
-in number. Commands come from workers, through `control.Verifier` where there is a network.
+in number. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
 import io
@@ -69,6 +69,8 @@ class Entry:
 
 class Shard:
     """The buckets of one server. `trusted`: whether a worker may name a method or an optimizer of the user's own.
+
+    `trusted`: whether commands may name optimizers and methods that are not MXNet's or this package's.
 
     Invariants
       1. a bucket's rule is made once, by `open`, before the first push to it.

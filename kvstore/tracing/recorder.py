@@ -83,7 +83,7 @@ class Recorder:
     def __init__(self, path: Path, role: str, rank: int) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "w", encoding="utf-8")
+            self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the trace `{path}`: {error.strerror}; name another folder") from None
         self._pid = os.getpid()
@@ -134,10 +134,10 @@ class Recorder:
         engine.push(look, arrays, [])
         return moment
 
-    def compute(self, weights: Sequence[NDArray]) -> "Compute":
+    def compute(self, weights: Sequence[NDArray]) -> "Passes":
         """An iteration begins, which reads `weights` first."""
         self.iterations += 1
-        return Compute(self, self.iterations - 1, weights)
+        return Passes(self, self.iterations - 1, weights)
 
     def round(self, lane: str, bucket_id: int) -> int:
         """Counts the operations of a lane on a bucket, from 0."""
@@ -194,7 +194,7 @@ class Recorder:
                 self._file.close()
 
 
-class Compute:
+class Passes:
     """One iteration's forward and backward pass, as far as arrays show them."""
 
     def __init__(self, recorder: Recorder, number: int, weights: Sequence[NDArray]) -> None:

@@ -13,6 +13,7 @@ import collections
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -28,6 +29,9 @@ from kvstore.wire.codecs import Codec, codec
 from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
 from kvstore.wire.messages import FETCH
 from kvstore.wire.saved import by_bucket, by_name, un_npz
+
+_threads = ThreadPoolExecutor(1000)
+"""Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
 class _Late(Pending):
@@ -103,21 +107,17 @@ class Stage:
         `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
         """
         make = make or self.worker
-        results: List[Any] = [None] * self.num_workers
 
-        def body(worker_rank: int) -> None:
+        def body(worker_rank: int) -> Any:
             with self._baton:
                 try:
-                    results[worker_rank] = function(make(worker_rank))
-                except BaseException as error:  # noqa: B902  raised again below
+                    return function(make(worker_rank))
+                except BaseException as error:  # raised again below
                     self._failure = self._failure or error
-                self._baton.notify_all()
+                finally:
+                    self._baton.notify_all()
 
-        threads = [threading.Thread(target=body, args=(rank,), daemon=True) for rank in range(self.num_workers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        results = list(_threads.map(body, range(self.num_workers)))
         if self._failure is not None:
             raise self._failure
         return results

@@ -19,7 +19,7 @@ from kvstore.job.control import watch
 INSTALL = "pip install 'odsgd[mpi]'"
 
 
-class Connection:
+class World:
     """MPI, started, and a communicator of our own."""
 
     def __init__(self, timeout_s: float) -> None:

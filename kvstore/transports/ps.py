@@ -66,8 +66,7 @@ class Connection:
         with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at "
                             f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
                             "check that each was started and can reach the scheduler"):
-            native = mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
-        return native
+            return mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
 
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""
@@ -78,7 +77,7 @@ class Connection:
                                    "mailboxes": self._mailboxes, "trace_folder": recorder.folder})
         with self._waiting("the first round with the servers"):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
-            sizes.update({key: MAILBOX_FLOATS for key in self._mailboxes})
+            sizes.update(dict.fromkeys(self._mailboxes, MAILBOX_FLOATS))
             self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
             for key in self._mailboxes:  # a server knows its mailbox from the first round on it
                 empty = mx.nd.zeros(MAILBOX_FLOATS)

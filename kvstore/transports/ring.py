@@ -11,7 +11,7 @@ from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
-from kvstore.transports.mpi import Connection
+from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, bucket_nbytes
 from kvstore.wire.codecs import codec
 from kvstore.wire.interfaces import Pending, Ring, Traffic
@@ -46,14 +46,14 @@ class _Process:
     """What the stores of a process share."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._connection = Connection(timeout_s)
-        self.rounds = Rounds(self._connection.comm, self._connection.mpi, timeout_s)
+        self._world = World(timeout_s)
+        self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
         self.keys = Keys(1)
         control.end_well(self._leave)
 
     def _leave(self) -> None:
         mx.nd.waitall()  # rounds under way; their own deadline holds
-        self._connection.close()
+        self._world.close()
 
 
 _shared: Optional[_Process] = None

@@ -73,9 +73,9 @@ def _add(group: Any, field: dataclasses.Field[Any]) -> None:
 
 
 def _shown_default(field: dataclasses.Field[Any]) -> str:
-    default, off = field.default, f"; --no-{field.name.replace('_', '-')} turns it off"
-    if field.metadata["kind"] is FLAG and default is not False:
-        return f" (default{off})" if default else off
+    default = field.default
+    if default is True:
+        return f" (default; --no-{field.name.replace('_', '-')} turns it off)"
     shown = default if isinstance(default, (str, int, float, Span)) and default is not False else None
     return f" (default: {shown or field.metadata['otherwise']})" if shown or field.metadata["otherwise"] else ""
 

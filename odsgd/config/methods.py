@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Tuple
 
 from kvstore.algorithms import METHODS
 from kvstore.algorithms.method import Options
@@ -20,48 +20,36 @@ def takers(name: str) -> List[str]:
 def fields() -> Dict[str, dataclasses.Field[Any]]:
     """Name -> a field that stands for the options of this name. Its help says what each store makes of it."""
     made = {}
-    for name, variants in _variants().items():
-        kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in variants}
+    for name, its in meanings().items():
+        found = [field for defaults in its.values() for field, _ in defaults.values()]
+        kinds = {field.metadata["kind"].expected: field.metadata["kind"] for field in found}
         kind = next(iter(kinds.values())) if len(kinds) == 1 else Kind("X", " or ".join(kinds), as_text)
-        stores = {text: "" if name in COMMON else ", ".join(its) + ": " for text, its in _texts(variants).items()}
-        made[name] = option(None, kind, "; ".join(stores[text] + text for text in stores),
-                            group="Run" if name in COMMON else "Algorithm")
+        help = "; ".join(_help(name, text, defaults) for text, defaults in its.items())
+        made[name] = option(None, kind, help, group="Run" if name in COMMON else "Algorithm")
     return {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass(
         "MethodOptions", [(name, Any, field) for name, field in made.items()]))}
 
 
-def table() -> str:
-    """The Markdown table of docs: option, stores, default, value, meaning."""
-    rows = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
-    for name, variants in _variants().items():
-        for stores in _texts(variants).values():
-            field = next(field for field, its in variants.items() if its[0] == stores[0])
-            listed = "all" if name in COMMON else ", ".join(f"`{store}`" for store in stores)
-            rows.append(f"| `{name}` | {listed} | {_default(field, '`')} | {field.metadata['kind'].expected} | "
-                        f"{field.metadata['help']} |")
-    return "\n".join(rows) + "\n"
-
-
-def _variants() -> Dict[str, Dict[dataclasses.Field[Any], List[str]]]:
-    """Name of an option -> the fields of that name, each with its stores."""
-    found: Dict[str, Dict[dataclasses.Field[Any], List[str]]] = {}
+def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
+    """Name of an option -> help -> default -> a field of which they are true, and its stores."""
+    found: Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]] = {}
     for store, method in METHODS.items():
         for field in dataclasses.fields(method.Options):
-            found.setdefault(field.name, {}).setdefault(field, []).append(store)
+            meaning = found.setdefault(field.name, {}).setdefault(field.metadata["help"], {})
+            meaning.setdefault(_default(field), (field, []))[1].append(store)
     return found
 
 
-def _texts(variants: Dict[dataclasses.Field[Any], List[str]]) -> Dict[str, List[str]]:
-    """Help and default -> the stores of which they are true."""
-    texts: Dict[str, List[str]] = {}
-    for field, stores in variants.items():
-        texts.setdefault(f"{field.metadata['help']} (default: {_default(field)})", []).extend(stores)
-    return texts
+def _help(name: str, text: str, defaults: Dict[str, Tuple[dataclasses.Field[Any], List[str]]]) -> str:
+    """``easgd, eamsgd: what it is (default: 4)``, or with the stores beside each default."""
+    if len(defaults) > 1:
+        shown = "; ".join(f"{', '.join(stores)}: {default}" for default, (_, stores) in defaults.items())
+        return f"{text} (defaults: {shown})"
+    (default, (_, stores)), = defaults.items()
+    off = f"; --no-{name.replace('_', '-')} turns it off" if default == "true" else ""
+    return f"{'' if name in COMMON else ', '.join(stores) + ': '}{text} (default: {default}{off})"
 
 
-def _default(field: dataclasses.Field[Any], quote: str = "") -> str:
-    if field.default is None:
-        return str(field.metadata["otherwise"])
-    value = plain(field.default)
-    return quote + (str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float)
-                    else str(value)) + quote
+def _default(field: dataclasses.Field[Any]) -> str:
+    value = field.metadata["otherwise"] if field.default is None else plain(field.default)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,9 +1,9 @@
 """The configuration of one training run: every option of ``odsgd train``, with default, unit and meaning.
 
 A field of TrainConfig is a flag (``--lr-step-epochs``, or ``--lr_step_epochs``), a key of the YAML file, and a row of
-docs/configuration.md. So are the options of the methods, which their own files declare (`kvstore.algorithms`); a
-configuration holds those of its method in `options`. Nothing slow is imported here, so that a misspelt option costs
-nobody a second.
+docs/reference/configuration.md. So are the options of the methods, which their own files declare
+(`kvstore.algorithms`); a configuration holds those of its method in `options`. Nothing slow is imported here, so that a
+misspelt option costs nobody a second.
 
     >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
     >>> config.kvstore, config.options.lamda, config.options.warmup.iterations(batches_per_epoch=100)
@@ -405,16 +405,6 @@ def _lines(path: str) -> Dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
     return {str(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def options_table(fields: Sequence[dataclasses.Field[Any]]) -> str:
-    """The Markdown table of docs/configuration.md: option, default, what it takes, meaning."""
-    rows = ["| option | default | value | meaning |", "|---|---|---|---|"]
-    for field in fields:
-        default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
-        default = default.replace("`True`", "`true`").replace("`False`", "`false`") or field.metadata["otherwise"]
-        rows.append(f"| `{field.name}` | {default} | {field.metadata['kind'].expected} | {field.metadata['help']} |")
-    return "\n".join(rows) + "\n"
 
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:

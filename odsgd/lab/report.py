@@ -1,18 +1,20 @@
-"""A table of finished runs, from the metrics they left: ``python -m odsgd.report runs/demo/odsgd runs/demo/ssgd``."""
+"""``odsgd report``: a table of finished runs, from the metrics that they left."""
 from __future__ import annotations
 
 import json
 import math
 import statistics
-import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.lab.command import Parser, aligned
 
 METRICS = "metrics.jsonl"
 
 
-class Row(NamedTuple):
-    """What a run came to."""
+class Outcome(NamedTuple):
+    """Accuracy, speed and staleness of one finished run."""
 
     name: str
     epochs: int
@@ -22,15 +24,26 @@ class Row(NamedTuple):
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
 
 
-def read_run(folder: Path) -> Row:
-    """The row of one run; ValueError with the path and what was expected if its metrics cannot be read."""
+def main(argv: List[str]) -> int:
+    """Print the table of the runs named."""
+    parser = Parser("; `odsgd report --help` says how", prog="odsgd report",
+                    description="Print a table of finished runs: accuracy, speed and, of asynchronous ones, staleness.")
+    parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="the folder of a run, its --out")
+    print(table([read_run(folder) for folder in parser.parse_args(argv).runs]))
+    return 0
+
+
+def read_run(folder: Path) -> Outcome:
+    """The outcome of one run; ConfigError that names the file if its metrics cannot be read."""
     path = folder / METRICS
     events = _events(path)
-    epochs = _epochs(events)
+    # In order; a resumed run may have written an epoch twice: the later counts.
+    by_number = {event["epoch"]: event for event in events if event.get("event") == "epoch"}
+    epochs = [by_number[number] for number in sorted(by_number)]
     if not epochs:
-        raise ValueError(f"{path}: no finished epoch. Did the run stop in its first one?")
+        raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
     try:
-        return Row(
+        return Outcome(
             name=folder.name,
             epochs=len(epochs),
             test_accuracy=_number(epochs[-1].get("test_accuracy")),
@@ -39,24 +52,18 @@ def read_run(folder: Path) -> Row:
             staleness=_staleness(events),
         )
     except KeyError as error:
-        raise ValueError(f"{path}: an epoch without {error}; expected samples_per_s and seconds") from None
+        raise ConfigError(f"{path}: an epoch without {error}; expected samples_per_s and seconds") from None
 
 
 def _number(value: Optional[float]) -> float:
-    """What was not measured is null in the metrics."""
+    """NaN for null, which the metrics have for values that were not measured."""
     return math.nan if value is None else float(value)
 
 
 def _staleness(events: Sequence[Dict[str, Any]]) -> Optional[Tuple[float, int, float]]:
-    """What a run that came to its end, the last time it was resumed, says of it."""
+    """From the last record of it: a run has one for each time that it came to its end."""
     found = [event for event in events if event.get("event") == "staleness"]
     return (found[-1]["staleness_mean"], found[-1]["staleness_max"], found[-1]["updates_per_s"]) if found else None
-
-
-def _epochs(events: Sequence[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """The epochs, in order; a resumed run may have written one twice, the later counts."""
-    epochs = {event["epoch"]: event for event in events if event.get("event") == "epoch"}
-    return [epochs[number] for number in sorted(epochs)]
 
 
 def _events(path: Path) -> List[Dict[str, Any]]:
@@ -64,7 +71,7 @@ def _events(path: Path) -> List[Dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected the folder of a run (--out)") from None
+        raise ConfigError(f"{path}: {error.strerror}; expected the folder of a run (--out)") from None
     events: List[Dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -72,51 +79,31 @@ def _events(path: Path) -> List[Dict[str, Any]]:
         except ValueError:
             if number == len(lines):
                 break  # a run that was killed may have left half a line
-            raise ValueError(f"{path}, line {number}: not JSON") from None
+            raise ConfigError(f"{path}, line {number}: not JSON") from None
     return events
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows as aligned text, for a terminal; staleness where one of the runs was asynchronous.
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as aligned text, for a terminal; staleness where one of the runs was asynchronous.
 
-    >>> print(table([Row("odsgd", 20, 0.9694, 5210.4, 5.52), Row("ssgd", 20, 0.9722, 4876.0, 5.9)]))
+    >>> print(table([Outcome("odsgd", 20, 0.9694, 5210.4, 5.52), Outcome("ssgd", 20, 0.9722, 4876.0, 5.9)]))
     run    epochs  test accuracy  samples/s  seconds
     odsgd      20        96.94 %       5210      5.5
     ssgd       20        97.22 %       4876      5.9
     """
     lines = [["run", "epochs", "test accuracy", "samples/s", "seconds"]]
-    for row in rows:
-        lines.append([row.name, str(row.epochs), f"{row.test_accuracy:.2%}".replace("%", " %"),
-                      f"{row.samples_per_s:.0f}", f"{row.seconds:.1f}"])
-    if any(row.staleness for row in rows):
+    for outcome in outcomes:
+        lines.append([outcome.name, str(outcome.epochs), f"{outcome.test_accuracy:.2%}".replace("%", " %"),
+                      f"{outcome.samples_per_s:.0f}", f"{outcome.seconds:.1f}"])
+    if any(outcome.staleness for outcome in outcomes):
         lines[0] += ["staleness", "max", "updates/s"]
-        for cells, row in zip(lines[1:], rows):
-            cells += _staleness_cells(row)
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join(
-        "  ".join([name.ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(cells, widths[1:])])
-        for name, *cells in lines)
+        for cells, outcome in zip(lines[1:], outcomes):
+            cells += _staleness_cells(outcome)
+    return aligned(lines)
 
 
-def _staleness_cells(row: Row) -> List[str]:
-    if row.staleness is None:
+def _staleness_cells(outcome: Outcome) -> List[str]:
+    if outcome.staleness is None:
         return ["-"] * 3
-    mean, maximum, updates_per_s = row.staleness
+    mean, maximum, updates_per_s = outcome.staleness
     return [f"{mean:.2f}", str(maximum), f"{updates_per_s:.0f}"]
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print the table of the runs named; 64 for bad usage, 1 if one of them cannot be read."""
-    if not argv or argv[0].startswith("-"):
-        print("usage: python -m odsgd.report RUN...", file=sys.stderr)
-        return 64
-    try:
-        print(table([read_run(Path(name)) for name in argv]))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

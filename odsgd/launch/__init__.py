@@ -3,19 +3,15 @@
     cli.py        the command line                                            -> Job
     hosts.py      the hostfile                                                -> a list of slots
     plan.py       which process runs where, with which environment            -> Plan
-    reach.py      how an agent gets onto a host: subprocess, ssh, mpirun      -> Link
-    pmi.py        how the workers of a job without servers find each other    -> Server
-    agent.py      runs on each host: starts processes, forwards what they say, kills them
-    watch.py      decides, without any I/O, when and how the job ends         -> Verdict
-    supervise.py  the loop between agents, watch and console
-    console.py    whose line it is, in front of every line
+    reach.py      how an agent gets onto a host: subprocess, ssh              -> Outpost
+    mpirun.py     the same by mpirun; handshake.py: how its agents find their launcher
+    pmi.py        how the workers of a job without servers find each other    -> Rendezvous
+    agent.py      runs on each host: starts processes, forwards their output, kills them
+    channel.py    the messages between launcher and agents, lines of JSON
+    lines.py      a process's output, as lines and frames of progress bars
+    judge.py      decides, without any I/O, when and how the job ends         -> Verdict
+    supervise.py  the loop between agents, judge and console
+    console.py    every line with the name of its process in front
 
-Nothing here imports MXNet, and nothing is imported until it is used: a mistyped option is answered at once.
+addresses.py and linux.py ask the operating system. Nothing here imports MXNet.
 """
-from typing import Optional, Sequence
-
-
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run ``odsgd launch`` with these arguments (default: the process's own); return the exit code."""
-    from odsgd.launch import cli
-    return cli.main(argv)

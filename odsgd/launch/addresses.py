@@ -20,8 +20,8 @@ def reserve_port(port: int = 0) -> socket.socket:
     """A socket that keeps a port for the scheduler; `port` 0 lets the kernel choose a free one.
 
     The usual way, find a port, release it and hope, lets two jobs started together choose the same one. Here the
-    socket stays bound, without listening, while the job lasts: the kernel then gives the port to nobody who asks for
-    any free one, while the scheduler, which asks for it by number with SO_REUSEADDR (as ZeroMQ does), may share it.
+    socket stays bound, without listening, while the job lasts: the kernel then gives the port to no process that asks
+    for any free one. The scheduler, which asks for it by number with SO_REUSEADDR (as ZeroMQ does), may share it.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,7 +64,7 @@ def node_host(name: str, root_uri: str) -> Optional[str]:
     127.0.1.1) while the job spans several machines: the others could not connect to that.
     """
     address = numeric(name)
-    if address is None or is_loopback(address) and not is_loopback(root_uri):
+    if address is None or (is_loopback(address) and not is_loopback(root_uri)):
         return None
     return address
 
@@ -76,7 +76,7 @@ def launching_address(names: List[str]) -> str:
     if known and not others and len(known) == len(names):
         return LOOPBACK
     # Without any known host (mpirun chooses, or aliases of ssh), the way out of this machine is the best guess.
-    for candidate in others + ["192.0.2.1"]:
+    for candidate in [*others, "192.0.2.1"]:
         address = address_towards(candidate)
         if address and (candidate in others or not is_loopback(address)):
             return address
@@ -115,7 +115,7 @@ def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
     """
     address = env["DMLC_NODE_HOST"]
     interface = interface_of(address)
-    if interface is None or _has_rdma() or is_loopback(address) and "UCX_TLS" in env:
+    if interface is None or _has_rdma() or (is_loopback(address) and "UCX_TLS" in env):
         return {}
     return {"UCX_NET_DEVICES": interface, "FI_TCP_IFACE": interface}
 

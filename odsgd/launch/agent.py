@@ -1,28 +1,13 @@
-"""The agent: one per host, it starts that host's processes, forwards what they say, and never outlives them or they it.
+"""The agent: one per host, it starts its processes and forwards their output; neither outlives the other.
 
-It is told what to do by JSON lines (stdin from `subprocess` or ssh; a socket from mpirun) and answers in JSON lines:
-
-    in   {"processes": [{"name", "command", "env"}, ...], "env": {...}, "drop": [names], ...}
-                                                         the first line: the job of this host, the secret included
-         {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
-         {"do": "lost", "workers": [1]}              the job goes on without these: a line each in the ODSGD_LOST file
-    out  {"event": "hello", "host": ..., "pid": ...}
-         {"event": "started", "process": "worker 0", "pid": ...} | {"event": "unstartable", "process", "error"}
-         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
-         {"event": "report", "process", "report": {...}}     what the process wrote on ODSGD_REPORT_FD
-         {"event": "exit", "process", "code"}                after all of its output; negative: the signal that ended it
-         {"event": "ended"}                                  nothing of the job is left on this host
-
-Life of a process here: it is started in a session of its own, so that a signal reaches its children and no terminal
-reaches it; the kernel kills it if the agent dies (PR_SET_PDEATHSIG); when it ends, what is left of its group is
-killed before its exit is told. The agent is the reaper of orphans below it (PR_SET_CHILD_SUBREAPER), so that even a
-grandchild with a session of its own is found in the end. If the channel to the launcher closes, breaks, or stays
-silent for too long, everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
+Its orders and its answers are in `channel.py`. Life of a process here: it is started in a session of its own, so that a
+signal reaches its children and no terminal reaches it. The kernel kills it if the agent dies. When it ends, the rest of
+its group is killed before its exit is told. The agent adopts the orphans below it, so that even a grandchild with a
+session of its own is found in the end. If the channel to the launcher closes, breaks, or stays silent for too long,
+everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
 """
-import base64
-import ctypes
-import hashlib
-import hmac
+import contextlib
+import functools
 import json
 import os
 import re
@@ -33,161 +18,49 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Set
 
+from odsgd.launch import handshake, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
+from odsgd.launch.channel import Channel, Message
+from odsgd.launch.lines import CHUNK, Pieces, Stream
 
-CHUNK = 65536
-MAX_LINE = 65536
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
 ORPHANED_GRACE_S = 1.0
-KILLED_WITHIN_S, SWEPT_WITHIN_S = 5.0, 0.2
+KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
 PROGRESS_EVERY_S = 0.1
-JOBS_VARIABLE = "ODSGD_AGENT_JOBS"
-MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
-"""What mpirun tells the agent about itself; a process that believed it would speak into the agent's connection."""
-MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
-"""Memory that MPICH's processes share, as /proc/PID/maps has it. It stays when they are killed, unless they have taken
-its name away, as our workers do when they have met (kvstore/mpi.py); until then it is for the agent to remember."""
+"""Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-_prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
-
-
-class Lines:
-    """Cuts a stream of bytes into lines, and into the frames of a progress bar that redraws its line with CR.
-
-    >>> lines = Lines()
-    >>> lines.feed(b"epoch 0\\n\\r 10%"), lines.feed(b"\\r 20%"), lines.feed(b"\\rdone\\n")
-    ([('epoch 0', False), (' 10%', True)], [(' 20%', True)], [('done', False)])
-    """
-
-    _ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the very end may still become CR LF
-    _MOVES = re.compile(r"\x1b\[\d*(;\d*)?[A-HJKf]")  # cursor movements would leave the line that is ours
-
-    def __init__(self) -> None:
-        self.rest = b""
-        self.redrawn = False
-
-    def feed(self, data: bytes) -> List[Tuple[str, bool]]:
-        """The complete lines (False) and the newest frame (True) in what has come so far."""
-        found: List[Tuple[str, bool]] = []
-        data, start = self.rest + data, 0
-        for end in self._ENDS.finditer(data):
-            self._add(found, data[start:end.start()], progress=end.group() == b"\r")
-            self.redrawn = end.group() == b"\r"
-            start = end.end()
-        self.rest = data[start:]
-        if self.redrawn and self.rest.strip():
-            self._add(found, self.rest, progress=True)
-        if len(self.rest) > MAX_LINE:
-            self._add(found, self.rest, progress=False)
-            self.rest = b""
-        return found
-
-    def flush(self) -> List[Tuple[str, bool]]:
-        """What stood there without an end of line when the stream ended."""
-        rest, self.rest = self.rest.rstrip(b"\r"), b""
-        found: List[Tuple[str, bool]] = []
-        if rest:
-            self._add(found, rest, progress=False)
-        return found
-
-    def _add(self, found: List[Tuple[str, bool]], piece: bytes, progress: bool) -> None:
-        text = self._MOVES.sub("", piece.rstrip(b"\r").decode("utf-8", "replace"))
-        if found and found[-1][1]:
-            found.pop()  # what comes next stands in the place of a frame
-        if text.strip() or not progress:
-            found.append((text, progress))
+_unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError)
 
 
 class Child:
-    """A running process and the three pipes it writes to."""
+    """A running process and the pipes it writes to."""
 
-    def __init__(self, name: str, popen: "subprocess.Popen[bytes]", report_fd: int) -> None:
-        self.name, self.popen, self.pid = name, popen, popen.pid
-        assert popen.stdout and popen.stderr
-        self.kinds = {report_fd: "report", popen.stdout.fileno(): "stdout", popen.stderr.fileno(): "stderr"}
-        self.lines = {fd: Lines() for fd in self.kinds}
-        self.open = list(self.kinds)  # reports first: why a process failed comes before that it ended
+    def __init__(self, name: str, popen: "subprocess.Popen[bytes]", streams: List[Stream]) -> None:
+        self.name, self.popen, self.pid, self.streams = name, popen, popen.pid, streams
         self.progress_at = 0.0
         self.asking = False
-        """For the other workers of its job, which it has not met yet."""
+        """It asks for the other workers of its job, and has not met them yet."""
 
-    def close(self) -> None:
-        """Give the pipes back."""
-        assert self.popen.stdout and self.popen.stderr
-        self.popen.stdout.close()
-        self.popen.stderr.close()
-        os.close(next(iter(self.kinds)))
-
-
-class Channel:
-    """The two ends towards the launcher; writing never blocks, so that a stop is heard at any time."""
-
-    def __init__(self, read_fd: int, write_fd: int, partial: bytes = b"") -> None:
-        self.read_fd, self.write_fd = read_fd, write_fd
-        self.backlog = bytearray()
-        self.partial = partial
-        self.open = True
-        os.set_blocking(read_fd, False)
-        os.set_blocking(write_fd, False)
-
-    def send(self, message: Dict[str, Any]) -> None:
-        """Queue one message and write what can be written."""
-        if self.open:
-            self.backlog += json.dumps(message).encode() + b"\n"
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what the other end takes."""
-        try:
-            while self.backlog:
-                del self.backlog[:os.write(self.write_fd, self.backlog[:CHUNK])]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
-
-    def receive(self) -> List[Dict[str, Any]]:
-        """The messages that have come; at the end of the stream `open` becomes false."""
-        data = b""
-        try:
-            data = os.read(self.read_fd, CHUNK)
-            if not data:
-                self.close()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.close()
-        *whole, self.partial = (self.partial + data).split(b"\n")
-        return [_message(line) for line in whole if line.strip()]
-
-    def close(self) -> None:
-        """There is nobody to talk to any more."""
-        self.open = False
-        self.backlog.clear()
-
-
-def _message(line: bytes) -> Dict[str, Any]:
-    """One message; what a login shell prints before the agent speaks is passed on as `noise`."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        message = None
-    return message if isinstance(message, dict) else {"event": "noise", "text": line.decode("utf-8", "replace")}
+    def is_to_be_redrawn(self) -> bool:
+        """Whether it is time to forward a frame of its progress bar."""
+        now = time.monotonic()
+        due = now - self.progress_at >= PROGRESS_EVERY_S
+        if due:
+            self.progress_at = now
+        return due
 
 
 class Agent:
     """See the head of the module. Invariants: a child is in `children` from its start until its exit is queued; after
     `stopping` is set no child is started; `run` returns only when `children` is empty or SIGKILL has not helped."""
 
-    def __init__(self, job: Dict[str, Any], channel: Channel) -> None:
-        self.job, self.channel = job, channel
+    def __init__(self, orders: Message, channel: Channel) -> None:
+        self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
         self.kill_at: Optional[float] = None
@@ -195,7 +68,7 @@ class Agent:
         self.heard_at = time.monotonic()
         self.selector = selectors.DefaultSelector()
         self.paused = False
-        self.lost_file = _new_lost_file() if job.get("tells_losses") else None
+        self.lost_file = _new_lost_file() if orders["tells_losses"] else None
         self.mpi_memory: Set[str] = set()
 
     def run(self) -> int:
@@ -204,21 +77,22 @@ class Agent:
             self._run()
         finally:
             for path in [*self.mpi_memory, *([self.lost_file] if self.lost_file else [])]:
-                _quietly(os.unlink, path)
+                with _unless_gone:
+                    os.unlink(path)
         self.channel.send({"event": "ended"})
         self._drain_channel()
         return 0
 
     def _run(self) -> None:
-        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        linux.adopt_orphans()
         self._listen_to_signals()
         self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._told)
         self.channel.send({"event": "hello", "host": socket.gethostname(), "pid": os.getpid()})
-        for spec in self.job["processes"]:
+        for spec in self.orders["processes"]:
             self._start(spec)
-        self._told()  # a stop may have come together with the job
+        self._told()  # a stop may have come together with the orders
         while not (self.stopping and (not self.children or self._hopeless())):
-            for key, _ in self.selector.select(self._patience()):
+            for key, _ in self.selector.select(0.05 if self.stopping or self.channel.backlog else 1.0):
                 key.data()
             self._note_memory(child for child in self.children.values() if child.asking)
             self._reap()
@@ -228,33 +102,33 @@ class Agent:
 
     # Starting
 
-    def _start(self, spec: Dict[str, Any]) -> None:
-        report_read, report_write = os.pipe()
+    def _start(self, spec: Message) -> None:
+        pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # why it failed comes before that it ended
+        report_fd = pipes["report"][1]
         try:
             popen = subprocess.Popen(
-                spec["command"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                env=self._environment(spec, report_write), pass_fds=(report_write,), start_new_session=True,
-                preexec_fn=_die_with_parent(os.getpid()))
+                spec["command"], stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
+                env=self._environment(spec, report_fd), pass_fds=(report_fd,), start_new_session=True,
+                preexec_fn=functools.partial(linux.die_with, os.getpid()))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            os.close(report_read)
+            for read_fd, _ in pipes.values():
+                os.close(read_fd)
             why = f"{spec['command'][0]}: {getattr(error, 'strerror', None) or error}"
             self.channel.send({"event": "unstartable", "process": spec["name"], "error": why})
             return
         finally:
-            os.close(report_write)
-        child = self.children[popen.pid] = Child(spec["name"], popen, report_read)
-        for fd in child.open:
-            os.set_blocking(fd, False)
-            self.selector.register(fd, selectors.EVENT_READ, _bind(self._read, child, fd))
+            for _, write_fd in pipes.values():
+                os.close(write_fd)
+        streams = [Stream(kind, read_fd) for kind, (read_fd, _) in pipes.items()]
+        child = self.children[popen.pid] = Child(spec["name"], popen, streams)
+        for stream in streams:
+            self._listen(child, stream)
         self.channel.send({"event": "started", "process": child.name, "pid": child.pid})
 
-    def _environment(self, spec: Dict[str, Any], report_fd: int) -> Dict[str, str]:
-        dropped = self.job["drop"]
-        env = {name: value for name, value in os.environ.items()
-               if name not in dropped and not MPI_PRIVATE.fullmatch(name)}
-        env.update(self.job["env"])
-        env.update(spec["env"])
-        env["ODSGD_REPORT_FD"] = str(report_fd)
+    def _environment(self, spec: Message, report_fd: int) -> Dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items()
+                     if name not in self.orders["drop"] and not MPI_PRIVATE.fullmatch(name)}
+        env = {**inherited, **self.orders["env"], **spec["env"], "ODSGD_REPORT_FD": str(report_fd)}
         if self.lost_file:
             env["ODSGD_LOST"] = self.lost_file
         env.setdefault("OMP_NUM_THREADS", str(self._threads()))
@@ -269,81 +143,60 @@ class Agent:
     def _threads(self) -> int:
         """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
         agents = next((int(os.environ[name]) for name in MPI_LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
-        computing = sum(spec["name"] != "scheduler" for spec in self.job["processes"])
+        computing = sum(spec["name"] != "scheduler" for spec in self.orders["processes"])
         return max(1, len(os.sched_getaffinity(0)) // max(1, computing * agents))
 
     # Reading
 
-    def _read(self, child: Child, fd: int) -> None:
-        try:
-            data = os.read(fd, CHUNK)
-        except BlockingIOError:
-            return
-        for text, progress in child.lines[fd].feed(data):
-            self._forward(child, child.kinds[fd], text, progress)
-        if not data:
-            self._end_of_stream(child, fd)
-
-    def _end_of_stream(self, child: Child, fd: int) -> None:
-        for text, progress in child.lines[fd].flush():
-            self._forward(child, child.kinds[fd], text, progress)
-        self._forget(fd)
-        child.open.remove(fd)
-
-    def _forward(self, child: Child, kind: str, text: str, progress: bool) -> None:
-        if kind == "report":
-            self._forward_report(child, text)
-            return
-        if progress:
-            now = time.monotonic()
-            if now - child.progress_at < PROGRESS_EVERY_S:
-                return
-            child.progress_at = now
-        self.channel.send({"event": "output", "process": child.name, "stream": kind, "text": text,
-                           "progress": progress})
-
-    def _forward_report(self, child: Child, text: str) -> None:
-        try:
-            report = json.loads(text)
-        except ValueError:
-            return  # a process killed while it wrote
-        if isinstance(report, dict):
-            child.asking = report.get("event") == "connecting"
-            self.channel.send({"event": "report", "process": child.name, "report": report})
+    def _listen(self, child: Child, stream: Stream) -> None:
+        self.selector.register(stream.fd, selectors.EVENT_READ, functools.partial(self._read, child, stream))
 
     def _forget(self, fd: int) -> None:
-        try:
+        with contextlib.suppress(KeyError):  # reading is paused
             self.selector.unregister(fd)
-        except KeyError:
-            pass  # reading is paused
+
+    def _read(self, child: Child, stream: Stream) -> None:
+        self._forward(child, stream.kind, stream.read())
+        if not stream.open:
+            self._forget(stream.fd)
+
+    def _forward(self, child: Child, kind: str, pieces: Pieces) -> None:
+        for text, progress in pieces:
+            if kind == "report":
+                self._forward_report(child, text)
+            elif not progress or child.is_to_be_redrawn():
+                self.channel.send({"event": "output", "process": child.name, "stream": kind, "text": text,
+                                   "progress": progress})
+
+    def _forward_report(self, child: Child, text: str) -> None:
+        with contextlib.suppress(ValueError):  # a process killed while it wrote
+            report = json.loads(text)
+            if isinstance(report, dict):
+                child.asking = report.get("event") == "connecting"
+                self.channel.send({"event": "report", "process": child.name, "report": report})
 
     # Ending
 
     def _reap(self) -> None:
         """Take leave of every process that has ended: ours, and the orphans we have inherited."""
-        while True:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if info is None:
-                return
-            child = self.children.get(info.si_pid)
-            if child is None:
-                os.waitpid(info.si_pid, 0)
-                continue
-            _signal_group(child.pid, signal.SIGKILL)  # before the pid is free to become somebody else's
-            _, status = os.waitpid(child.pid, 0)
-            self._take_leave(child, _exit_code(status))
+                if info is None:
+                    return
+                if info.si_pid in self.children:
+                    self._take_leave(self.children[info.si_pid])
+                else:
+                    os.waitpid(info.si_pid, 0)
 
-    def _take_leave(self, child: Child, code: int) -> None:
-        child.popen.returncode = code  # we have waited for it ourselves
-        for fd in list(child.open):
-            while fd in child.open and _readable(fd):
-                self._read(child, fd)
-            if fd in child.open:  # a grandchild outside the group still holds the other end
-                self._end_of_stream(child, fd)
-        child.close()
+    def _take_leave(self, child: Child) -> None:
+        _signal_group(child.pid, signal.SIGKILL)  # before the pid is free to become another process's
+        code = child.popen.wait()
+        for stream in child.streams:
+            if stream.open:
+                self._forward(child, stream.kind, stream.drain())
+                self._forget(stream.fd)
+            os.close(stream.fd)
         del self.children[child.pid]
         self.channel.send({"event": "exit", "process": child.name, "code": code})
 
@@ -367,22 +220,23 @@ class Agent:
 
     def _note_memory(self, children: Iterable[Child]) -> None:
         for child in children:
-            self.mpi_memory |= mpi_memory(child.pid)
+            self.mpi_memory |= linux.mpi_memory(child.pid)
 
     def _hopeless(self) -> bool:
         """A process can be beyond SIGKILL (waiting for a dead disk); the launcher must not wait for that."""
         return self.give_up_at is not None and time.monotonic() >= self.give_up_at
 
     def _sweep(self) -> None:
-        """Kill what has left its group: on Linux all of it has become our own descendants."""
+        """Kill the processes that have left their group: on Linux all of them have become our own descendants."""
         now = time.monotonic()
         give_up_at = max(self.give_up_at or now + KILLED_WITHIN_S, now + SWEPT_WITHIN_S)
         while time.monotonic() < give_up_at:
-            left = descendants(os.getpid())
+            left = linux.descendants(os.getpid())
             if not left:
                 return
             for pid in left:
-                _quietly(os.kill, pid, signal.SIGKILL)
+                with _unless_gone:
+                    os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
             self._reap()
 
@@ -399,8 +253,8 @@ class Agent:
                 _append_lines(self.lost_file, message["workers"])
 
     def _check_channel(self) -> None:
-        """Stop when nobody is there any more; leave output in the pipes while the launcher is slow to take it."""
-        silence_s = self.job.get("silence_s")
+        """Stop when the launcher has gone; leave output in the pipes while it is slow to take it."""
+        silence_s = self.orders["silence_s"]
         if silence_s and time.monotonic() - self.heard_at > silence_s:
             self.channel.close()
         if not self.channel.open:
@@ -411,79 +265,33 @@ class Agent:
         if full != self.paused:
             self.paused = full
             for child in self.children.values():
-                for fd in child.open:
+                for stream in child.streams:
                     if full:
-                        self._forget(fd)
-                    else:
-                        self.selector.register(fd, selectors.EVENT_READ, _bind(self._read, child, fd))
+                        self._forget(stream.fd)
+                    elif stream.open:
+                        self._listen(child, stream)
 
     def _drain_channel(self) -> None:
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + SENT_WITHIN_S
         while self.channel.backlog and time.monotonic() < deadline:
             self.channel.flush()
             time.sleep(0.01)
 
-    def _patience(self) -> float:
-        return 0.05 if self.stopping or self.channel.backlog else 1.0
-
     def _listen_to_signals(self) -> None:
+        """They end a wait of the selector; of SIGCHLD, which tells that a process has ended, no more is asked."""
         read_fd, write_fd = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stop(self.job.get("grace_s", ORPHANED_GRACE_S)))
+            signal.signal(number, lambda *_: self._stop(self.orders["grace_s"]))
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
 
 
-def descendants(ancestor: int) -> List[int]:
-    """Every living process below `ancestor`; zombies do not count. Empty where there is no /proc."""
-    parents: Dict[int, int] = {}
-    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as stat:
-                    fields = stat.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if fields[0] != b"Z":
-                parents[int(entry)] = int(fields[1])
-    below, frontier = [], [ancestor]
-    while frontier:
-        parent = frontier.pop()
-        children = [pid for pid, its_parent in parents.items() if its_parent == parent]
-        below += children
-        frontier += children
-    return below
-
-
-def mpi_memory(pid: int) -> Set[str]:
-    """Files of shared memory that MPI has made for a process, and that somebody has to take away."""
-    try:
-        with open(f"/proc/{pid}/maps", "rb") as maps:
-            return {path.decode() for path in MPI_MEMORY.findall(maps.read())}
-    except OSError:  # it has ended, or there is no /proc
-        return set()
-
-
-def _die_with_parent(parent: int) -> Callable[[], None]:
-    def in_child() -> None:
-        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(1)
-    return in_child
-
-
 def _signal_group(pgid: int, number: int) -> None:
-    _quietly(os.killpg, pgid, number)
-
-
-def _quietly(call: Callable[..., Any], *args: Any) -> None:
-    try:
-        call(*args)
-    except (ProcessLookupError, PermissionError, FileNotFoundError):
-        pass
+    with _unless_gone:
+        os.killpg(pgid, number)
 
 
 def _new_lost_file() -> str:
@@ -494,77 +302,27 @@ def _new_lost_file() -> str:
 
 
 def _append_lines(path: str, numbers: List[int]) -> None:
-    """In one write, so that nobody reads half a number. A clean-up of old files may have taken the file away."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, "".join(f"{number}\n" for number in numbers).encode())
-    finally:
-        os.close(descriptor)
-
-
-def _readable(fd: int) -> bool:
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)
-        return bool(selector.select(0))
-
-
-def _exit_code(status: int) -> int:
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def _bind(call: Callable[..., None], *args: Any) -> Callable[[], None]:
-    return lambda: call(*args)
-
-
-def proof(secret: str, nonce: str, rank: int) -> str:
-    """What an agent started by mpirun shows, so that nobody else can take its place."""
-    return hmac.new(bytes.fromhex(secret), f"agent {rank} {nonce}".encode(), hashlib.sha256).hexdigest()
-
-
-def pack(jobs: Dict[str, Any]) -> str:
-    """The jobs of all agents as one environment variable; Linux allows 128 KiB for it."""
-    return base64.b64encode(zlib.compress(json.dumps(jobs).encode())).decode()
-
-
-def unpack(text: str) -> Dict[str, Any]:
-    """The reverse of `pack`."""
-    jobs: Dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
-    return jobs
-
-
-def _from_mpirun(jobs: Dict[str, Any]) -> Tuple[Dict[str, Any], Channel]:
-    """Find out which MPI rank we are, and report at the launcher's door."""
-    rank = next((int(os.environ[name]) for name in MPI_RANKS if os.environ.get(name, "").isdigit()), None)
-    if rank is None:
-        sys.exit(f"odsgd agent: mpirun has not said which rank this is; looked for {', '.join(MPI_RANKS)}")
-    connection = socket.create_connection(tuple(jobs["launcher"]), timeout=30)
-    nonce = connection.makefile("rb").readline().decode().strip()
-    connection.sendall(json.dumps({"rank": rank, "proof": proof(jobs["secret"], nonce, rank)}).encode() + b"\n")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    fd = connection.detach()
-    return {**jobs["common"], **jobs["ranks"][rank]}, Channel(fd, fd)
-
-
-def _from_stdin() -> Tuple[Dict[str, Any], Channel]:
-    """Our job is the first line; what has come behind it is for the channel."""
-    data = b""
-    while b"\n" not in data:
-        chunk = os.read(0, CHUNK)
-        if not chunk:
-            sys.exit("odsgd agent: the launcher has gone before saying what to do")
-        data += chunk
-    line, _, partial = data.partition(b"\n")
-    return json.loads(line), Channel(0, 1, partial)
+    """In one write, so that half a number is never read. A clean-up of old files may have taken the file away."""
+    def safely(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    with open(path, "a", opener=safely) as file:
+        file.write("".join(f"{number}\n" for number in numbers))
 
 
 def main() -> int:
     """``python -m odsgd.launch.agent``."""
-    jobs = os.environ.pop(JOBS_VARIABLE, None)
+    packed = os.environ.pop(handshake.VARIABLE, None)
     try:
-        job, channel = _from_mpirun(unpack(jobs)) if jobs else _from_stdin()
-        if job.get("directory"):
-            os.chdir(job["directory"])
-        agent = Agent(job, channel)
+        if packed:
+            orders, fd = handshake.arrive(packed)
+            os.chdir(orders["directory"])
+            agent = Agent(orders, Channel(fd, fd))
+        else:
+            with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
+                line = stdin.readline()
+            if not line.endswith(b"\n"):
+                sys.exit("odsgd agent: the launcher has gone before saying what to do")
+            agent = Agent(json.loads(line), Channel(0, 1))
     except OSError as error:
         sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
     return agent.run()

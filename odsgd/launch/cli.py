@@ -3,37 +3,35 @@
     odsgd launch -n 2 -s 1 train.py --lr 0.1
     odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
 
-What differs from the original: without -H jobs are local; everything behind the first word of the command belongs to
-the command, so options of the launcher stand before it; and every mistake is told before a process starts.
+Three things differ from the original. Without -H jobs are local. All words behind the first of the command belong to
+the command, so that options of the launcher stand before it. Every mistake is told before a process starts.
 """
 import argparse
+import contextlib
 import os
 import shutil
 import sys
-from typing import TYPE_CHECKING, Callable, List, NoReturn, Optional, Sequence, Tuple, Union
+from typing import Callable, List, NoReturn, Optional, Sequence, Tuple, TypeVar
 
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, unknown
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, unknown
 from odsgd.config.command import check_command
+from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
 
-if TYPE_CHECKING:
-    from odsgd.config.train import TrainConfig
+T = TypeVar("T")
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Launch a job; return the exit code: 0, the first failed process's, or 64 for a mistake in `argv`."""
+def main(argv: List[str]) -> int:
+    """Launch a job; return the exit code: 0 or the first failed process's. ConfigError for a mistake in `argv`."""
     try:
-        return supervise.run(parse(sys.argv[1:] if argv is None else argv))
-    except ConfigError as error:
-        print(f"odsgd launch: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return supervise.run(parse(argv))
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
         return EXIT_FAILURE
     except KeyboardInterrupt:  # while the working directory was being copied
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def parse(argv: Sequence[str]) -> plan.Job:
@@ -44,10 +42,6 @@ def parse(argv: Sequence[str]) -> plan.Job:
         known = [flag for action in parser._actions for flag in action.option_strings]
         raise unknown("option", strangers[0].split("=")[0], known)
     launcher = options.launcher or ("ssh" if options.hostfile else "local")
-    if launcher not in plan.LAUNCHERS:
-        raise unknown("launcher", launcher, plan.LAUNCHERS)
-    if options.on_worker_loss not in plan.ON_WORKER_LOSS:
-        raise unknown("value of --on-worker-loss", options.on_worker_loss, plan.ON_WORKER_LOSS)
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
     if launcher == "mpi" and any(host.user or host.port for host in slots):
@@ -83,14 +77,14 @@ def _parser() -> argparse.ArgumentParser:
         spellings = list(flags) + ["--" + flag[2:].replace("-", "_") for flag in flags if "-" in flag[2:]]
         parser.add_argument(*spellings, **settings)  # type: ignore[arg-type]
 
-    add("-n", "--num-workers", type=_whole(1), required=True, metavar="N", help="number of workers")
+    add("-n", "--num-workers", type=_workers, required=True, metavar="N", help="number of workers")
     add("-s", "--num-servers", type=_servers, metavar="N|auto",
         help="number of servers; default: as many as workers, or none for a store that needs none; auto: one beside "
              "each worker; 0: no server, no scheduler")
     add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
     add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
-    add("-p", "--port", type=_whole(0, 65535), default=0, help="the scheduler's port; default: a free one")
+    add("-p", "--port", type=_port, default=0, help="the scheduler's port; default: a free one")
     add("--host-ip", metavar="ADDRESS", help="this machine's address as the hosts see it; default: found out")
     add("--env", action="append", default=[], metavar="NAME[:VALUE]", help="set (or pass on) a variable everywhere")
     add("--env-server", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for servers only")
@@ -107,6 +101,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace, launcher: str) -> None:
+    if launcher not in plan.LAUNCHERS:
+        raise unknown("launcher", launcher, plan.LAUNCHERS)
+    if options.on_worker_loss not in plan.ON_WORKER_LOSS:
+        raise unknown("value of --on-worker-loss", options.on_worker_loss, plan.ON_WORKER_LOSS)
     if launcher == "ssh" and not options.hostfile:
         raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
     if launcher == "local" and options.hostfile:
@@ -127,7 +125,7 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
     return tuple(words)
 
 
-def _training(command: Sequence[str], launcher: str) -> "Optional[TrainConfig]":
+def _training(command: Sequence[str], launcher: str) -> Optional[TrainConfig]:
     """The configuration that the workers will train with, if the command is ours and it can be known here."""
     try:
         return check_command(command, elsewhere=launcher != "local")
@@ -135,7 +133,7 @@ def _training(command: Sequence[str], launcher: str) -> "Optional[TrainConfig]":
         raise ConfigError(f"the workers' command: {error}") from None
 
 
-def _num_servers(asked: Union[int, str, None], num_workers: int, training: "Optional[TrainConfig]") -> int:
+def _num_servers(asked: Optional[str], num_workers: int, training: Optional[TrainConfig]) -> int:
     """As asked, or by default as many as workers, or none for a training that needs none."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
@@ -146,28 +144,18 @@ def _num_servers(asked: Union[int, str, None], num_workers: int, training: "Opti
     return count
 
 
-def _whole(least: int, most: Optional[int] = None) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        if not text.isdigit() or int(text) < least or most is not None and int(text) > most:
-            bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number {bounds}")
-        return int(text)
-    return whole
+def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:
+    """For argparse: the value of a text, if it fits."""
+    def value_of(text: str) -> T:
+        with contextlib.suppress(ValueError):
+            value = convert(text)
+            if fits(value):
+                return value
+        raise argparse.ArgumentTypeError(f"got `{text}`, expected {expected}")
+    return value_of
 
 
-def _servers(text: str) -> Union[int, str]:
-    if text == "auto":
-        return text
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"got `{text}`, expected a whole number or `auto`")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"got `{text}`, expected a number of seconds, 0 or more")
-    return seconds
+_workers = _value(int, lambda count: count >= 1, "a whole number of at least 1")
+_servers = _value(str, lambda text: text == "auto" or text.isdigit(), "a whole number or `auto`")
+_port = _value(int, lambda port: 0 <= port <= 65535, "a whole number from 0 to 65535")
+_seconds = _value(float, lambda seconds: 0 <= seconds < float("inf"), "a number of seconds, 0 or more")

@@ -1,10 +1,11 @@
-"""What the user sees: every line with its process in front, and at the bottom one line that a progress bar redraws."""
+"""The user's screen: every line with its process in front, and at the bottom one line that a progress bar redraws."""
 import os
 import re
 import sys
 from typing import Dict, Optional, TextIO
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
+BAR_OF = "worker 0"
 CLEAR_LINE = "\r\x1b[K"
 
 
@@ -16,23 +17,21 @@ class Console:
     last state, the one that ends with a newline, is a line like any other.
     """
 
-    def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None,
-                 bar_of: str = "worker 0") -> None:
+    def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
         self.streams: Dict[str, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
-        self.bar_of = bar_of
         self.bar = ""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
     def line(self, process: str, text: str, stream: str) -> None:
         """A line of a process."""
-        if process == self.bar_of:
+        if process == BAR_OF:
             self._hide_bar()
             self.bar = ""
         self._print(self._prefix(process, stream) + text, stream)
 
     def progress(self, process: str, text: str) -> None:
         """A new state of a process's progress bar."""
-        if process == self.bar_of and self.on_terminal["stderr"]:
+        if process == BAR_OF and self.on_terminal["stderr"]:
             self.bar = self._prefix(process, "stderr") + text
             self._show_bar()
 

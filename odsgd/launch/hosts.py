@@ -1,4 +1,4 @@
-"""The hostfile: one host per line, and what may stand beside it.
+"""The hostfile: one host per line, with its slots and its port.
 
     hostA                    one slot
     alice@hostB slots=4      four slots, logged into as alice
@@ -20,7 +20,7 @@ MOST_SLOTS = 1023
 
 
 class Host(NamedTuple):
-    """A machine processes can be started on."""
+    """A machine on which processes can be started."""
 
     address: str
     user: Optional[str] = None
@@ -59,15 +59,10 @@ def _slots(line: str, where: str) -> List[Host]:
         if name not in ("slots", "port") or not value.isdigit() or name in numbers:
             raise ConfigError(f"{where}: cannot read `{option}`; expected `slots=NUMBER` or `port=NUMBER`, once each")
         numbers[name] = value
-    port = int(numbers["port"]) if "port" in numbers else None
-    return [Host(match["address"], match["user"], port)] * _count(numbers.get("slots", "1"), match["slots"], where)
-
-
-def _count(slots: str, short: Optional[str], where: str) -> int:
-    count = int(slots)
-    if count < 1:
+    slots = int(numbers.get("slots", 1))
+    if slots < 1:
         raise ConfigError(f"{where}: {slots} slots; expected at least 1 (leave the line out to leave the host out)")
-    if count > MOST_SLOTS or short and count == 22:
+    if slots > MOST_SLOTS or (match["slots"] and slots == 22):
         raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; for so many slots "
                           "repeat the line")
-    return count
+    return [Host(match["address"], match["user"], int(numbers["port"]) if "port" in numbers else None)] * slots

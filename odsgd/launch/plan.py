@@ -1,9 +1,9 @@
-"""From what the user asked for (`Job`) to who runs where with which environment (`Plan`). No process is started here.
+"""From a request (`Job`) to its processes, their hosts and environments (`Plan`). Nothing is started here.
 
 Placement. The hostfile is a list of slots, in its order. Workers take one slot each; the servers go on with the next
-slots; whoever comes after the last slot begins again at the first. So `-n 4 -s 1` on four hosts of one slot puts the
-server beside worker 0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker
-k whatever the slots. The scheduler, which only introduces the others to each other, runs on the launching machine.
+slots; after the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot puts the server beside worker
+0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker k whatever the slots.
+The scheduler, which only introduces the others to each other, runs on the launching machine.
 
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
 introduces them itself (`pmi.py`), at the address that would be the scheduler's.
@@ -24,50 +24,42 @@ LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi")
 ON_WORKER_LOSS = ("fail", "continue")
 
-#: What the launcher itself decides; taken over from an outer job these would point to the wrong scheduler.
+#: The launcher's own decisions; taken over from an outer job these would point to the wrong scheduler.
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
-#: What reaches another host without being asked for: the switches of the libraries a job is made of.
+#: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the user asked for."""
+    """A user's request; the options of `cli.py` explain the fields."""
 
     command: Tuple[str, ...]
-    """The worker's command; every worker runs the same."""
     num_workers: int
     num_servers: int
     """0: a job without parameter server, hence without scheduler."""
     servers_beside_workers: bool = False
-    """Server k on the host of worker k (`-s auto`)."""
     launcher: str = "local"
     slots: Tuple[Host, ...] = ()
     """One entry per slot of the hostfile; none for a local job."""
     port: int = 0
-    """The scheduler's; 0 chooses a free one."""
     host_ip: Optional[str] = None
-    """The launching machine's address, as the hosts see it; by default found out from the first of them."""
     sync_dst_dir: Optional[str] = None
-    """Copy the working directory there on every host and run there; by default hosts have it at the same path."""
     remote_python: str = sys.executable
     env: Mapping[str, str] = field(default_factory=dict)
     env_server: Mapping[str, str] = field(default_factory=dict)
     env_worker: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 300.0
-    """From the start until everyone has joined; 0 waits for ever."""
     grace_s: float = 5.0
-    """Between SIGTERM and SIGKILL."""
     on_worker_loss: str = "fail"
-    """`continue`: a job that is up goes on without a worker that dies, if it is not worker 0 (`watch.py`)."""
     server_command: Optional[Tuple[str, ...]] = None
-    """Stands in for ``python -m kvstore.server`` (tests)."""
+    """Stands in for ``python -m kvstore.server`` (bench, tests)."""
 
 
 class Process(NamedTuple):
@@ -86,12 +78,12 @@ class Process(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Every process of the job, and what all of them have in common."""
+    """Every process of the job, and the secret and address that all of them have."""
 
     processes: List[Process]
     secret: str
     root: Tuple[str, int]
-    """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Server`."""
+    """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Rendezvous`."""
 
     @property
     def workers(self) -> List[Process]:
@@ -108,16 +100,18 @@ def make_plan(job: Job, root: Tuple[str, int]) -> Plan:
     worker_hosts, server_hosts = place(job)
     secret = secrets.token_hex(32)
     common = _common_env(job, root, secret)
-    server = job.server_command or (_python(job), "-m", "kvstore.server")
+    python = sys.executable if job.launcher == "local" else job.remote_python
     scheduler = job.server_command or (sys.executable, "-m", "kvstore.server")  # always on this machine
+    server = job.server_command or (python, "-m", "kvstore.server")
+    worker = (python, *job.command) if job.command[0].endswith(".py") else job.command
 
-    def process(role: str, rank: int, host: Host, command: Tuple[str, ...], extra: Mapping[str, str]) -> Process:
-        return Process(role, rank, host, command, {**common, **extra, **_identity(job, role, rank, host, root[0])})
+    def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:
+        return Process(role, rank, host, command, {**common, **env, **_identity(job, role, rank, host, root[0])})
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
-    meeting = [{}] * job.num_workers if job.num_servers else _meeting(job, root)
-    processes += [process("worker", rank, host, _worker_command(job), {**job.env_worker, **meeting[rank]})
+    meetings = [{}] * job.num_workers if job.num_servers else _meetings(job, root)
+    processes += [process("worker", rank, host, worker, {**job.env_worker, **meetings[rank]})
                   for rank, host in enumerate(worker_hosts)]
     return Plan(processes, secret, root)
 
@@ -197,7 +191,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 
 
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
-    """What tells one process from another."""
+    """Variables that differ from process to process."""
     env = {"DMLC_ROLE": role}
     address = root_uri if host.here else None if job.launcher == "mpi" else node_host(host.address, root_uri)
     if address:  # else its agent, which knows where it is, finds the address out
@@ -207,16 +201,8 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     return env
 
 
-def _meeting(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
-    """What tells MPI where to ask for the other workers, for each of them."""
+def _meetings(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
+    """For each worker, where its MPI asks for the others."""
     common = {"PMI_PORT": "{}:{}".format(*root), "PMI_SIZE": str(job.num_workers)}
     return [{**common, "PMI_RANK": str(rank), "PMI_ID": number}
             for rank, number in enumerate(pmi.new_numbers(job.num_workers))]
-
-
-def _worker_command(job: Job) -> Tuple[str, ...]:
-    return (_python(job),) + job.command if job.command[0].endswith(".py") else job.command
-
-
-def _python(job: Job) -> str:
-    return sys.executable if job.launcher == "local" else job.remote_python

@@ -1,16 +1,16 @@
 """How the workers of a job without servers find each other: PMI-1, which MPICH and its kin ask at their start.
 
-MPI's processes exchange their addresses through a table of keys and values that whoever starts them keeps. A process
-connects to PMI_PORT, shows its PMI_ID and is told its rank; from then on it asks one question at a time, a line each,
-and is answered with a line:
+MPI's processes exchange their addresses through a table of keys and values, kept by the program that starts them. A
+process connects to PMI_PORT, shows its PMI_ID and is told its rank; from then on it asks one question at a time, a line
+each, and is answered with a line:
 
     cmd=put kvsname=… key=… value=…     cmd=get kvsname=… key=…
     cmd=barrier_in                      answered when every rank has asked
 
-and what the limits are, the name of the table, farewell. That is all of the protocol that a start needs.
+Others ask for the limits, for the name of the table, and to leave. That is all of the protocol that a start needs.
 
 The table knows no socket: a line and its sender go in, answers by rank come out. PMI has no secrets of its own, so
-PMI_ID, which the processes take for any number, is one of 31 random bits here. Who shows no such number is cut off.
+PMI_ID, which the processes take for any number, is one of 31 random bits here. Without it a visitor is cut off.
 """
 import contextlib
 import itertools
@@ -37,7 +37,7 @@ class Refused(Exception):
 class Table:
     """The table of one job.
 
-    Invariants: a rank is taken once, by whoever shows its number first; only who has a rank changes anything; a
+    Invariants: a rank is taken once, by the first visitor that shows its number; only a rank changes anything; a
     barrier opens when all ranks are in it, and then for all of them.
     """
 
@@ -67,7 +67,7 @@ class Table:
                                 "cmd=set debug=0"])
 
     def answer(self, rank: int, line: str) -> Dict[int, str]:
-        """What a rank's line leads to: answers, by the rank to which they go."""
+        """The answers that a rank's line leads to, by the rank to which they go."""
         if line.startswith("cmd=abort "):  # the end of the process itself says it, with its exit code
             return {}
         words = _parse(line)
@@ -137,7 +137,7 @@ def process_mapping(hosts: Sequence[Hashable]) -> str:
     >>> process_mapping(["a", "a", "b", "b"]), process_mapping(["a", "b", "c", "c", "a"])
     ('(vector,(0,2,2))', '(vector,(0,2,1),(2,1,2),(0,1,1))')
 
-    What does not fit in a value is told as a host for each rank: slower, and never wrong.
+    A mapping too long for a value is told as a host for each rank: slower, and never wrong.
     """
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks: List[Tuple[int, int, int]] = []
@@ -151,25 +151,25 @@ def process_mapping(hosts: Sequence[Hashable]) -> str:
     return text if len(text) <= VALUE_MAX else f"(vector,(0,{len(hosts)},1))"
 
 
-class Server:
-    """Serves a table at an address, as a part of the loop that asks `selector` and calls what it finds there.
+class Rendezvous:
+    """Serves a table at an address, as a part of the loop that asks `selector` and calls the functions it finds there.
 
-    Nothing here waits. Who has been answered asks the next question, so what is sent fits into the socket's buffer;
-    where it does not, the other end does not read, and is cut off.
+    Nothing here waits. A rank asks its next question when it has been answered, so an answer fits into the socket's
+    buffer; where it does not, the other end does not read, and is cut off.
     """
 
     def __init__(self, address: Tuple[str, int], table: Table, selector: selectors.BaseSelector,
                  complain: Callable[[int, str], None]) -> None:
         self._table, self._selector, self._complain = table, selector, complain
-        self._peers: Dict[int, "_Peer"] = {}  # by rank
-        self._strangers: "List[_Peer]" = []
+        self._ranks: Dict[int, _Visitor] = {}
+        self._strangers: List[_Visitor] = []
         self._listener = _listen(address, table.size)
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def close(self) -> None:
-        """Nobody is served any more."""
-        for peer in [*self._strangers, *self._peers.values()]:
-            self._cut_off(peer)
+        """Serve nothing any more."""
+        for visitor in [*self._strangers, *self._ranks.values()]:
+            self._cut_off(visitor)
         self._selector.unregister(self._listener)
         self._listener.close()
 
@@ -179,52 +179,53 @@ class Server:
         except OSError:  # it has gone already, or we have no descriptor left
             return
         connection.setblocking(False)
-        peer = _Peer(connection)
+        visitor = _Visitor(connection)
         if len(self._strangers) >= MOST_STRANGERS:
             self._cut_off(self._strangers[0])
-        self._strangers.append(peer)
-        self._selector.register(connection, selectors.EVENT_READ, lambda: self._heard(peer))
+        self._strangers.append(visitor)
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._heard(visitor))
 
-    def _heard(self, peer: "_Peer") -> None:
+    def _heard(self, visitor: "_Visitor") -> None:
         try:
-            for line in peer.lines():
-                self._act(peer, line)
+            for line in visitor.lines():
+                self._act(visitor, line)
+        except OSError:
+            self._cut_off(visitor)
         except Refused as refused:
-            if peer.rank is not None:
-                self._complain(peer.rank, str(refused))
-            self._cut_off(peer)
-        except OSError:
-            self._cut_off(peer)
+            if visitor.rank is not None:
+                self._complain(visitor.rank, str(refused))
+            self._cut_off(visitor)
 
-    def _act(self, peer: "_Peer", line: str) -> None:
-        if peer.rank is None:
-            peer.rank, answer = self._table.enter(line)
-            self._strangers.remove(peer)
-            self._peers[peer.rank] = peer
-            peer.send(answer)
+    def _act(self, visitor: "_Visitor", line: str) -> None:
+        if visitor.rank is None:
+            visitor.rank, answer = self._table.enter(line)
+            self._strangers.remove(visitor)
+            self._ranks[visitor.rank] = visitor
+            self._send(visitor, answer)
             return
-        for rank, answer in self._table.answer(peer.rank, line).items():
-            if rank in self._peers:  # else it has ended, which is for the launcher to judge
-                self._send(self._peers[rank], answer)
+        for rank, answer in self._table.answer(visitor.rank, line).items():
+            if rank in self._ranks:  # else it has ended, which is for the judge
+                self._send(self._ranks[rank], answer)
 
-    def _send(self, peer: "_Peer", answer: str) -> None:
-        try:
-            peer.send(answer)
-        except OSError:
-            self._cut_off(peer)
+    def _send(self, visitor: "_Visitor", answer: str) -> None:
+        data, sent = answer.encode() + b"\n", 0
+        with contextlib.suppress(OSError):
+            sent = visitor.connection.send(data)
+        if sent < len(data):
+            self._cut_off(visitor)
 
-    def _cut_off(self, peer: "_Peer") -> None:
-        if peer in self._strangers:
-            self._strangers.remove(peer)
-        if peer.rank is not None:
-            self._peers.pop(peer.rank, None)
+    def _cut_off(self, visitor: "_Visitor") -> None:
+        if visitor in self._strangers:
+            self._strangers.remove(visitor)
+        if visitor.rank is not None:
+            self._ranks.pop(visitor.rank, None)
         with contextlib.suppress(KeyError, ValueError):  # done before
-            self._selector.unregister(peer.connection)
-        peer.connection.close()
+            self._selector.unregister(visitor.connection)
+        visitor.connection.close()
 
 
-class _Peer:
-    """A connection, and what has come of its next line."""
+class _Visitor:
+    """A connection, and the beginning of its next line. Before it has shown a number it has no rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -233,24 +234,19 @@ class _Peer:
 
     def lines(self) -> List[str]:
         """The lines that are complete; OSError at the end of the connection."""
-        with contextlib.suppress(BlockingIOError):
+        try:
             data = self.connection.recv(4 * LINE_MAX)
-            if not data:
-                raise OSError("closed")
-            *whole, self.partial = (self.partial + data).split(b"\n")
-            if any(len(line) > LINE_MAX for line in [*whole, self.partial]):
-                raise Refused("a line that is too long")
-            try:
-                return [line.decode("ascii") for line in whole]
-            except UnicodeDecodeError:
-                raise Refused("bytes that are no text") from None
-        return []
-
-    def send(self, answer: str) -> None:
-        """OSError if it does not go at once."""
-        data = answer.encode() + b"\n"
-        if self.connection.send(data) < len(data):
-            raise OSError("does not read")
+        except BlockingIOError:
+            return []
+        if not data:
+            raise OSError("closed")
+        *whole, self.partial = (self.partial + data).split(b"\n")
+        if any(len(line) > LINE_MAX for line in [*whole, self.partial]):
+            raise Refused("a line that is too long")
+        try:
+            return [line.decode("ascii") for line in whole]
+        except UnicodeDecodeError:
+            raise Refused("bytes that are no text") from None
 
 
 def _listen(address: Tuple[str, int], size: int) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The loop between the agents, the watch that decides, and the console. One thread; everything is an event."""
+"""The loop between the agents, the judge that decides, and the console. One thread; everything is an event."""
 import collections
 import contextlib
 import functools
@@ -6,27 +6,28 @@ import os
 import selectors
 import signal
 import subprocess
-import threading
 import time
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence
+from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
 from odsgd.launch import pmi, reach
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
-from odsgd.launch.agent import CHUNK, Lines
+from odsgd.launch.channel import Message
 from odsgd.launch.console import Console
-from odsgd.launch.plan import Job, Plan, make_plan
-from odsgd.launch.reach import Link
-from odsgd.launch.watch import TAIL_LINES, Member, Verdict, Watch
+from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
+from odsgd.launch.lines import Stream
+from odsgd.launch.mpirun import Mpirun
+from odsgd.launch.plan import Job, Plan, Process, make_plan
+from odsgd.launch.reach import Outpost
 
 TICK_S = 0.1
+"""Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
-
-HUNG_UP_WITHIN_S = 4.0
-"""How long an agent may take to end after the connection has been closed on it."""
+HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
+"""How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
@@ -35,7 +36,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
         reach.check_programs(job)
         plan = make_plan(job, (root_uri(job), holder.getsockname()[1]))
         if job.sync_dst_dir:
-            reach.synchronise(job, list(dict.fromkeys(job.slots)))
+            reach.synchronise(job)
         return Supervisor(job, plan, console or Console()).run()
 
 
@@ -52,20 +53,20 @@ def root_uri(job: Job) -> str:
 
 
 class Supervisor:
-    """Opens a link to every host, feeds the watch with what comes, and ends the job with its verdict."""
+    """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
     def __init__(self, job: Job, plan: Plan, console: Console) -> None:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
-        self.links: List[Link] = []
-        self.pmi: Optional[pmi.Server] = None
-        self.mpirun: Optional[reach.Mpirun] = None
-        self.carriers: "List[subprocess.Popen[bytes]]" = []
+        self.outposts: List[Outpost] = []
+        self.rendezvous: Optional[pmi.Rendezvous] = None
+        self.mpirun: Optional[Mpirun] = None
+        self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
-        self.watch = Watch(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
+        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
                            job.on_worker_loss)
-        self.signals: List[int] = []
+        self.signals_seen = 0
         self.pinged_at = time.monotonic()
         self.ending = False
 
@@ -78,7 +79,7 @@ class Supervisor:
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
                 self._end()
-            except BrokenPipeError:  # nobody reads our output any more (`| head`): as if by SIGPIPE
+            except BrokenPipeError:  # our output is not read any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
                 self._close()
@@ -88,10 +89,10 @@ class Supervisor:
     def _wait(self) -> Verdict:
         while True:
             self._turn()
-            verdict = self.watch.tick(time.monotonic())
-            for loss in self.watch.take_losses():
-                self._tell({"do": "lost", "workers": loss.ranks})
-                self.console.say(loss.message)
+            verdict = self.judge.tick(time.monotonic())
+            for lost in self.judge.take_lost():
+                self._tell({"do": "lost", "workers": lost.ranks})
+                self.console.say(lost.message)
             if verdict:
                 return verdict
 
@@ -102,35 +103,33 @@ class Supervisor:
             workers = self.plan.workers
             table = pmi.Table([worker.env["PMI_ID"] for worker in workers],
                               pmi.process_mapping([worker.host for worker in workers]))
-            self.pmi = pmi.Server(self.plan.root, table, self.selector, self._cut_off)
+            self.rendezvous = pmi.Rendezvous(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher == "mpi":
-            self.mpirun = reach.Mpirun(self.job, self.plan)
-            self.carriers.append(self.mpirun.process)
-            self._listen(self.mpirun.listener.fileno(), self._visitor)
-            self._listen_to_lines(self.mpirun.process, "mpirun", ("stdout", "stderr"))
+            self.mpirun = Mpirun(self.job, self.plan)
+            self._listen(self.mpirun.listener.fileno(), self._admit)
+            self._carried_by(self.mpirun.process, "mpirun", "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
-            reach_it = reach.open_local if host.here else reach.open_ssh
-            self._add(reach_it(self.job, self.plan, host))
+            open_at = reach.open_local if host.here else reach.open_ssh
+            self._add(open_at(self.job, self.plan, host))
 
-    def _add(self, link: Link) -> None:
-        self.links.append(link)
-        self._listen(link.channel.read_fd, lambda: self._heard(link))
-        if link.carrier:
-            self.carriers.append(link.carrier)
-            self._listen_to_lines(link.carrier, link.host, ("stderr",))
+    def _add(self, outpost: Outpost) -> None:
+        self.outposts.append(outpost)
+        self._listen(outpost.channel.read_fd, functools.partial(self._heard, outpost))
+        if outpost.carrier:
+            self._carried_by(outpost.carrier, outpost.host, "stderr")
 
-    def _visitor(self) -> None:
+    def _admit(self) -> None:
         assert self.mpirun
-        link = self.mpirun.accept()
-        if link:
-            self._add(link)
+        outpost = self.mpirun.accept()
+        if outpost:
+            self._add(outpost)
             if self.ending:
-                link.channel.send({"do": "kill"})
+                outpost.channel.send({"do": "kill"})
 
-    def _cut_off(self, worker_rank: int, what: str) -> None:
-        self.console.say(f"worker {worker_rank}: its MPI asked for {what}; it was cut off")
+    def _cut_off(self, worker_rank: int, wish: str) -> None:
+        self.console.say(f"worker {worker_rank}: its MPI asked for {wish}; it was cut off")
 
     # One turn of the loop
 
@@ -141,101 +140,102 @@ class Supervisor:
         if now - self.pinged_at >= PING_EVERY_S:
             self.pinged_at = now
             self._tell({"do": "ping"})
-        for link in self.links:
-            link.channel.flush()
+        for outpost in self.outposts:
+            outpost.channel.flush()
         if self.mpirun and self.mpirun.waiting and self.mpirun.process.poll() is not None:
-            self._lost_before_arrival(self.mpirun)
+            why = f"mpirun ended with exit code {self.mpirun.process.returncode} before they started"
+            self._lost("of MPI", self.mpirun.take_missing(), why, self.mpirun.process, "mpirun")
 
-    def _heard(self, link: Link) -> None:
-        for message in link.channel.receive():
-            handler: Optional[Callable[..., None]] = getattr(self, "_on_" + str(message.get("event")), None)
-            if handler:
-                handler(link, message)
-        if not link.channel.open:
-            self.selector.unregister(link.channel.read_fd)
-            if not link.ended:
-                self._lost(link)
+    def _heard(self, outpost: Outpost) -> None:
+        for message in outpost.channel.receive():
+            self._act(outpost, message, time.monotonic())
+        if not outpost.channel.open:
+            self.selector.unregister(outpost.channel.read_fd)
+            if not outpost.ended:
+                self._lost_outpost(outpost)
 
-    def _on_hello(self, link: Link, message: Dict[str, Any]) -> None:
-        link.greeted = True
-        if link.carrier is None:  # mpirun has chosen the host; now we know which
-            link.host = message["host"]
-            for name in link.names:
-                self.watch.members[name].host = link.host
+    def _act(self, outpost: Outpost, message: Message, now: float) -> None:
+        event, name = message.get("event"), message.get("process", "")
+        if event == "hello":
+            self._greeted(outpost, message["host"])
+        elif event == "started":
+            self.judge.started(name, message["pid"])
+        elif event == "unstartable":
+            self.judge.unstartable(name, message["error"], now)
+        elif event == "output":
+            self._show(name, message)
+        elif event == "report":
+            self.judge.reported(name, message["report"], now)
+        elif event == "exit":
+            self.judge.exited(name, message["code"], now)
+        elif event == "ended":
+            outpost.ended = True
+            if not self.ending:
+                self._lost_outpost(outpost)
+        elif event == "noise":
+            self._complaint(outpost.host, message["text"], "stdout")
 
-    def _on_started(self, link: Link, message: Dict[str, Any]) -> None:
-        self.watch.started(message["process"], message["pid"])
-
-    def _on_unstartable(self, link: Link, message: Dict[str, Any]) -> None:
-        self.watch.unstartable(message["process"], message["error"], time.monotonic())
-
-    def _on_output(self, link: Link, message: Dict[str, Any]) -> None:
+    def _show(self, name: str, message: Message) -> None:
         if message["progress"]:
-            self.console.progress(message["process"], message["text"])
-            return
-        self.watch.output(message["process"], message["text"])
-        self.console.line(message["process"], message["text"], message["stream"])
+            self.console.progress(name, message["text"])
+        else:
+            self.judge.output(name, message["text"])
+            self.console.line(name, message["text"], message["stream"])
 
-    def _on_report(self, link: Link, message: Dict[str, Any]) -> None:
-        self.watch.reported(message["process"], message["report"], time.monotonic())
+    def _greeted(self, outpost: Outpost, host: str) -> None:
+        outpost.greeted = True
+        if outpost.carrier is None:  # mpirun has chosen the host; now we know which
+            outpost.host = host
+            for process in outpost.processes:
+                self.judge.members[process.name].host = host
 
-    def _on_exit(self, link: Link, message: Dict[str, Any]) -> None:
-        self.watch.exited(message["process"], message["code"], time.monotonic())
-
-    def _on_ended(self, link: Link, message: Dict[str, Any]) -> None:
-        link.ended = True
-        if not self.ending:
-            self._lost(link)
-
-    def _on_noise(self, link: Link, message: Dict[str, Any]) -> None:
-        self._complaint(link.host, message["text"], "stdout")
-
-    def _lost(self, link: Link) -> None:
+    def _lost_outpost(self, outpost: Outpost) -> None:
         why = "its agent has gone"
-        if link.carrier:
+        if outpost.carrier:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = link.carrier.wait(timeout=1.0)
+                code = outpost.carrier.wait(timeout=1.0)
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                why = f"{link.carrier_name} {how}"
-        self._read_last_words(link.carrier, link.host)
-        self.watch.host_lost(link.host, link.names, why, list(self.complaints[link.host]), time.monotonic())
+                why = f"{outpost.carrier_name} {how}"
+        self._lost(outpost.host, outpost.processes, why, outpost.carrier, outpost.host)
 
-    def _lost_before_arrival(self, mpirun: reach.Mpirun) -> None:
-        names = [process.name for rank in sorted(mpirun.waiting) for process in mpirun.ranks[rank]]
-        mpirun.waiting.clear()
-        self._read_last_words(mpirun.process, "mpirun")
-        why = f"mpirun ended with exit code {mpirun.process.returncode} before they started"
-        self.watch.host_lost("of MPI", names, why, list(self.complaints["mpirun"]), time.monotonic())
+    def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
+              label: str) -> None:
+        if carrier and carrier.stderr:
+            last_words = self.selector.get_map().get(carrier.stderr.fileno())
+            if last_words:
+                last_words.data()
+        names = [process.name for process in processes]
+        self.judge.host_lost(host, names, why, list(self.complaints[label]), time.monotonic())
 
     # Ending
 
     def _end(self) -> None:
-        """Stop what is left and wait until every agent has said that nothing is."""
+        """Stop everything, and wait until every agent has said that nothing is left."""
         self.ending = True
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
-        signals_seen = len(self.signals)
-        while time.monotonic() < deadline and any(map(_occupied, self.links)):
+        signals_seen = self.signals_seen
+        while time.monotonic() < deadline and any(outpost.occupied for outpost in self.outposts):
             self._turn()
-            if len(self.signals) > signals_seen:  # told again: at once
-                signals_seen = len(self.signals)
+            if self.signals_seen > signals_seen:  # told again: at once
+                signals_seen = self.signals_seen
                 self._tell({"do": "kill"})
                 deadline = min(deadline, time.monotonic() + ENDED_WITHIN_S)
 
     def _close(self) -> None:
         """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
-        for link in self.links:
-            link.close()
+        for outpost in self.outposts:
+            outpost.close()
         if self.mpirun:
             self.mpirun.listener.close()
-        if self.pmi:
-            self.pmi.close()
-        unanswered = [link.carrier for link in self.links if not link.greeted]
-        if self.mpirun and not any(link.carrier is None and link.greeted for link in self.links):
-            unanswered.append(self.mpirun.process)
+        if self.rendezvous:
+            self.rendezvous.close()
+        unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
+        if self.mpirun and not any(outpost.carrier is None and outpost.greeted for outpost in self.outposts):
+            unheard.append(self.mpirun.process)
         closed_at = time.monotonic()
         for carrier in self.carriers:
-            deadline = closed_at + (0.5 if carrier in unanswered else HUNG_UP_WITHIN_S)
+            deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)
             try:
                 carrier.wait(timeout=max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -248,7 +248,7 @@ class Supervisor:
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):
-            unsure = sorted({link.host for link in self.links if link.greeted and not link.ended})
+            unsure = sorted({outpost.host for outpost in self.outposts if outpost.greeted and not outpost.ended})
             if verdict.by_signal and not unsure:
                 self.console.say(f"{verdict.message}; nothing of the job is left")
             elif verdict.message:
@@ -259,35 +259,25 @@ class Supervisor:
 
     # Small things
 
-    def _tell(self, message: Dict[str, Any]) -> None:
-        for link in self.links:
-            link.channel.send(message)
+    def _tell(self, message: Message) -> None:
+        for outpost in self.outposts:
+            outpost.channel.send(message)
 
     def _listen(self, fd: int, call: Callable[[], object]) -> None:
         self.selector.register(fd, selectors.EVENT_READ, call)
 
-    def _listen_to_lines(self, process: "subprocess.Popen[bytes]", label: str, streams: Sequence[str]) -> None:
-        for stream in streams:
-            fd = getattr(process, stream).fileno()
-            os.set_blocking(fd, False)
-            self._listen(fd, functools.partial(self._carrier_said, fd, Lines(), label, stream))
+    def _carried_by(self, carrier: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
+        self.carriers.append(carrier)
+        for kind in kinds:
+            stream = Stream(kind, getattr(carrier, kind).fileno())
+            self._listen(stream.fd, functools.partial(self._carrier_said, stream, label))
 
-    def _carrier_said(self, fd: int, lines: Lines, label: str, stream: str) -> None:
-        try:
-            data = os.read(fd, CHUNK)
-        except BlockingIOError:
-            return
-        if not data:
-            self.selector.unregister(fd)
-        for text, progress in lines.feed(data) if data else lines.flush():
+    def _carrier_said(self, stream: Stream, label: str) -> None:
+        for text, progress in stream.read():
             if not progress:
-                self._complaint(label, text, stream)
-
-    def _read_last_words(self, carrier: "Optional[subprocess.Popen[bytes]]", label: str) -> None:
-        if carrier and carrier.stderr:
-            key = self.selector.get_map().get(carrier.stderr.fileno())
-            if key:
-                key.data()
+                self._complaint(label, text, stream.kind)
+        if not stream.open:
+            self.selector.unregister(stream.fd)
 
     def _complaint(self, label: str, text: str, stream: str) -> None:
         self.complaints[label].append(text)
@@ -296,33 +286,16 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Take the signals for the time of the job. One that was ignored (nohup, a shell's background job) stays so."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        read_fd, write_fd = os.pipe()
-        for fd in (read_fd, write_fd):
-            os.set_blocking(fd, False)
-        taken = {number: signal.getsignal(number) for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN}
-        for number in taken:
-            signal.signal(number, self._signalled)
-        old_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
-        self._listen(read_fd, lambda: os.read(read_fd, CHUNK))
+        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        handlers = {number: signal.signal(number, self._signalled) for number in heeded}
         try:
             yield
         finally:
-            signal.set_wakeup_fd(old_fd)
-            for number, handler in taken.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
-            os.close(read_fd)
-            os.close(write_fd)
 
-    def _signalled(self, number: int, frame: Any) -> None:
-        self.signals.append(number)
-        self.watch.interrupted(number)
-        if len(self.signals) > 3:  # our own output may be blocked; the agents end everything when we are gone
+    def _signalled(self, number: int, frame: object) -> None:
+        self.signals_seen += 1
+        self.judge.interrupted(number)
+        if self.signals_seen > 3:  # our own output may be blocked; the agents end everything when we are gone
             os._exit(128 + number)
-
-
-def _occupied(link: Link) -> bool:
-    """Whether there is still something of the job behind this link, and somebody to say so."""
-    return link.channel.open and link.greeted and not link.ended

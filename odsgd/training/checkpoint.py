@@ -27,19 +27,26 @@ import os
 import shutil
 import zipfile
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.gluon.store import Store
+from kvstore.job import agreement
+from kvstore.saving import Saved
+from kvstore.wire.saved import array_text, text_array
+from odsgd import __version__
 
-SCHEMA = 1
+SCHEMA = 2
+"""Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
+arrays of schema 1 had numbers where they have names now, which an option could change the meaning of.
+"""
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 META = "meta"
 """Name, in an .npz, of the JSON that goes with the arrays."""
 
-State = Tuple[Dict[str, np.ndarray], Dict[str, Any]]
 Digest = Dict[str, Any]
 
 
@@ -50,7 +57,7 @@ def worker_file(worker_rank: int) -> str:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) -> None:
+def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int) -> None:
     """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete."""
     folder = root / str(store.iteration)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,9 +81,8 @@ def save(root: Path, store: Any, net: Any, facts: Mapping[str, Any], keep: int) 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
-    text = np.frombuffer(json.dumps(meta).encode(), np.uint8)
     with _replacing(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays, **{META: text})
+        np.savez(file, **arrays, **{META: text_array(meta)})
     return digest(path)
 
 
@@ -163,7 +169,9 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
         raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
                           f"remove `{folder}` to resume from the checkpoint before it") from None
     if schema != SCHEMA:
-        raise ConfigError(f"`{path}`: expected schema {SCHEMA}, got {schema}; resume with the odsgd that wrote it")
+        writer = "odsgd " + str(dict(manifest.get("versions") or {}).get("odsgd", "(version not told)"))
+        raise ConfigError(f"`{path}` was written by {writer}, in schema {schema}; odsgd {__version__} reads schema "
+                          f"{SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
     return dict(manifest)
 
 
@@ -232,12 +240,12 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def share_manifest(store: Any, manifest: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+def share_manifest(store: Store, manifest: Optional[Dict[str, Any]]) -> Dict[str, Any]:
     """Worker 0's manifest, on every worker. Collective."""
     return dict(json.loads(_from_worker_0(store, json.dumps(manifest) if store.rank == 0 else "")))
 
 
-def restore(folder: Path, manifest: Dict[str, Any], store: Any, net: Any) -> None:
+def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
     mine = read_arrays(verify(folder, worker_file(store.rank), manifest))
     servers = None
@@ -252,31 +260,26 @@ def restore(folder: Path, manifest: Dict[str, Any], store: Any, net: Any) -> Non
     store.load_state(worker=mine, server=servers)
 
 
-def read_arrays(path: Path) -> State:
+def read_arrays(path: Path) -> Saved:
     """The inverse of `write_arrays`; never unpickles."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-        return arrays, json.loads(arrays.pop(META).tobytes().decode())
+        return arrays, array_text(arrays.pop(META))
     except (ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ConfigError(f"`{path}`: expected arrays and their `{META}`, got {error}") from None
 
 
 # --- between workers --------------------------------------------------------------------------------------------------
 
-def _from_worker_0(store: Any, text: str) -> str:
-    """Worker 0's `text`; the others give ''. A sum in which only one term is not zero; bytes are exact in it."""
-    data = np.frombuffer(text.encode(), np.uint8)
-    size = int(store.allreduce(np.array([data.size], np.float32))[0])
-    buffer = np.zeros(size, np.float32)
-    buffer[:data.size] = data
-    return bytes(store.allreduce(buffer).astype(np.uint8)).decode()
+def _from_worker_0(store: Store, text: str) -> str:
+    """Worker 0's `text`; the others give ''."""
+    return agreement.from_worker_0(store.session.transport, text.encode()).decode()
 
 
-def _gather_digests(store: Any, mine: Digest) -> Dict[str, Digest]:
+def _gather_digests(store: Store, mine: Digest) -> Dict[str, Digest]:
     """File name -> digest of every worker's part. A worker that the job has lost has none."""
-    table = np.zeros((store.num_workers, 40), np.float32)
-    table[store.rank] = np.frombuffer(bytes.fromhex(mine["sha256"]) + mine["nbytes"].to_bytes(8, "little"), np.uint8)
-    rows = [bytes(row) for row in store.allreduce(table).astype(np.uint8)]
+    raw = bytes.fromhex(mine["sha256"]) + mine["nbytes"].to_bytes(8, "little")
+    rows = [bytes(row) for row in agreement.gather(store.session.transport, np.frombuffer(raw, np.uint8))]
     return {worker_file(rank): {"nbytes": int.from_bytes(row[32:], "little"), "sha256": row[:32].hex()}
             for rank, row in enumerate(rows) if any(row)}

@@ -5,10 +5,10 @@
         device.iteration()      in place of record and backward
         trainer.step(batch)
 
-Forward and backward become operations of MXNet's engine that sleep. They depend on what those of a GPU would: the
-forward pass of a layer reads that layer's weights, so it waits for them and for no others; the backward pass writes
-one gradient after the other, last layer first, when those who read the last ones have done. A layer is what the caller
-lists: one parameter.
+Forward and backward become operations of MXNet's engine that sleep. They wait as those of a GPU would. The
+forward pass of a layer reads that layer's weights, so it waits for them and for no others. The backward pass writes
+one gradient after the other, last layer first, when the readers of the last ones have done. A layer is one parameter,
+or whatever else the caller lists.
 
 The device does one thing at a time, in the order in which it was asked to:
 
@@ -19,13 +19,14 @@ engine's is held meanwhile.
 """
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import queue
 import threading
 import time
 import traceback
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -45,39 +46,51 @@ Gradient = Callable[[int, int, np.ndarray], np.ndarray]
 """(iteration, number of the layer, its weights as a flat view) -> its gradient."""
 
 
+class Computed(Protocol):
+    """Called on the device's thread after each step: `forward` or `backward` of these layers, and when it ran."""
+
+    def __call__(self, what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None: ...
+
+
 class Emulated:
     """One worker's devices.
 
     Parameters
     ----------
     layers : Gluon parameters, or pairs (weights, gradient) of arrays, in the order of the forward pass
-    seconds : what an iteration takes, in the mean
+    seconds : of an iteration, in the mean
     forward : the forward pass's share of it
     spread : sigma of the lognormal distribution of that time, drawn anew in each iteration; the mean stays
     seed : of these draws; a number or several, different on each worker
-    shares : how much of the time each layer takes, in any unit; None: as it has elements
     gradient : called when a gradient is due, for its values (single precision on the CPU); None: the arrays keep theirs
+    computed : told of each step of the first device, which stands for all; None: a timeline is, where one is recorded
     """
 
     def __init__(self, layers: Iterable[Any], seconds: float, spread: float = 0.0, seed: Any = 0,
-                 shares: Optional[Sequence[float]] = None, gradient: Optional[Gradient] = None,
-                 forward: float = FORWARD) -> None:
+                 gradient: Optional[Gradient] = None, forward: float = FORWARD,
+                 computed: Optional[Computed] = None) -> None:
         replicas = _by_device(layers)
-        sizes = [weight.size for weight, _ in replicas[0]]
-        parts = np.array(sizes if shares is None else shares, float)
-        if len(parts) != len(sizes):
-            raise ConfigError(f"{len(parts)} shares for {len(sizes)} layers")
-        durations = seconds * parts / parts.sum()
+        sizes = np.array([weight.size for weight, _ in replicas[0]], float)
+        tell = [computed or _recorded(), *[_untold] * (len(replicas) - 1)]
         self.iterations = 0
         self._factors = factors(spread, seed)
-        self._devices = [_Device(pairs, durations, forward, gradient, traced=pairs is replicas[0])
-                         for pairs in replicas]
+        self._devices = [_Device(pairs, seconds * sizes / sizes.sum(), forward, gradient, told)
+                         for pairs, told in zip(replicas, tell)]
 
     def iteration(self) -> List[NDArray]:
         """Queue a forward and a backward pass; returns at once, for each device an array written when it is through."""
         factor = next(self._factors)
         self.iterations += 1
         return [device.iteration(self.iterations - 1, factor) for device in self._devices]
+
+
+def _recorded() -> Computed:
+    """For makers that leave `computed` out."""
+    return _untold if trace.on is None else functools.partial(trace.on.add, "compute")
+
+
+def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
+    """For devices of which no timeline is kept."""
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:
@@ -100,19 +113,18 @@ def _by_device(layers: Iterable[Any]) -> List[List[Tuple[NDArray, NDArray]]]:
 
 
 class _Device:
-    """One accelerator: its layers, and what it has been asked to do.
+    """One accelerator: its layers, and the tasks that it has been given.
 
     `durations` : seconds of each layer, forward and backward together
-    `traced` : whether a timeline shows it; one device stands for all of a worker
     """
 
     def __init__(self, layers: List[Tuple[NDArray, NDArray]], durations: np.ndarray, forward: float,
-                 gradient: Optional[Gradient], traced: bool) -> None:
-        self._layers, self._gradient, self._traced = layers, gradient, traced
+                 gradient: Optional[Gradient], computed: Computed) -> None:
+        self._layers, self._gradient, self._computed = layers, gradient, computed
         numbers = list(range(len(layers)))
         self._forward = _steps(numbers, forward * durations)
         self._backward = _steps(numbers[::-1], (1 - forward) * durations)
-        self._asked: "queue.SimpleQueue[_Task]" = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._end_s = 0.0
         threading.Thread(target=self._run, name="odsgd-device", daemon=True).start()
 
@@ -120,10 +132,8 @@ class _Device:
         for layers, seconds in self._forward:
             self._ask(_Task("forward", number, layers, factor * seconds), [self._layers[k][0] for k in layers], [])
         for layers, seconds in self._backward:
-            task = _Task("backward", number, layers, factor * seconds)
-            if self._gradient is not None:
-                task.finish = self._fill(number, layers)
-            self._ask(task, [self._layers[k][0] for k in layers], [self._layers[k][1] for k in layers])
+            self._ask(_Task("backward", number, layers, factor * seconds), [self._layers[k][0] for k in layers],
+                      [self._layers[k][1] for k in layers])
         through = mx.nd.zeros(1)
         self._ask(_Task("end", number, [], 0.0), [], [through])
         return through
@@ -132,30 +142,25 @@ class _Device:
         engine.push_async(task.begin, reads, writes)
         self._asked.put(task)
 
-    def _fill(self, number: int, layers: List[int]) -> Callable[[], None]:
-        def fill() -> None:
-            for k in layers:
-                weight, grad = self._layers[k]
-                assert self._gradient is not None
-                np.copyto(engine.view(grad), self._gradient(number, k, engine.view(weight)).reshape(-1))
-        return fill
-
     def _run(self) -> None:
         try:
             while True:
                 self._carry_out(self._asked.get())
         except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)  # nobody could catch it
+            control.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
 
     def _carry_out(self, task: _Task) -> None:
         task.ready.wait()
         start_s = max(self._end_s, task.ready_s)
         self._end_s = start_s + task.seconds
         time.sleep(max(0.0, self._end_s - time.monotonic()))
-        task.finish()
+        if task.what == "backward" and self._gradient is not None:
+            for k in task.layers:
+                weight, grad = self._layers[k]
+                np.copyto(engine.view(grad), self._gradient(task.iteration, k, engine.view(weight)).reshape(-1))
         task.done()
-        if trace.on is not None and self._traced and task.layers:
-            trace.on.add("compute", task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
+        if task.layers:
+            self._computed(task.what, start_s, self._end_s, iteration=task.iteration, layers=task.layers)
 
 
 class _Task:
@@ -164,17 +169,12 @@ class _Task:
     def __init__(self, what: str, iteration: int, layers: List[int], seconds: float) -> None:
         self.what, self.iteration, self.layers, self.seconds = what, iteration, layers, seconds
         self.ready, self.ready_s = threading.Event(), 0.0
-        self.finish: Callable[[], None] = _nothing
         self.done: engine.Done
 
     def begin(self, done: engine.Done) -> None:
-        """The engine says that all it reads has been written, and what it writes has been read."""
+        """The engine says that its inputs have been written, and its outputs have been read."""
         self.done, self.ready_s = done, time.monotonic()
         self.ready.set()
-
-
-def _nothing() -> None:
-    """There are no values to give."""
 
 
 def _steps(order: Sequence[int], seconds: np.ndarray) -> List[Tuple[List[int], float]]:

@@ -126,7 +126,7 @@ class MetricsFile:
         path = folder / METRICS
         if append and path.exists():
             _drop_half_line(path)
-        self._file = open(path, "a" if append else "w", encoding="utf-8")
+        self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
 
     def write(self, event: str, fields: Dict[str, Any]) -> None:
         """Add one record."""

@@ -5,7 +5,7 @@
               and during lr_warmup, on the line from lr_warmup_from to what the above gives at its end
     lr_local  the same decay of lr_local, at lr_step_epochs_local, without the warm-up; None follows lr
 
->>> from odsgd.config import TrainConfig
+>>> from odsgd.config.train import TrainConfig
 >>> config = TrainConfig(lr=0.8, lr_warmup="2epochs", lr_step_epochs="4,6", epochs=8)
 >>> [round(lr_at(config, t, batches_per_epoch=10), 4) for t in (0, 10, 20, 39, 40, 60)]
 [0.0, 0.4, 0.8, 0.8, 0.08, 0.008]

@@ -11,20 +11,8 @@ softsync it is at most 2: lr is divided by a staleness of about n again, but not
 measured. Elastic averaging has nothing in flight but a worker's own steps: F is 1. Downpour's interval T does not
 enter: neither did it in what was measured.
 
-How the bounds were chosen: digits, mlp, batch 16, 700 updates (2800 for n = 2, 1400 for easgd and eamsgd), workers of
-one process in a shuffled order, so that the mean staleness is F - 1; test accuracy, where chance is 10 %.
-
-    asgd, M = 2, 4, 8; momentum 0, 0.5, 0.9    effective step up to 1: 95 to 98 % in all 20 runs; 1.6 to 2: 10 to 96 %,
-                                               of 9 runs one above 93 % and four below 65 %; from 3.2 on: 10 to 46 %
-    asgd, effective step 0.5 and 1             total momentum 0.9875: 97 and 96 %; 0.994, 0.995: 92 to 96 %;
-                                               0.999: 89 and 84 %, still swinging
-    downpour, T = 2, 4; M = 4                  0.2 to 0.8: 94 to 98 %; 1.6: 92 %; 3.2: 13 and 19 %
-    softsync, n = 2 of 8, not modulated        lr n = 0.4 to 1.6: 97 to 98 %
-    softsync, n = 8, modulated                 lr / (1 - momentum) = 0.2 to 0.5: 96 to 97 %; 0.8 and 1: 26 and 61 %
-    eamsgd, M = 4                              lr / (1 - delta) = 1: 98 %; 4 and 8: 22 % and no number
-
-Another network has another scale of lr. One with BatchNorm stands more: the DC-ASGD runs of the OD-SGD paper,
-ResNet18_v2 with lr 0.5 on 4 to 12 workers, have effective steps of 2 to 6. Hence a warning and no error.
+The bounds were measured (docs/explanation/staleness.md). Another network has another scale of lr; hence a warning and
+no error.
 """
 from __future__ import annotations
 
@@ -35,7 +23,6 @@ from odsgd.config.train import TrainConfig
 
 MOST_STEP = 1.0
 MOST_MOMENTUM = 0.99
-
 
 
 def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:

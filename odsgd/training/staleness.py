@@ -49,7 +49,7 @@ class Gauge:
                                         "pushes": sum(counted.by_worker[rank].values()),
                                         "histogram": _texts(counted.by_worker[rank])} for rank in means}}
 
-    def _read(self) -> "_Reading":
+    def _read(self) -> _Reading:
         return _Reading(self._store.statistics(), self._clock.read())
 
 
@@ -60,11 +60,11 @@ class _Reading:
         self.counted, self.clock_s = counted, clock_s
         self.tau_sum = sum(tau * pushes for tau, pushes in counted.histogram.items())
 
-    def mean_since(self, before: "_Reading") -> float:
+    def mean_since(self, before: _Reading) -> float:
         """0 if nothing has arrived."""
         return (self.tau_sum - before.tau_sum) / max(self.counted.pushes - before.counted.pushes, 1)
 
-    def speed_since(self, before: "_Reading") -> float:
+    def speed_since(self, before: _Reading) -> float:
         """Updates of a bucket per second; 0 if no time has passed."""
         seconds = self.clock_s - before.clock_s
         return (self.counted.updates_per_bucket - before.counted.updates_per_bucket) / seconds if seconds > 0 else 0.0

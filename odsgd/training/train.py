@@ -188,7 +188,7 @@ class Training:
         gradient, which is written last.
         """
         passes = self._passes
-        first = next((parameter for parameter in self.net.collect_params().values() if parameter.grad_req != "null"))
+        first = next(parameter for parameter in self.net.collect_params().values() if parameter.grad_req != "null")
 
         def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
             bars = on.compute(first.list_data())

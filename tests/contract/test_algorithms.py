@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from tests import paper
+from tests.contract.outcomes import NamedJob
 from tests.jobs import Result
 from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
 
-CLOSE = dict(rtol=2e-5, atol=2e-6)  # MXNet fuses a multiplication and an addition where NumPy rounds in between
+# MXNet fuses a multiplication and an addition where NumPy rounds in between.
+CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
 
 IN_NUMPY = ["ssgd", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssgd_batch", "ssgd_lr_at", "odsgd", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
@@ -118,7 +120,7 @@ def test_identity(job: List[Result], names: Any) -> None:
                                    ("ssgd_dcasgd_c", "gluon_dcasgd_c"), ("ssgd_dcasgd", "gluon_dcasgd"),
                                    ("ssgd_batch", "gluon_batch")],
                          ids=lambda names: f"{names[0]} is {names[1]}")
-def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, names: Any) -> None:
+def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str, names: Any) -> None:
     """Identity 5, for any optimizer, schedule and multipliers."""
     result = named_job(transport)[0]
     # Gluon updates parameters with LAMB in groups, by an operator that rounds differently; and it divides by the batch
@@ -126,7 +128,7 @@ def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, nam
     assert_same_path(result, result, names, 1, exact=names[0] not in ("ssgd_lamb", "ssgd_batch"))
 
 
-def test_one_server_or_two_give_the_same_bits(named_job: Any) -> None:
+def test_one_server_or_two_give_the_same_bits(named_job: NamedJob) -> None:
     """Identity 9."""
     one, two = named_job("ps-lite 2+1"), named_job("ps-lite 2+2")
     for name, scenario in SCENARIOS.items():
@@ -136,7 +138,7 @@ def test_one_server_or_two_give_the_same_bits(named_job: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_server_and_one_process_walk_the_same_path(named_job: Any, workers: int) -> None:
+def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, workers: int) -> None:
     ps_lite, in_process = named_job(f"ps-lite {workers}+1"), named_job(f"in process {workers}")
     for name in SCENARIOS:
         for m in range(workers):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
+from tests.contract.outcomes import NamedJob
 from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
@@ -35,7 +36,7 @@ def method(scenario: Scenario, workers: int) -> Any:
     if scenario.store in ("easgd", "eamsgd"):
         return paper.ElasticAveraging(w_0, workers, options["T"], options.get("alpha", 0.9 / workers),
                                       paper.Sgd(lr, 0, wd, lr_mult=lr_mult), options.get("delta", 0.0))
-    adaptive = (options["m"] if "m" in options else 0.95, 1e-7) if scenario.store == "dcasgd_a" else None
+    adaptive = (options.get("m", 0.95), 1e-7) if scenario.store == "dcasgd_a" else None
     return paper.DcAsgd(w_0, update, workers, options["lamda"], adaptive)
 
 
@@ -87,14 +88,14 @@ def test_elastic_averaging_without_force_is_independent_runs(async_job: List[Res
 
 @pytest.mark.parametrize("transport", ["in process 1", "ps-lite 1+1"])
 @pytest.mark.parametrize("store", ["asgd", "dcasgd_c", "dcasgd_a", "softsync"])
-def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, store: str) -> None:
+def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str, store: str) -> None:
     """Identities 5 and 8."""
     result = named_job(transport, "async")[0]
     np.testing.assert_array_equal(result[f"{store}/path"], result["gluon_momentum/path"])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_the_server_and_one_process_walk_the_same_path(named_job: Any, workers: int) -> None:
+def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, workers: int) -> None:
     ps_lite, in_process = named_job(f"ps-lite {workers}+1", "async"), named_job(f"in process {workers}", "async")
     for name in ASYNC:
         for m in range(workers):

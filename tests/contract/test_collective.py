@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
+from tests.contract.outcomes import NamedJob
 from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
@@ -119,14 +120,14 @@ def closely(got: Any, expected: Any, err_msg: str = "") -> None:
 
 @pytest.mark.parametrize("transport", ["in process 1", "MPI 1"])
 @pytest.mark.parametrize("one, other", [("dsync", "gluon"), ("dsync_adam", "gluon_adam"), ("sasgd", "gluon_plain")])
-def test_one_worker_is_gluon_without_a_store(named_job: Any, transport: str, one: str, other: str) -> None:
+def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str, one: str, other: str) -> None:
     """Identity 5."""
     result = named_job(transport, "ring")[0]
     np.testing.assert_array_equal(result[f"{one}/path"], result[f"{other}/path"])
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_servers_and_a_ring_walk_the_same_path(named_job: Any, workers: int) -> None:
+def test_servers_and_a_ring_walk_the_same_path(named_job: NamedJob, workers: int) -> None:
     """Identities 4 and 7, on real processes: to the bit where a sum has one order only."""
     servers, ring = named_job(f"ps-lite {workers}+1"), named_job(f"MPI {workers}", "ring")
     pairs = {"ssgd": "dsync", "ssgd_adam": "dsync_adam", "ssgd_lamb": "dsync_lamb", "ssgd_schedule": "dsync_schedule",
@@ -140,7 +141,7 @@ def test_servers_and_a_ring_walk_the_same_path(named_job: Any, workers: int) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: Any, workers: int) -> None:
+def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: NamedJob, workers: int) -> None:
     real, in_process = named_job(f"MPI {workers}", "ring"), named_job(f"in process {workers}", "ring")
     for name in {**RING, **CODED, **LONG}:
         for m in range(workers):

@@ -1,7 +1,7 @@
 """A stand-in for every process of a job: a scheduler, server or worker without MXNet, which joins, acts and leaves.
 
-The scheduler listens where DMLC_PS_ROOT_* says, says `go` to everyone when all are there, and ends when all workers
-have said `bye`; its end is the servers'. What a member does instead is its first argument, or MEMBER_<NAME> in the
+The scheduler listens where DMLC_PS_ROOT_* says, says `go` to all when they are there, and ends when all workers
+have said `bye`; its end is the servers'. The deed of a member is its first argument, or MEMBER_<NAME> in the
 environment (e.g. MEMBER_SERVER_0=hang):
 
     ok | exit N | report-and-exit N | hang (ignores SIGTERM) | wait | children | absent | silent
@@ -14,18 +14,19 @@ import socket
 import subprocess
 import sys
 import time
+from typing import Any
 
 ROLE = os.environ["DMLC_ROLE"]
-RANK = os.environ.get("ODSGD_%s_RANK" % ROLE.upper())
+RANK = os.environ.get(f"ODSGD_{ROLE.upper()}_RANK")
 NAME = ROLE if RANK is None else ROLE + " " + RANK
 ROOT = (os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))
 
 
-def report(event, **fields):
+def report(event: str, **fields: Any) -> None:
     os.write(int(os.environ["ODSGD_REPORT_FD"]), (json.dumps(dict(fields, event=event)) + "\n").encode())
 
 
-def be_scheduler():
+def be_scheduler() -> None:
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(ROOT)
@@ -43,7 +44,7 @@ def be_scheduler():
             member.recv(16)
 
 
-def join():
+def join() -> socket.socket:
     while True:
         link = socket.socket()
         try:
@@ -59,41 +60,41 @@ def join():
     return link
 
 
-def act():
+def act() -> None:
     default = sys.argv[1] if ROLE == "worker" and len(sys.argv) > 1 else "ok"
-    what, _, number = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"), default).partition(" ")
-    if what == "exit":
+    deed, _, number = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"), default).partition(" ")
+    if deed == "exit":
         print("about to exit with", number, file=sys.stderr)
         sys.exit(int(number))
-    elif what == "report-and-exit":
+    elif deed == "report-and-exit":
         report("failed", error="ValueError: the loss is nan")
         os._exit(int(number))
-    elif what == "hang":
+    elif deed == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("hanging")
         time.sleep(600)
-    elif what == "wait":
+    elif deed == "wait":
         time.sleep(600)
-    elif what == "until-lost":
+    elif deed == "until-lost":
         wait_for_losses()
-    elif what == "children":
+    elif deed == "children":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
         print("has children")
         time.sleep(600)
 
 
-def wait_for_losses():
-    """Until the file of lost workers says something; print it, and what others may do with the file."""
+def wait_for_losses() -> None:
+    """Until the file of lost workers says something; print it, and the file's mode."""
     path = os.environ["ODSGD_LOST"]
     while not os.path.getsize(path):
         time.sleep(0.02)
     with open(path) as lost:
-        print("lost %r, mode %o" % (lost.read(), os.stat(path).st_mode & 0o777))
+        print(f"lost {lost.read()!r}, mode {os.stat(path).st_mode & 0o777:o}")
     print("file", path)
 
 
-def main():
+def main() -> None:
     action = os.environ.get("MEMBER_" + NAME.upper().replace(" ", "_"))
     if action == "absent":
         return

@@ -1,6 +1,6 @@
 """A worker that sends by MPI, without MXNet: it joins as ours do, sums its rank over the workers, acts and leaves.
 
-What it does instead is its first argument, or MEMBER_WORKER_<RANK> in the environment:
+Its deed is its first argument, or MEMBER_WORKER_<RANK> in the environment:
 
     ok | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
     stop (stops before it asks for the others) | sums (sums for ever) | stall (likewise; rank 1 stops after a while)
@@ -14,37 +14,38 @@ import time
 from kvstore.transports import mpi
 
 RANK = int(os.environ["ODSGD_WORKER_RANK"])
-ACTION = os.environ.get("MEMBER_WORKER_%d" % RANK, (sys.argv + ["ok"])[1])
+ACTION = os.environ.get(f"MEMBER_WORKER_{RANK}", [*sys.argv, "ok"][1])
 TIMEOUT_S = float(os.environ.get("MEMBER_TIMEOUT_S", 60))
 ROUND_TIMEOUT_S = float(os.environ.get("MEMBER_ROUND_TIMEOUT_S", 60))
 
 
-def sum_for_ever(connection):
+def sum_for_ever(world: mpi.World) -> None:
     import numpy
 
     from kvstore.transports.rounds import Rounds
-    rounds = Rounds(connection.comm, connection.mpi, ROUND_TIMEOUT_S)
+    rounds = Rounds(world.comm, world.mpi, ROUND_TIMEOUT_S)
     for number in itertools.count():
         rounds.total(numpy.ones(1000, numpy.float32))
         if ACTION == "stall" and number == 100 and RANK == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def main():
+def main() -> None:
     if ACTION == "late":
         print("late")
         time.sleep(600)
     if ACTION == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
-    connection = mpi.Connection(TIMEOUT_S)
-    print("rank %d of %d, sum %d, by %s" % (connection.worker_rank, connection.num_workers,
-                                            connection.comm.allreduce(RANK + 1), os.environ.get("UCX_NET_DEVICES")))
+    world = mpi.World(TIMEOUT_S)
+    total = world.comm.allreduce(RANK + 1)
+    print(f"rank {world.worker_rank} of {world.num_workers}, sum {total}, "
+          f"by {os.environ.get('UCX_NET_DEVICES')}")
     if ACTION == "spawn":
-        connection.mpi.COMM_SELF.Spawn(sys.executable)
+        world.mpi.COMM_SELF.Spawn(sys.executable)
     if ACTION in ("sums", "stall"):
-        sum_for_ever(connection)
-    connection.comm.Barrier()
-    connection.close()
+        sum_for_ever(world)
+    world.comm.Barrier()
+    world.close()
 
 
 if __name__ == "__main__":

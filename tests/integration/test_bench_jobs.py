@@ -1,29 +1,35 @@
 """odsgd bench with real jobs: on loopback, and on an emulated cluster where one can be made."""
+from __future__ import annotations
+
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
+from pathlib import Path
+from typing import Any, Dict
 
 import pytest
-from launching import MARK, ROOT, marked
 
-from odsgd.lab.bench import cli
+from odsgd.lab.bench import cli, models
+from tests.integration.launching import MARK, marked
+from tests.jobs import ROOT, until
 
+pytestmark = pytest.mark.timeout(500)
 CLUSTER = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "unshare")))
 
 
-def bench(folder, *flags):
+def bench(folder: Path, *flags: str) -> Dict[str, Any]:
     """Run it; what it wrote as JSON."""
     path = folder / "all.json"
-    assert cli.main([*flags, "--repeat", "1", "--timeout-s", "90", "--json", str(path)]) == 0
-    return json.loads(path.read_text())
+    assert cli.main([*flags, "--repeat", "1", "--timeout-s", "200", "--json", str(path)]) == 0
+    found: Dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
-def test_ours_and_stock_on_loopback(tmp_path, capfd):
+def test_ours_and_stock_on_loopback(tmp_path: Path) -> None:
     found = bench(tmp_path, "--systems", "odsgd@1,mxnet/dist_sync@1", "--models", "cnn,0.27M", "--compute",
                   "0.27M=9ms,cnn=0", "--seconds", "0.2")
     rows = {(row["case"]["model"], row["system"]): row for row in found["rows"]}
@@ -36,29 +42,26 @@ def test_ours_and_stock_on_loopback(tmp_path, capfd):
 
 
 @pytest.mark.skipif(not CLUSTER, reason="an emulated cluster needs root, iproute2 and util-linux")
-def test_no_iteration_beats_the_limit_of_a_slow_link(tmp_path, capfd):
+def test_no_iteration_beats_the_limit_of_a_slow_link(tmp_path: Path) -> None:
     found = bench(tmp_path, "--systems", "ssgd@1", "--models", "0.27M", "--compute", "0", "--rates", "100mbit",
                   "--seconds", "0.2")
     row, = found["rows"]
-    assert row["limit_ms"] > 150  # 2 workers x 1.09 MB at less than 12.5 MB/s
-    assert row["iteration_ms"] > 0.95 * row["limit_ms"]
+    wire_ms = 1000 * 2 * 4 * models.size("0.27M") / 12.5e6  # of two workers' parameters, without a header
+    assert row["limit_ms"] > wire_ms and row["iteration_ms"] > 0.95 * wire_ms
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_nothing_is_left_of_an_interrupted_benchmark(number):
+def test_nothing_is_left_of_an_interrupted_benchmark(number: signal.Signals) -> None:
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
          "from odsgd.lab.bench import cli; sys.exit(cli.main(sys.argv[1:]))",
          "--systems", "odsgd@1", "--compute", "50ms", "--seconds", "600"],
-        env={**os.environ, MARK: mark, "PYTHONPATH": ROOT}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        env={**os.environ, MARK: mark, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while sum(env.get("DMLC_ROLE") == "worker" for env in marked(mark).values()) < 2:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: sum(env.get("DMLC_ROLE") == "worker" for env in marked(mark).values()) >= 2, 200)
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        assert process.wait(100) == 128 + number
         assert not marked(mark)
     finally:
         process.kill()

@@ -2,40 +2,43 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
-from launching import (
+
+from tests.integration.launching import (
     HERE,
     MEMBER,
     ROOT,
     Launch,
+    Way,
+    by_ssh,
     command_line,
     leaves_nothing_when_killed,
     marked,
     python_program,
     stand_in_ssh,
+    startup_table,
     words,
 )
 
 
 @pytest.fixture
-def ssh(tmp_path):
-    """Environment and options of a job on two hosts; both are this machine."""
-    hosts = tmp_path / "hosts"
-    hosts.write_text("127.0.0.1  # the first\nme@127.0.0.2 slots=2\n")
-    return {"ODSGD_SSH": stand_in_ssh(tmp_path)}, ["-H", hosts]
+def ssh(tmp_path: Path) -> Way:
+    """Options and environment of a job on two hosts; both are this machine."""
+    return by_ssh(tmp_path, "127.0.0.1  # the first\nme@127.0.0.2 slots=2\n")
 
 
-def test_a_job_over_two_hosts(ssh):
-    env, options = ssh
+def test_a_job_over_two_hosts(ssh: Way) -> None:
+    options, env = ssh
     with Launch("-n", 2, "-s", 1, *options, MEMBER, env=env) as launch:
         launch.wait_for_all_joined()
         assert launch.wait() == 0
     assert launch.said == ""
 
 
-def test_addresses_and_variables_reach_the_hosts(ssh, tmp_path):
-    env, options = ssh
+def test_addresses_and_variables_reach_the_hosts(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
     show = tmp_path / "show.py"
     show.write_text("import os\nprint({k: os.environ.get(k) for k in ('DMLC_NODE_HOST', 'DMLC_PS_ROOT_URI', 'MXNET_X', "
                     "'GIVEN', 'PASSED', 'OTHER', 'ONLY_WORKERS')}, os.getcwd())")
@@ -49,8 +52,8 @@ def test_addresses_and_variables_reach_the_hosts(ssh, tmp_path):
             "OTHER": None, "ONLY_WORKERS": "1"}) + " " + str(tmp_path)
 
 
-def test_arguments_with_quotes_and_spaces_survive_the_way(ssh, tmp_path):
-    env, options = ssh
+def test_arguments_with_quotes_and_spaces_survive_the_way(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
     nasty = ["two words", "it's", '"quoted"', "$HOME `id` \\", "*", ""]
     show = tmp_path / "arguments.py"
     show.write_text("import sys\nprint(sys.argv[1:])")
@@ -59,8 +62,8 @@ def test_arguments_with_quotes_and_spaces_survive_the_way(ssh, tmp_path):
     assert launch.output == ["worker 0 | " + str(nasty)]
 
 
-def test_a_working_directory_with_a_space_is_entered(ssh, tmp_path):
-    env, options = ssh
+def test_a_working_directory_with_a_space_is_entered(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
     folder = tmp_path / "it's a folder"
     folder.mkdir()
     (folder / "here.py").write_text("import os\nprint(os.getcwd())")
@@ -69,8 +72,8 @@ def test_a_working_directory_with_a_space_is_entered(ssh, tmp_path):
     assert launch.output == ["worker 0 | " + str(folder)]
 
 
-def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh):
-    env, options = ssh
+def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh: Way) -> None:
+    options, env = ssh
     with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
         launch.wait_for("worker 0 | has children", "worker 1 | has children")
         launch.kill("worker 1", signal.SIGKILL)
@@ -78,8 +81,8 @@ def test_kill_9_of_a_remote_worker_names_it_and_its_host(ssh):
     assert launch.said.startswith("worker 1 failed (host 127.0.0.2, pid")
 
 
-def test_every_host_is_told_of_a_lost_worker(ssh):
-    env, options = ssh
+def test_every_host_is_told_of_a_lost_worker(ssh: Way) -> None:
+    options, env = ssh
     with Launch("-n", 3, "-s", 1, "--on-worker-loss", "continue", *options, "--env-worker", "MEMBER_WORKER_1:wait",
                 MEMBER, "until-lost", env=env) as launch:
         launch.wait_for_all_joined(workers=3)
@@ -92,13 +95,13 @@ def test_every_host_is_told_of_a_lost_worker(ssh):
     assert {r"worker 0 | lost '1\n', mode 600", r"worker 2 | lost '1\n', mode 600"} <= set(launch.output)
 
 
-def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh):
-    env, options = ssh
+def test_kill_9_of_the_launcher_leaves_nothing_on_any_host(ssh: Way) -> None:
+    options, env = ssh
     leaves_nothing_when_killed(*options, env=env)
 
 
-def test_the_secret_is_on_no_command_line(ssh):
-    env, options = ssh
+def test_the_secret_is_on_no_command_line(ssh: Way) -> None:
+    options, env = ssh
     with Launch("-n", 2, "-s", 1, *options, MEMBER, "wait", env=env) as launch:
         launch.wait_for_all_joined()
         secret = marked(launch.mark)[launch.pid("worker 0")]["ODSGD_SECRET"]
@@ -107,8 +110,8 @@ def test_the_secret_is_on_no_command_line(ssh):
         assert launch.wait() == 143
 
 
-def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh, tmp_path):
-    _, options = ssh
+def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh: Way, tmp_path: Path) -> None:
+    options, _ = ssh
     refusing = stand_in_ssh(tmp_path, """
 if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255; fi""")
     with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env={"ODSGD_SSH": refusing}) as launch:
@@ -117,26 +120,24 @@ if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255
                            "  what was heard from there:\n    | ssh: Connection refused")
 
 
-def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh, tmp_path):
-    _, options = ssh
+def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh: Way, tmp_path: Path) -> None:
+    options, _ = ssh
     hanging = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
-    with Launch("-n", 2, "-s", 1, "--startup-timeout", 15, *options, MEMBER,
-                env={"ODSGD_SSH": hanging}) as launch:
-        assert launch.wait() == 75
-    assert "missing: server 0, worker 1 (2 of 4)" in launch.said
-    assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, launch.said.splitlines())
+    table = startup_table(2, "-n", 2, "-s", 1, *options, MEMBER, env={"ODSGD_SSH": hanging})
+    assert "missing: server 0, worker 1 (2 of 4)" in table
+    assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, table.splitlines())
 
 
-def test_a_command_that_a_host_does_not_have_is_told(ssh):
-    env, options = ssh
+def test_a_command_that_a_host_does_not_have_is_told(ssh: Way) -> None:
+    options, env = ssh
     with Launch("-n", 1, "-s", 0, *options, "no-such-program", env=env) as launch:
         assert launch.wait() == 70
     assert launch.said == ("worker 0 failed (host 127.0.0.1): could not be started: "
                            "no-such-program: No such file or directory")
 
 
-def test_greetings_of_a_login_shell_do_no_harm(ssh, tmp_path):
-    _, options = ssh
+def test_greetings_of_a_login_shell_do_no_harm(ssh: Way, tmp_path: Path) -> None:
+    options, _ = ssh
     greeting = stand_in_ssh(tmp_path, "echo Welcome")
     with Launch("-n", 1, "-s", 0, *options, sys.executable, "-c", "print('hello')",
                 env={"ODSGD_SSH": greeting}) as launch:
@@ -152,8 +153,8 @@ shutil.copytree(source, target, dirs_exist_ok=True)
 """
 
 
-def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
-    env, options = ssh
+def test_the_working_directory_is_copied_and_worked_in(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     (here / "work.py").write_text("import os, helper\nprint(os.getcwd(), os.path.dirname(helper.__file__))")
@@ -162,25 +163,25 @@ def test_the_working_directory_is_copied_and_worked_in(ssh, tmp_path):
     env = {**env, "ODSGD_RSYNC": stand_in_rsync(tmp_path), "PYTHONPATH": ROOT + ":" + str(here / "lib")}
     with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here, env=env) as launch:
         assert launch.wait() == 0
-    assert sorted(launch.output) == ["worker %d | %s %s" % (rank, there, there / "lib") for rank in (0, 1)]
+    assert sorted(launch.output) == [f"worker {rank} | {there} {there / 'lib'}" for rank in (0, 1)]
 
 
-def test_a_copy_that_fails_starts_nothing(ssh, tmp_path):
-    env, options = ssh
+def test_a_copy_that_fails_starts_nothing(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
     failing = stand_in_rsync(tmp_path, "if host == 'me@127.0.0.2': sys.exit('no space left')")
     with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", tmp_path / "there", MEMBER,
                 env={**env, "ODSGD_RSYNC": failing}, cwd=HERE) as launch:
         assert launch.wait() == 70
-    assert launch.said == ("copying the working directory to me@127.0.0.2:%s failed: rsync ended with exit code 1: "
-                           "no space left" % (tmp_path / "there"))
+    assert launch.said == (f"copying the working directory to me@127.0.0.2:{tmp_path / 'there'} failed: "
+                           "rsync ended with exit code 1: no space left")
 
 
-def stand_in_rsync(folder, note=""):
+def stand_in_rsync(folder: Path, note: str = "") -> str:
     return words(python_program(folder / "program", RSYNC.format(note=note)))
 
 
-def test_no_ssh_on_this_machine_is_one_line(ssh):
-    _, options = ssh
+def test_no_ssh_on_this_machine_is_one_line(ssh: Way) -> None:
+    options, _ = ssh
     with Launch("-n", 1, *options, MEMBER, env={"ODSGD_SSH": "no-such-ssh"}) as launch:
         assert launch.wait() == 64
     assert launch.said == "no-such-ssh is not a program on this machine; install ssh or name one in ODSGD_SSH"

@@ -10,17 +10,18 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any, List
 
 import numpy as np
 import pytest
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import control
-from kvstore.transports.mpi import Connection
+from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Rounds
 from kvstore.wire.codecs import CODECS, codec
+from tests.jobs import PATIENCE_S, ROOT, environment
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 pytestmark = pytest.mark.skipif(MPIEXEC is None or importlib.util.find_spec("mpi4py") is None,
                                 reason="no MPI here: pip install 'odsgd[mpi]'")
@@ -28,20 +29,20 @@ SIZES = [1, 7, 64, 1000, 3]
 ROUNDS = 200
 
 
-def mpi_job(workers, function, *arguments, **variables):
+def mpi_job(workers: int, function: str, *arguments: Any, **variables: Any) -> "subprocess.CompletedProcess[str]":
     """`function` of this file on so many ranks; what came of it."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    env = {**environment(), **variables}
     return subprocess.run([str(MPIEXEC), "-n", str(workers), sys.executable, __file__, function, *map(str, arguments)],
-                          env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True, timeout=100)
+                          env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def start(timeout_s=60.0):
-    connection = Connection(60.0)
+def start(timeout_s: float = 60.0) -> Rounds:
+    connection = World(60.0)
     control.end_well(connection.close)
     return Rounds(connection.comm, connection.mpi, timeout_s)
 
 
-def allreduce(rounds, arrays, name):
+def allreduce(rounds: Rounds, arrays: List[np.ndarray], name: str) -> List[np.ndarray]:
     """The sums of buckets that become ready in an order of this worker's own."""
     totals = [np.empty_like(array) for array in arrays]
     over = threading.Semaphore(0)
@@ -53,12 +54,12 @@ def allreduce(rounds, arrays, name):
     return totals
 
 
-def say(line):
+def say(line: str) -> None:
     """In one piece, since several ranks write to one pipe."""
     os.write(1, f"{line}\n".encode())
 
 
-def descend():
+def descend() -> None:
     """Gradient descent on bowls of one centre per worker; the weights' bits at the end."""
     rounds = start()
     m, p = rounds.worker_rank, rounds.num_workers
@@ -76,7 +77,7 @@ def descend():
 
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
-def test_all_ranks_have_the_same_bits_after_200_rounds(workers):
+def test_all_ranks_have_the_same_bits_after_200_rounds(workers: int) -> None:
     job = mpi_job(workers, "descend")
     assert job.returncode == 0, job.stderr
     lines = [line.split() for line in job.stdout.splitlines()]
@@ -86,7 +87,7 @@ def test_all_ranks_have_the_same_bits_after_200_rounds(workers):
     assert all(float(worst) < 0.1 for _, _, worst in lines)  # and they have gone where they should
 
 
-def totals():
+def totals() -> None:
     """Small, empty, large and shaped arrays."""
     rounds = start()
     p = rounds.num_workers
@@ -97,36 +98,36 @@ def totals():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_totals(workers):
+def test_totals(workers: int) -> None:
     job = mpi_job(workers, "totals")
     assert (job.returncode, job.stdout) == (0, "right\n" * workers), job.stderr
 
 
-def diverge():
+def diverge() -> None:
     rounds = start()
     grad = np.ones(6, np.float32)
     grad[4] = np.inf if rounds.worker_rank == 1 else 1
     allreduce(rounds, [np.ones(6, np.float32), grad], "quantize")
 
 
-def test_quantize_names_the_bucket_that_it_cannot_send():
+def test_quantize_names_the_bucket_that_it_cannot_send() -> None:
     job = mpi_job(2, "diverge")
     assert job.returncode
     assert "round 2, bucket 1, block 1 of 2: the codec quantize cannot send inf" in job.stderr
 
 
-def desert():
+def desert() -> None:
     """The last worker takes one round less, and stays."""
-    rounds = start(timeout_s=2.0)
+    rounds = start(timeout_s=5.0)
     for _ in range(2 if rounds.worker_rank < 2 else 1):
         allreduce(rounds, [np.ones(6, np.float32)], "none")
-    time.sleep(60)
+    time.sleep(PATIENCE_S)
 
 
-def test_a_round_that_does_not_end_is_named():
+def test_a_round_that_does_not_end_is_named() -> None:
     job = mpi_job(3, "desert")
     assert job.returncode
-    assert "round 2, bucket 0: nothing has moved on the ring for 2 s; worker" in job.stderr
+    assert "round 2, bucket 0: nothing has moved on the ring for 5 s; worker" in job.stderr
 
 
 class BrokenMpi:
@@ -136,62 +137,62 @@ class BrokenMpi:
 
     class Request:
         @staticmethod
-        def Testsome(_):
+        def Testsome(_: Any) -> None:
             raise ArithmeticError("the connection is broken")
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return {"Get_rank": lambda: 0, "Get_size": lambda: 2}.get(name, lambda *_: None)
 
 
-def broken(report):
+def broken(report: str) -> None:
     os.environ["ODSGD_REPORT_FD"] = str(os.open(report, os.O_WRONLY | os.O_CREAT))
     Rounds(BrokenMpi(), BrokenMpi(), 60.0).total(np.ones(6))
 
 
-def test_an_error_of_mpi_is_told_as_the_consequence_of_another_failure(tmp_path):
+def test_an_error_of_mpi_is_told_as_the_consequence_of_another_failure(tmp_path: Path) -> None:
     report = tmp_path / "report"
-    done = subprocess.run([sys.executable, __file__, "broken", str(report)], stderr=subprocess.PIPE, timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, universal_newlines=True)
+    done = subprocess.run([sys.executable, __file__, "broken", str(report)], stderr=subprocess.PIPE,
+                          env=environment(), text=True, timeout=PATIENCE_S)
     assert done.returncode == EXIT_FAILURE
     assert "round 1, a sum over the workers: MPI reports an error: the connection is broken; has another" in done.stderr
     assert json.loads(report.read_text())["consequence"] is True
 
 
-def alone():
+def alone() -> None:
     start()
 
 
-def test_ranks_of_the_launcher_and_of_mpi_must_agree():
+def test_ranks_of_the_launcher_and_of_mpi_must_agree() -> None:
     job = mpi_job(1, "alone", ODSGD_WORKER_RANK="1")
     assert job.returncode and "ODSGD_WORKER_RANK is 1 and MPI's rank 0" in job.stderr
     job = mpi_job(1, "alone", DMLC_NUM_WORKER="2")
     assert job.returncode and "sees 1 workers and the job has 2; mpi4py must be built" in job.stderr
 
 
-def test_a_process_without_a_job_is_told_how_to_get_one():
-    done = subprocess.run([sys.executable, __file__, "alone"], env={**os.environ, "PYTHONPATH": str(ROOT)},
-                          stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+def test_a_process_without_a_job_is_told_how_to_get_one() -> None:
+    done = subprocess.run([sys.executable, __file__, "alone"], env=environment(),
+                          stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
     assert done.returncode and "this store needs a job; start the script with `odsgd launch" in done.stderr
 
 
-def test_without_mpi4py_the_way_to_it_is_named(monkeypatch):
+def test_without_mpi4py_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(ConfigError, match=r"pip install 'odsgd\[mpi\]'"):
-        Connection(1.0)
+        World(1.0)
 
 
-def test_servers_are_not_asked_for(monkeypatch):
+def test_servers_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_REPORT_FD", "-1")
     monkeypatch.setenv("DMLC_NUM_SERVER", "2")
     monkeypatch.delenv("PMI_PORT", raising=False)
     with pytest.raises(ConfigError, match="the job has 2 servers; launch it with `-s 0`"):
-        Connection(1.0)
+        World(1.0)
 
 
-def test_the_benchmark_of_the_ring_runs():
+def test_the_benchmark_of_the_ring_runs() -> None:
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "bench_ring.py"), "-n", "2", "--floats", "1000",
-                           "--repeat", "1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True,
-                          timeout=100)
+                           "--repeat", "1"], capture_output=True, text=True,
+                          timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if "our ring" in line] == [
         f"our ring, codec {name}" for name in CODECS]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from odsgd.config.train import TrainConfig
-from tests.jobs import ROOT, environment, run_job
+from tests.jobs import PATIENCE_S, ROOT, environment, run_job
 
 pytest.importorskip("mpi4py")
 PRESET = str(ROOT / "configs" / "digits_ring.yaml")
-pytestmark = pytest.mark.timeout(300)
 
 LEARNING = {
     "sasgd": "--kvstore sasgd",
@@ -41,7 +40,7 @@ def options(flags: str, out: Path, **more: Any) -> Dict[str, Any]:
 
 def train(runs: List[Dict[str, Any]]) -> None:
     """All runs in one job, since a job takes longer to start than digits to learn."""
-    run_job("tests.asynchronous_job:train_each", 2, 0, runs, timeout_s=250)
+    run_job("tests.asynchronous_job:train_each", 2, 0, runs)
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +80,6 @@ def test_the_command_line_starts_no_server_for_a_store_that_needs_none(tmp_path:
     command = [sys.executable, "-m", "odsgd", "launch", "-n", "2", sys.executable, "-m", "odsgd", "train", "--config",
                PRESET, "--iterations", "3", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          universal_newlines=True, timeout=100)
+                          text=True, timeout=PATIENCE_S)
     assert done.returncode == 0 and "server 0" not in done.stdout and "scheduler" not in done.stdout, done.stdout
     assert json.loads((tmp_path / "checkpoints" / "3" / "manifest.json").read_text())["num_workers"] == 2

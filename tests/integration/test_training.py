@@ -7,16 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
+from tests.jobs import PATIENCE_S, ROOT, environment
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-PATIENCE_S = 100
-pytestmark = pytest.mark.timeout(400)  # several jobs each, and machines that do other things beside
-ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+pytestmark = pytest.mark.timeout(1200)  # several jobs each
 
 SSGD = ["--model", "mobilenet0.25", "--dataset", "synthetic", "--image-shape", "1,16,16", "--num-examples", "40",
         "--num-classes", "3", "--batch-size", "4", "--epochs", "2", "--kvstore", "ssgd", "--lr", "0.05",
@@ -28,15 +28,15 @@ ODSGD = ["--dataset", "digits", "--epochs", "12", "--kvstore", "odsgd", "--lr", 
 """22 iterations per epoch."""
 
 
-def start(*flags):
+def start(*flags: Any) -> "subprocess.Popen[str]":
     """A job of two workers and one server, as a process group of its own."""
     command = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "scripts/train.py",
                *map(str, flags)]
-    return subprocess.Popen(command, cwd=ROOT, env=ENV, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT, universal_newlines=True, start_new_session=True)
 
 
-def finish(process):
+def finish(process: "subprocess.Popen[str]") -> Tuple[int, str]:
     """Exit code and output."""
     try:
         output, _ = process.communicate(timeout=PATIENCE_S)
@@ -47,36 +47,36 @@ def finish(process):
     return process.returncode, output
 
 
-def train(*flags):
+def train(*flags: Any) -> str:
     code, output = finish(start(*flags))
     assert code == 0, output
     return output
 
 
-def epochs(out):
+def epochs(out: Path) -> List[Dict[str, Any]]:
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [record for record in records if record["event"] == "epoch"]
 
 
-def weights(out, iteration):
+def weights(out: Path, iteration: int) -> Dict[str, Any]:
     return mx.nd.load(str(out / "checkpoints" / str(iteration) / "weights.params"))
 
 
-def assert_same_bits(one, other):
+def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
     assert one.keys() == other.keys()
     differing = [name for name in one if not np.array_equal(one[name].asnumpy(), other[name].asnumpy())]
     assert not differing
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path, devices):
+def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path: Path, devices: int) -> None:
     output = train("--config", "configs/digits_odsgd.yaml", "--num-cpus", devices, "--out", tmp_path)
     last = epochs(tmp_path)[-1]
     assert last["test_accuracy"] > 0.95 and last["train_accuracy"] > 0.95 and last["lr_local"] is not None
     assert "worker 1 |" not in output  # one worker speaks
 
 
-def test_ssgd_resumes_to_the_same_bits_in_the_middle_of_an_epoch_unless_a_part_is_damaged(tmp_path):
+def test_ssgd_resumes_to_the_same_bits_in_the_middle_of_an_epoch_unless_a_part_is_damaged(tmp_path: Path) -> None:
     train(*SSGD, "--out", tmp_path / "whole", "--checkpoint-every", 0)
     train(*SSGD, "--out", tmp_path / "parts", "--checkpoint-every", 0, "--iterations", 7)
     with damaged(tmp_path / "parts" / "checkpoints" / "7" / "worker-1.npz") as expected:
@@ -87,7 +87,7 @@ def test_ssgd_resumes_to_the_same_bits_in_the_middle_of_an_epoch_unless_a_part_i
 
 
 @contextlib.contextmanager
-def damaged(path):
+def damaged(path: Path) -> Iterator[str]:
     """Ten bytes of the file are missing meanwhile; gives what is to be said about it."""
     content = path.read_bytes()
     path.write_bytes(content[:-10])
@@ -95,7 +95,7 @@ def damaged(path):
     path.write_bytes(content)
 
 
-def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path):
+def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path: Path) -> None:
     train(*ODSGD, "--out", tmp_path / "whole", "--checkpoint-every", 0)
     endless = start(*ODSGD, "--epochs", 10 ** 6, "--out", tmp_path / "parts", "--checkpoint-every", 3)
     wait_for(lambda: any(int(manifest.parent.name) >= 15 for manifest in
@@ -107,14 +107,14 @@ def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path):
     assert_same_bits(weights(tmp_path / "whole", 264), weights(tmp_path / "parts", 264))
 
 
-def wait_for(ready, process):
+def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not ready():
         assert process.poll() is None and time.monotonic() < deadline, finish(process)[1]
         time.sleep(0.02)
 
 
-def test_a_loss_that_is_not_finite_ends_the_job_and_says_where(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_job_and_says_where(tmp_path: Path) -> None:
     code, output = finish(start("--config", "configs/digits_odsgd.yaml", "--lr", "1e30", "--out", tmp_path))
     assert code != 0
     assert re.search(r"worker [01]: iteration \d+: the loss of this worker is nan \(lr 1e\+30, lr_local 0.05", output)

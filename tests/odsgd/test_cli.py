@@ -1,73 +1,85 @@
 """The command ``odsgd``: dispatch, help, and how a mistake ends."""
+import importlib
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Callable, List
 
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.cli import main
+from odsgd.cli import COMMANDS, main
 from odsgd.config.command import check_command
+from odsgd.config.train import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_help_shows_the_commands_and_an_example(capsys):
+def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "train" in shown and "launch" in shown and "odsgd launch -n 2" in shown
 
 
-def test_no_command_is_bad_usage_and_shows_them(capsys):
+def test_no_command_is_bad_usage_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 64
     assert "usage: odsgd" in capsys.readouterr().out
 
 
-def test_version_is_shown(capsys):
+def test_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("odsgd ")
 
 
-def test_an_unknown_command_gets_the_nearest_one(capsys):
+def test_an_unknown_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lanch"]) == 64
     error = capsys.readouterr().err
     assert error.startswith("odsgd: unknown command `lanch`; did you mean `launch`? Known: ") and error.count("\n") == 1
 
 
-def test_a_wrong_option_is_one_line_and_exit_code_64(capsys):
+def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--lr-locl", "1"]) == 64
     error = capsys.readouterr().err
     assert error.startswith("odsgd train: unknown option `--lr-locl`; did you mean `--lr-local`?")
     assert error.count("\n") == 1
 
 
-def test_help_of_train_ends_well(capsys):
+def test_help_of_train_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     assert "--optimizer-local" in capsys.readouterr().out
 
 
-def stand_in(monkeypatch, name, **functions):
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_main(name: str) -> None:
+    assert callable(importlib.import_module(COMMANDS[name][0]).main)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[..., int]) -> None:
     module = types.ModuleType(name)
     vars(module).update(functions)
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_train_runs_the_resolved_configuration(monkeypatch):
+def test_train_runs_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
-    stand_in(monkeypatch, "odsgd.training.train", run=lambda config: ran.append(config) or 7)
+
+    def run(config: TrainConfig) -> int:
+        ran.append(config)
+        return 7
+    stand_in(monkeypatch, "odsgd.training.train", run=run)
     assert main(["train", "--kvstore", "dist_sync", "--epochs", "3"]) == 7
     assert (ran[0].kvstore, ran[0].epochs) == ("ssgd", 3)
 
 
-def test_launch_gets_the_rest_of_the_command_line(monkeypatch):
-    stand_in(monkeypatch, "odsgd.launch", __path__=[])
+def test_launch_gets_the_rest_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "odsgd.launch.cli", main=lambda argv: len(argv))
     assert main(["launch", "-n", "2", "--help"]) == 3
 
 
-def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsys):
-    def run(config):
+def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytest.MonkeyPatch,
+                                                                capsys: pytest.CaptureFixture[str]) -> None:
+    def run(config: object) -> int:
         raise ConfigError("no GPU 0 on this machine")
     stand_in(monkeypatch, "odsgd.training.train", run=run)
     assert main(["train"]) == 64
@@ -77,7 +89,7 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch, capsy
 @pytest.mark.parametrize("command", [
     ["odsgd", "train"], ["/usr/bin/odsgd", "train"], ["python", "-m", "odsgd", "train"], ["scripts/train.py"],
     [sys.executable, "scripts/train.py"]], ids=" ".join)
-def test_a_launcher_can_check_the_workers_command(command, monkeypatch):
+def test_a_launcher_can_check_the_workers_command(command: List[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     check_command([*command, "--lr", "1"])
     with pytest.raises(ConfigError, match="unknown option `--lrr`"):
@@ -85,12 +97,12 @@ def test_a_launcher_can_check_the_workers_command(command, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["train.py --lrr 1", "python my/train.py --lrr 1", "odsgd", "python", "ls train"])
-def test_commands_of_others_are_not_ours_to_check(command):
+def test_commands_of_others_are_not_ours_to_check(command: str) -> None:
     check_command(command.split())
 
 
 @pytest.mark.parametrize("command", [[str(ROOT / "scripts" / "train.py")], ["-m", "odsgd", "train"]])
-def test_the_other_ways_to_start_it_are_the_same(command):
+def test_the_other_ways_to_start_it_are_the_same(command: List[str]) -> None:
     done = subprocess.run([sys.executable, *command, "--lrr", "1"], cwd=ROOT, capture_output=True, text=True,
                           timeout=60)
     assert (done.returncode, done.stderr.split(";")[0]) == (64, "odsgd train: unknown option `--lrr`")

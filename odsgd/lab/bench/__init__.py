@@ -1,16 +1,16 @@
 """``odsgd bench``: the time of an iteration, ours and others', on the same links in the same run.
 
-    config.py    what is measured: systems x models x computing times x workers x link rates
+    config.py    the options: systems x models x computing times x workers x link rates
     systems.py   the systems by name, and how a job of each is launched
-    limits.py    what no schedule beats: the bytes of a system's traffic pattern over the links' goodput
+    limits.py    a bound for every schedule: the bytes of a system's traffic pattern over the links' goodput
     models.py    models as lists of shapes
     run.py       the jobs, interleaved
     job.py       one of them, run on the launching machine of the cluster
     worker.py    runs as its workers: ours, and stock MXNet's
     ddp.py       runs as its workers, for PyTorch; standard library and torch only
     server.py    runs as its servers
-    usage.py     what a process has used; standard library only
-    results.py   medians and spread from what workers and servers wrote
+    usage.py     CPU time and memory of a process; standard library only
+    results.py   medians and spread of the jobs
     report.py    the table, Markdown and JSON
     figure.py    the picture
 """

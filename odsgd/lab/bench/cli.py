@@ -1,33 +1,38 @@
-"""``odsgd bench``: measure, and say what was measured."""
+"""``odsgd bench``: measure, and report."""
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Iterator, Sequence
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
 from odsgd.lab.bench import figure, report
 from odsgd.lab.bench.config import BenchConfig
-from odsgd.lab.bench.results import rows
+from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
+from odsgd.lab.command import pyplot
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a benchmark; 70 if one of its jobs failed."""
     config = BenchConfig.from_flags(argv)
     if config.png:
-        figure.check()
+        pyplot("--png")  # or complain before anything has started
     load_before = os.getloadavg()[0]
     with _ending_well():
         measured = measure(config, _say)
-    found = rows(config, measured)
+    found = findings(config, measured)
     print(report.table(config, found, measured))
     machine = report.machine(config, (load_before, os.getloadavg()[0]))
     command = ["odsgd", "bench", *argv]
-    report.write(config.json, report.dumps(report.as_json(config, found, measured, machine)))
-    report.write(config.markdown, report.markdown(config, found, measured, machine, command))
+    for path, text in ((config.json, report.as_json(config, found, measured, machine)),
+                       (config.markdown, report.markdown(config, found, measured, machine, command))):
+        if path:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            Path(path).write_text(text, encoding="utf-8")
     if config.png and found:
         figure.draw(found, config.title, config.png)
     return EXIT_FAILURE if measured.failures else 0
@@ -35,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _ending_well() -> Iterator[None]:
-    """Let a signal end what is under way, the cluster and its job, and then this process."""
+    """Let a signal end the cluster and its job, and then this process."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

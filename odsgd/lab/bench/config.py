@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
-from kvstore.options import KEYWORDS, PATH, TEXT, Kind, integer, integers, option, real, several
+from kvstore.options import PATH, TEXT, Kind, integer, integers, option, real, several
 from odsgd.config.flags import parse_flags
+from odsgd.config.kinds import KEYWORDS
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models, systems
 
@@ -27,102 +29,105 @@ NO_CLUSTER = "none"
 
 
 @dataclasses.dataclass(frozen=True)
-class Compute:
+class ComputingTime:
     """T_cop of one iteration: milliseconds, or a multiple of one server's T_wire; of all models or of one."""
 
+    text: str = "0"
+    """As it was written."""
     model: Optional[str] = None
     ms: float = 0.0
     wires: float = 0.0
 
     def milliseconds(self, wire_ms: float) -> float:
-        return self.ms + (self.wires * wire_ms if self.wires else 0.0)
+        return self.ms + self.wires * wire_ms
 
     def __str__(self) -> str:
-        """As it is written."""
-        factor, divisor = self.wires, 1 / self.wires if self.wires else 0.0
-        wires = f"wire/{divisor:g}" if factor < 1 else f"{factor:g}wire"
-        return (f"{self.model}=" if self.model else "") + (wires if factor else f"{self.ms:g}ms" if self.ms else "0")
+        return self.text
 
 
 _DURATION = re.compile(r"(?:(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s)|(?P<factor>\d+(?:\.\d+)?)?wire(?:/(?P<divisor>\d+"
                        r"(?:\.\d+)?))?|0)")
 
 
-def _compute(value: Any) -> Compute:
-    if isinstance(value, Compute):
+def _computing_time(value: Any) -> ComputingTime:
+    if isinstance(value, ComputingTime):
         return value
-    model, _, duration = str(value).strip().rpartition("=")
+    text = str(value).strip()
+    model, _, duration = text.rpartition("=")
     match = _DURATION.fullmatch(duration)
     if not match or (match["divisor"] and not float(match["divisor"])):
         raise ValueError
     ms = float(match["number"]) * (1000 if match["unit"] == "s" else 1) if match["number"] else 0.0
     wires = float(match["factor"] or 1) / float(match["divisor"] or 1) if "wire" in duration else 0.0
-    return Compute(models.check(model) if model else None, ms, wires)
+    return ComputingTime(text, models.check(model) if model else None, ms, wires)
 
 
 def _rate(value: Any) -> str:
     from odsgd.lab.cluster import links
     if str(value) != NO_CLUSTER:
-        links.link_rates(1, str(value), {})  # complains
+        links.parse_rate(str(value), "--rate")  # complains
     return str(value)
 
 
 SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]",
               lambda value: value if isinstance(value, systems.System) else systems.parse(str(value)))
 MODEL = Kind("MODEL", "names of models", lambda value: models.check(str(value)))
-COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _compute)
+COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _computing_time)
 RATE = Kind("RATE", "rates as 1gbit, or none", _rate)
+COLUMNS = ("cpu", "memory", "size")
+COLUMN = Kind("COLUMN", "columns: " + ", ".join(COLUMNS), lambda value: COLUMNS[COLUMNS.index(str(value))])
 
-WHAT, HOW, OUTPUT = "What is measured", "How", "What is written"
+_what, _how, _output = (
+    functools.partial(option, group=title) for title in ("What is measured", "How", "What is written"))
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchConfig:
     """One benchmark, checked."""
 
-    systems: Tuple[systems.System, ...] = option(
-        WHAT, None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
+    systems: Tuple[systems.System, ...] = _what(
+        None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
         "torch/ddp; with options as odsgd:transport=ring or pipesgd:codec=quantize; @1, @2: so many servers on hosts "
         "of their own, @auto (default): one beside every worker")
-    models: Tuple[str, ...] = option(
-        WHAT, ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), or one of "
+    models: Tuple[str, ...] = _what(
+        ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), or one of "
         "`odsgd train`, for 32x32 images of 10 classes")
-    compute: Tuple[Compute, ...] = option(
-        WHAT, (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
+    compute: Tuple[ComputingTime, ...] = _what(
+        (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
         "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "
         "alone (default)")
-    workers: Tuple[int, ...] = option(WHAT, (2,), integers(1), "numbers of workers")
-    rates: Tuple[str, ...] = option(
-        WHAT, (NO_CLUSTER,), several(RATE), "rates of the hosts' links, each way: 1gbit; none: this machine's loopback")
-    repeat: int = option(HOW, 5, integer(1), "jobs per system and number of workers, interleaved")
-    seconds: float = option(
-        HOW, 4.0, real(above=0), "length of one measurement, estimated from T_cop + T_wire; at least 8 iterations")
-    warm_up: int = option(HOW, 3, integer(1), "iterations before a measurement that do not count")
-    timeout_s: float = option(HOW, 240.0, real(above=0), "a job that takes longer is ended and counts as failed")
-    torch_python: Optional[str] = option(
-        HOW, None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
-    batch_size: int = option(
-        OUTPUT, 0, integer(0), "samples per worker and iteration: shows the samples per second of one worker; 0: not")
-    baseline: Optional[str] = option(
-        OUTPUT, None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
-    columns: Tuple[str, ...] = option(
-        OUTPUT, (), several(Kind("COLUMN", "columns: cpu, memory, size", lambda value: _column(str(value)))),
-        "more columns: cpu (of a worker and of a server, per iteration), memory (their largest), size (milliseconds "
-        "per million parameters)")
-    title: str = option(OUTPUT, "Benchmark", TEXT, "headline of the Markdown and the picture")
-    note: str = option(OUTPUT, "", TEXT, "text below the headline")
-    reference: str = option(OUTPUT, "", TEXT, "what the numbers of `reference_values` are")
-    reference_values: Dict[str, Any] = option(
-        OUTPUT, {}, KEYWORDS, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
-    markdown: Optional[str] = option(OUTPUT, None, PATH, "write the tables and the configuration there")
-    json: Optional[str] = option(OUTPUT, None, PATH, "write every measured value there")
-    png: Optional[str] = option(OUTPUT, None, PATH, "draw the medians there (needs matplotlib)")
+    workers: Tuple[int, ...] = _what((2,), integers(1), "numbers of workers")
+    rates: Tuple[str, ...] = _what(
+        (NO_CLUSTER,), several(RATE), "rates of the hosts' links, each way: 1gbit; none: this machine's loopback")
+    repeat: int = _how(5, integer(1), "jobs per system and number of workers, interleaved")
+    seconds: float = _how(
+        4.0, real(above=0), "length of one measurement, estimated from T_cop + T_wire; at least 8 iterations")
+    warm_up: int = _how(3, integer(1), "iterations before a measurement that do not count")
+    timeout_s: float = _how(240.0, real(above=0), "a job that takes longer is ended and counts as failed")
+    torch_python: Optional[str] = _how(
+        None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
+    batch_size: int = _output(
+        0, integer(0), "samples per worker and iteration: shows the samples per second of one worker; 0: not")
+    baseline: Optional[str] = _output(
+        None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
+    columns: Tuple[str, ...] = _output(
+        (), several(COLUMN), "more columns: cpu (of a worker and of a server, per iteration), memory (their largest), "
+        "size (milliseconds per million parameters)")
+    title: str = _output("Benchmark", TEXT, "headline of the Markdown and the picture")
+    note: str = _output("", TEXT, "text below the headline")
+    reference: str = _output("", TEXT, "what the numbers of `reference_values` are")
+    reference_values: Dict[str, Any] = _output(
+        {}, KEYWORDS, "others' numbers to stand beside ours, by RATE/WORKERS/MODEL/SYSTEM")
+    markdown: Optional[str] = _output(None, PATH, "write the tables and the configuration there")
+    json: Optional[str] = _output(None, PATH, "write every measured value there")
+    png: Optional[str] = _output(None, PATH, "draw the medians there (needs matplotlib)")
 
     @classmethod
-    def from_flags(cls, argv: Sequence[str]) -> "BenchConfig":
+    def from_flags(cls, argv: Sequence[str]) -> BenchConfig:
         """From a command line, and the file after ``--config``; flags win."""
-        flags, config_file = parse_flags(cls, "odsgd bench", argv, DESCRIPTION)
-        return cls(**{**(read_yaml(cls, config_file, "odsgd bench") if config_file else {}), **flags})
+        fields = {field.name: field for field in dataclasses.fields(cls)}
+        flags, config_file = parse_flags(fields, "odsgd bench", argv, DESCRIPTION)
+        return cls(**{**(read_yaml(fields, config_file, "odsgd bench") if config_file else {}), **flags})
 
     def __post_init__(self) -> None:
         if not self.systems:
@@ -140,14 +145,9 @@ class BenchConfig:
             raise ConfigError(f"compute has no time for model {', '.join(idle)}; add {idle[0]}=..., or leave it out "
                               "of models")
 
-    def computes(self, model: str) -> Sequence[Compute]:
+    def computes(self, model: str) -> Sequence[ComputingTime]:
         """The computing times of one model."""
         if not self.compute:
-            return (Compute(),)
+            return (ComputingTime(),)
         return tuple(compute for compute in self.compute if compute.model in (None, model))
 
-
-def _column(name: str) -> str:
-    if name not in ("cpu", "memory", "size"):
-        raise ValueError
-    return name

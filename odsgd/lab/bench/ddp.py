@@ -20,8 +20,6 @@ import usage  # type: ignore[import-not-found]  # beside this file
 from torch.nn.parallel import DistributedDataParallel  # type: ignore[import-not-found]
 
 SIOCGIFADDR = 0x8915
-
-
 STEP_S = 2e-3
 """Layers that take less together have their gradients at the same moment, as on the emulated accelerator of MXNet."""
 
@@ -68,20 +66,20 @@ class Model(torch.nn.Module):
                       for number, weight in enumerate(self.weights)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.device.begin()  # here: what Python takes for the rest is hidden on a real one, which is asynchronous
+        self.device.begin()  # here: a real one is asynchronous, which hides the time of Python for the rest
         for weight, work in zip(self.weights, self.works):
             x = Layer.apply(x, weight, work)
         return x
 
 
-def measure(shapes: Sequence[Sequence[int]], case: Dict[str, Any], options: Dict[str, Any]) -> Dict[str, Any]:
-    """The times of one case."""
-    model = DistributedDataParallel(Model(shapes, case["compute_s"]), **options)
+def measure(shapes: Sequence[Sequence[int]], stint: Dict[str, Any], options: Dict[str, Any]) -> Dict[str, Any]:
+    """The times of one stint."""
+    model = DistributedDataParallel(Model(shapes, stint["compute_ms"] / 1000), **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     x = torch.ones(1, requires_grad=True)
     moments: List[float] = []
-    for number in range(case["warm_up"] + case["iterations"]):
-        if number == case["warm_up"]:
+    for number in range(stint["warm_up"] + stint["iterations"]):
+        if number == stint["warm_up"]:
             before, moments = usage.now(), [time.monotonic()]
         optimizer.zero_grad()
         model(x).sum().backward()
@@ -110,8 +108,8 @@ def main(file: str) -> None:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous", rank=rank,
                                          world_size=int(os.environ["DMLC_NUM_WORKER"]), timeout=timedelta(seconds=60))
-    measured = [measure(model["shapes"], case, spec["system"]["options"])
-                for model in spec["models"] for case in model["cases"]]
+    measured = [measure(model["shapes"], stint, spec["system"]["options"])
+                for model in spec["models"] for stint in model["stints"]]
     Path(spec["folder"], f"{rank}.json").write_text(json.dumps(measured), encoding="utf-8")
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()

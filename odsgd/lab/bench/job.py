@@ -1,6 +1,7 @@
-"""One measured job, on the launching machine: ``python -m odsgd.lab.bench.job FLAGS.json``.
+"""One measured job, on the launching machine: ``python -m odsgd.lab.bench.job SPEC.json``.
 
-It is `odsgd launch` with those flags and with servers that note what they use, stock MXNet's where that is measured.
+It is `odsgd launch` with the flags that stand there and with servers that note their usage, stock MXNet's where that is
+measured.
 """
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The limit of an iteration: no schedule of a system's traffic pattern beats it.
 
-M workers, N bytes of parameters (times what a codec leaves of them), full-duplex links of B bytes per second, and
+M workers, N bytes of parameters (times the part that a codec leaves), full-duplex links of B bytes per second, and
 T_wire the time that the busiest link needs for one direction:
 
     S servers on hosts of their own       M N / (S B), or N / B if that is more: a worker's own link
-    one server beside every worker        2 (M-1)/M N / B       what it sends as a worker, and as a server
+    one server beside every worker        2 (M-1)/M N / B       as a worker, and as a server
     ring                                  2 (M-1)/M N / B
 
 An iteration that computes for T_cop takes at least max(T_cop, T_wire), whatever it overlaps. A method that
@@ -16,15 +16,12 @@ from __future__ import annotations
 from kvstore.wire.codecs import codec
 from odsgd.lab.bench.systems import AUTO, System
 
-EVERY = {"easgd": 4, "eamsgd": 4}
-"""Iterations per exchange where a store's default is not 1."""
-
 
 def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
-    """What the busiest link carries in one direction per iteration, of `nbytes` of parameters."""
-    sent = codec(system.options.get("codec", "none")).nbytes(nbytes // 4)
-    there, back = sent / _every(system, "push_every"), sent / _every(system, "fetch_every")
-    if system.servers in (None, AUTO):
+    """Bytes over the busiest link in one direction per iteration, of `nbytes` of parameters."""
+    sent = codec(system.codec(workers)).nbytes(nbytes // 4)
+    there, back = (sent / interval for interval in system.intervals(workers))
+    if system.servers is None or system.servers == AUTO:
         return (workers - 1) / workers * (there + back)
     return max(workers / int(system.servers), 1) * max(there, back)
 
@@ -33,6 +30,3 @@ def bound_ms(compute_ms: float, nbytes: float, goodput: float) -> float:
     """max(T_cop, T_wire); `goodput` in bytes per second, infinite where links are not shaped."""
     return max(compute_ms, 1000 * nbytes / goodput)
 
-
-def _every(system: System, interval: str) -> float:
-    return float(system.options.get(interval, system.options.get("T", EVERY.get(system.name, 1))))

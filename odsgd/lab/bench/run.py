@@ -12,37 +12,41 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
+from odsgd.lab import processes
 from odsgd.lab.bench import models
-from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, Compute
+from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
 from odsgd.lab.bench.systems import DDP, System
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
 """Bytes per second, only to guess how many iterations fill a measurement."""
 
-GRACE_S = 15.0
-"""For a launcher to end its job after a SIGTERM."""
 
-
-class Links(NamedTuple):
+class Place(NamedTuple):
     """Where jobs run: a way to run a command on the launching machine, the launcher's flags, and B in bytes/s."""
 
-    run: Callable[[Sequence[str], float], "subprocess.CompletedProcess[str]"]
+    run: Callable[[Sequence[str], float], subprocess.CompletedProcess[str]]
     flags: Sequence[str]
     measure_goodput: Callable[[], List[float]]
 
 
-class Run(NamedTuple):
-    """What one job measured of one case."""
+class Setting(NamedTuple):
+    """Under these conditions several systems are measured; one block of the table."""
 
     rate: str
     model: str
-    compute: str
-    compute_ms: float
     workers: int
+    compute: str
+
+
+class Reading(NamedTuple):
+    """One job's measurement of its system at one setting."""
+
+    setting: Setting
     system: str
+    compute_ms: float
     iteration_ms: float
-    """The mean, which is what a training run takes: a median would hide iterations that are long in turn."""
+    """The mean, as a training run takes: a median would hide iterations that are long in turn."""
     times_ms: List[List[float]]
     """Of every worker, of every iteration."""
     worker_cpu_ms: float
@@ -54,10 +58,14 @@ class Run(NamedTuple):
 class Measured(NamedTuple):
     """All that a benchmark measured."""
 
-    runs: List[Run]
-    goodput: Dict[str, List[float]]
-    """Per rate, what the links carried each way, before and after the jobs."""
+    readings: List[Reading]
+    goodputs: Dict[str, List[float]]
+    """Per rate, bytes per second over the links each way, before and after the jobs."""
     failures: List[str]
+
+    def goodput(self, rate: str) -> float:
+        """B, in bytes per second; infinite where links are not shaped."""
+        return statistics.median(self.goodputs[rate])
 
 
 Usage = Dict[str, float]
@@ -71,21 +79,21 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
     """Run everything."""
     measured = Measured([], {}, [])
     systems = _available(config, say)
+    jobs = [(repetition, workers, system) for repetition in range(config.repeat) for workers in config.workers
+            for system in systems]
     for rate in config.rates:
         hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
-        with _links(rate, hosts) as links:
-            goodput = measured.goodput[rate] = links.measure_goodput()
-            total = config.repeat * len(config.workers) * len(systems)
-            for number, (repetition, workers, system) in enumerate(
-                    (repetition, workers, system) for repetition in range(config.repeat)
-                    for workers in config.workers for system in systems):
-                say(f"{rate}: job {number + 1} of {total}: {system.label}, {workers} workers")
+        with _place(rate, hosts) as place:
+            measured.goodputs[rate] = place.measure_goodput()
+            goodput = measured.goodput(rate)
+            for number, (repetition, workers, system) in enumerate(jobs, start=1):
+                say(f"{rate}: job {number} of {len(jobs)}: {system.label}, {workers} workers")
                 try:
-                    measured.runs.extend(_job(config, links, rate, statistics.median(goodput), workers, system))
+                    measured.readings.extend(_job(config, place, rate, goodput, workers, system))
                 except JobFailed as failure:
                     measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
                                              f"{repetition + 1}: {failure}")
-            goodput.extend(links.measure_goodput())
+            measured.goodputs[rate].extend(place.measure_goodput())
     return measured
 
 
@@ -103,60 +111,49 @@ def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[Syst
 # Where jobs run
 
 @contextlib.contextmanager
-def _links(rate: str, hosts: int) -> Iterator[Links]:
+def _place(rate: str, hosts: int) -> Iterator[Place]:
     if rate == NO_CLUSTER:
-        yield Links(_run_here, (), lambda: [math.inf])
+        yield Place(_run_here, (), lambda: [math.inf])
         return
     from odsgd.lab.cluster import Cluster
     with Cluster.up(hosts=hosts, rate=rate) as cluster:
-        yield Links(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
+        yield Place(lambda command, timeout_s: cluster.run(command, timeout=timeout_s),
                     ("-H", cluster.hostfile),
                     lambda: [way for _ in range(2) for way in cluster.goodput()] if hosts > 1 else [math.inf])
 
 
-def _run_here(command: Sequence[str], timeout_s: float) -> "subprocess.CompletedProcess[str]":
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               universal_newlines=True)
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-    except BaseException as error:
-        process.terminate()  # the launcher ends its job
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            said = process.communicate(timeout=GRACE_S)
-            if isinstance(error, subprocess.TimeoutExpired):
-                error.output, error.stderr = said  # type: ignore[assignment]
-        process.kill()
-        raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+def _run_here(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return processes.completed(subprocess.Popen(command, **processes.READ_TO_THE_END), timeout_s)
 
 
 # One job
 
-def _job(config: BenchConfig, links: Links, rate: str, goodput: float, workers: int, system: System) -> List[Run]:
-    cases = {model: [Case.of(config, model, compute, workers, goodput) for compute in config.computes(model)]
-             for model in config.models}
+def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System) -> List[Reading]:
+    stints = {(model, compute): Stint.of(config, model, compute, workers, goodput)
+              for model in config.models for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
-        spec = {"folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
-                "models": [{"shapes": models.shapes(model), "cases": [case.spec() for case in cases[model]]}
-                           for model in config.models]}
-        _write(folder, "spec", spec)
-        flags = ["-n", str(workers), "-s", system.servers or "0", *links.flags, "--startup-timeout", "0",
+        flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
                  "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
         for variable, value in system.env.items():
             flags += ["--env", f"{variable}:{value}"]
-        job = {"flags": [*flags, *system.worker_command(config.torch_python), folder + "/spec.json"],
-               "server_command": system.server_command}
-        _await(links, [sys.executable, "-m", "odsgd.lab.bench.job", _write(folder, "job", job)], config.timeout_s)
+        spec = Path(folder, "spec.json")
+        spec.write_text(json.dumps({
+            "folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
+            "models": [{"shapes": models.shapes(model), "stints": [
+                stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in config.models],
+            "flags": [*flags, *system.worker_command(config.torch_python), str(spec)],
+            "server_command": system.server_command}), encoding="utf-8")
+        _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
         servers = [_log(Path(folder, f"server-{rank}")) for rank in range(system.num_servers(workers))]
-    flat = [(model, case) for model in config.models for case in cases[model]]
-    return [Run(rate, model, str(case.compute), case.compute_ms, workers, system.label, *_merged(by_worker, servers))
-            for (model, case), by_worker in zip(flat, zip(*found))]
+    return [Reading(Setting(rate, model, workers, str(compute)), system.label, stint.compute_ms,
+                    *_merged(by_worker, servers))
+            for ((model, compute), stint), by_worker in zip(stints.items(), zip(*found))]
 
 
-def _await(links: Links, command: Sequence[str], timeout_s: float) -> None:
+def _await(place: Place, command: Sequence[str], timeout_s: float) -> None:
     try:
-        done = links.run(command, timeout_s)
+        done = place.run(command, timeout_s)
     except subprocess.TimeoutExpired as overdue:
         said = overdue.stderr if isinstance(overdue.stderr, str) else ""
         raise JobFailed(f"not finished within {timeout_s:g} s (`timeout_s`){_last_lines(said)}") from None
@@ -198,7 +195,7 @@ def iterations(moments_s: Sequence[float], began_s: float, ended_s: float) -> fl
 
 
 def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
-    """What a process used from one moment to another: CPU seconds, and the largest memory.
+    """The usage of a process from one moment to another: CPU seconds, and the largest memory.
 
     >>> log = [{"at_s": 0, "cpu_s": 0, "memory_mb": 8}, {"at_s": 2, "cpu_s": 1, "memory_mb": 9}]
     >>> used(log, 1, 2)
@@ -210,47 +207,35 @@ def used(log: Sequence[Usage], began_s: float, ended_s: float) -> Usage:
     return {"cpu_s": float(ended_cpu_s - began_cpu_s), "memory_mb": float(np.interp(ended_s, at_s, memory_mb))}
 
 
-def _per_iteration(processes: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
+def _per_iteration(usages: Sequence[Usage], count: float) -> Tuple[Optional[float], Optional[float]]:
     """CPU milliseconds in each of `count` iterations and memory, means over processes; None, None without any."""
-    if not processes:
+    if not usages:
         return None, None
-    return (round(1000 * statistics.mean(process["cpu_s"] for process in processes) / count, 3),
-            round(statistics.mean(process["memory_mb"] for process in processes), 1))
+    return (round(1000 * statistics.mean(usage["cpu_s"] for usage in usages) / count, 3),
+            round(statistics.mean(usage["memory_mb"] for usage in usages), 1))
 
 
 def _log(path: Path) -> List[Usage]:
-    """What a server noted; it may have been ended while it wrote a line."""
+    """The notes of a server, which may have been ended while it wrote a line."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
-def _write(folder: str, name: str, content: Any) -> str:
-    path = Path(folder, name + ".json")
-    path.write_text(json.dumps(content), encoding="utf-8")
-    return str(path)
+class Stint(NamedTuple):
+    """How long a job measures one model with one computing time, as its workers are told."""
 
-
-class Case(NamedTuple):
-    """One model with one computing time, in one job."""
-
-    model: str
-    compute: Compute
     compute_ms: float
     iterations: int
     warm_up: int
 
     @classmethod
-    def of(cls, config: BenchConfig, model: str, compute: Compute, workers: int, goodput: float) -> "Case":
+    def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
         wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
-        return cls(model, compute, compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
-
-    def spec(self) -> Dict[str, Any]:
-        """What a worker is told."""
-        return {"compute_s": self.compute_ms / 1000, "warm_up": self.warm_up, "iterations": self.iterations}
+        return cls(compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
 
 
 def nbytes(model: str) -> int:
     """N, of single precision."""
-    return 4 * sum(map(models.size, models.shapes(model)))
+    return 4 * models.size(model)

@@ -1,6 +1,6 @@
 """A server or scheduler of a measured job: ours, or stock MXNet's: ``server.py MODULE``; run by path.
 
-Ten times a second a server writes what it has used to ODSGD_BENCH_FOLDER/server-RANK, a line of JSON each; what it used
+Ten times a second a server writes its usage so far to ODSGD_BENCH_FOLDER/server-RANK, a line of JSON each; its usage
 during a measurement follows from the lines around it (`run.used`).
 """
 import importlib
@@ -16,7 +16,7 @@ import usage  # type: ignore[import-not-found]  # beside this file
 EVERY_S = 0.1
 
 
-def watch() -> None:
+def note_usage() -> None:
     """Never ends."""
     path = os.path.join(os.environ["ODSGD_BENCH_FOLDER"], "server-" + os.environ["ODSGD_SERVER_RANK"])
     with open(path, "w", encoding="utf-8") as file:
@@ -28,7 +28,7 @@ def watch() -> None:
 
 if __name__ == "__main__":
     if os.environ["DMLC_ROLE"] == "server":
-        threading.Thread(target=watch, daemon=True).start()
+        threading.Thread(target=note_usage, daemon=True).start()
     del sys.path[0]  # this folder: its files are no modules for others
     if sys.argv[1] == "mxnet":
         import kvstore.engine._numpy  # noqa: F401  or the import fails

@@ -13,19 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from kvstore.algorithms import METHODS
+from kvstore.algorithms.method import Method
+from kvstore.algorithms.sync import SSGD
 from kvstore.errors import ConfigError, unknown
-from odsgd.config.train import STORES, needs_servers
 
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
 DDP = "torch/ddp"
-OURS = tuple(name for name in STORES if name != "local")
 FOLDER = Path(__file__).parent
-NAMES = (*OURS, *STOCK, DDP)
 AUTO = "auto"
 
-OPTIONS: Dict[str, Tuple[str, ...]] = {**STORES, **{name: () for name in STOCK}, DDP: ("bucket_cap_mb",)}
+OURS = {name: method for name, method in METHODS.items() if method.transports != ("process",)}
+
+OPTIONS: Dict[str, List[str]] = {
+    **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
+    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"]}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,24 @@ class System:
     servers: Optional[str]
     """A number, `auto`, or None where gradients go round a ring."""
 
+    def __str__(self) -> str:
+        return self.label
+
+    def _method(self, workers: int) -> Method:
+        """As it is measured; stock MXNet and DDP send as SSGD does, and every iteration."""
+        method = OURS.get(self.name, SSGD)
+        options = {key: value for key, value in self.options.items() if key in method.option_names()}
+        return method(method.Options(**options), workers)
+
+    def intervals(self, workers: int) -> Tuple[int, int]:
+        """Iterations per push and per fetch."""
+        method = self._method(workers)
+        return method.intervals(method.options)
+
+    def codec(self, workers: int) -> str:
+        """What becomes of floats on the way."""
+        return self._method(workers).traffic(whole=False).codec
+
     @property
     def stock(self) -> bool:
         return self.name in STOCK
@@ -48,7 +70,7 @@ class System:
 
     def extra_hosts(self) -> int:
         """Hosts it needs beside the workers'."""
-        return int(self.servers) if self.servers not in (None, AUTO) else 0
+        return 0 if self.servers is None or self.servers == AUTO else int(self.servers)
 
     def num_servers(self, workers: int) -> int:
         return workers if self.servers == AUTO else self.extra_hosts()
@@ -58,7 +80,7 @@ class System:
         return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
 
     def worker_command(self, torch_python: Optional[str]) -> List[str]:
-        """What every worker runs, before the name of the file that says what to measure."""
+        """Every worker's command, without the name of the file that says what to measure."""
         if self.name == DDP:
             return [str(torch_python), str(FOLDER / "ddp.py")]
         return [sys.executable, "-m", "odsgd.lab.bench.worker"]
@@ -67,18 +89,21 @@ class System:
 def parse(text: str) -> System:
     """The system that `text` names.
 
-    >>> parse("pipesgd:codec=quantize:K=3").options, parse("odsgd@1").servers, parse("ssgd").servers
-    ({'codec': 'quantize', 'K': 3}, '1', 'auto')
+    >>> parse("odsgd:lr_local=0.5:warmup=3@1").options, parse("odsgd@1").servers, parse("ssgd").servers
+    ({'warmup': 3, 'lr_local': 0.5}, '1', 'auto')
     """
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")
-    if name not in NAMES:
-        raise unknown("system", name, NAMES)
-    options = {**_past_warm_up(name), **dict(_option(text, pair) for pair in pairs)}
+    if name not in OPTIONS:
+        raise unknown("system", name, OPTIONS)
+    # A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's.
+    options = {"warmup": 0} if "warmup" in OPTIONS[name] else {}
+    options.update(_option(text, pair) for pair in pairs)
     for option in options:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
-    if name == DDP or not needs_servers(name, options.get("transport")):
+    ours = OURS.get(name)
+    if name == DDP or (ours and options.get("transport", ours.transports[0]) != "server"):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)
@@ -86,11 +111,6 @@ def parse(text: str) -> System:
     if servers != AUTO and not (servers.isdigit() and int(servers)):
         raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
     return System(text, name, options, servers)
-
-
-def _past_warm_up(name: str) -> Dict[str, Any]:
-    """A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's."""
-    return {"warmup": 0} if "warmup" in STORES.get(name, ()) else {}
 
 
 def _option(text: str, pair: str) -> Tuple[str, Any]:

@@ -1,4 +1,4 @@
-"""What this process has used so far, from /proc. Standard library only: ddp.py has nothing else of ours."""
+"""CPU time and memory of this process so far, from /proc. Standard library only: ddp.py has nothing else of ours."""
 import os
 import time
 from typing import Dict

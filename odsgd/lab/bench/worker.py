@@ -1,12 +1,13 @@
 """One worker of a measured job, on MXNet: ``python -m odsgd.lab.bench.worker SPEC.json``.
 
-Per case it runs `warm_up` iterations and then `iterations`. An iteration is what a training loop queues: the emulated
-accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in the order
-and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read. The loop
-is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each other.
+Per stint it runs `warm_up` iterations and then `iterations`. An iteration queues the work of a training loop: the
+emulated accelerator computes on the weights and writes the gradients, and every parameter is handed to the store, in
+the order and with the priorities of ``gluon.Trainer.step``. It ends when the weights of the next iteration can be read.
+The loop is one iteration ahead of the engine, as training is; without computing it waits, so that exchanges follow each
+other.
 
-Written to FOLDER/RANK.json: per case the moments at which iterations began and ended, in seconds of the machine's one
-clock, and what the process used.
+Written to FOLDER/RANK.json: per stint the moments at which iterations began and ended, in seconds of the machine's one
+clock, and the usage of the process.
 """
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
@@ -32,7 +33,7 @@ LATE_S = 60.0
 KEYS_PER_MODEL = 10000
 
 
-class Moment:
+class Instant:
     """When all of `arrays` had been written, in seconds."""
 
     def __init__(self, arrays: Sequence[NDArray]) -> None:
@@ -49,8 +50,8 @@ class Moment:
         return self._at
 
 
-class Training:
-    """One model on one store."""
+class Loop:
+    """The training loop of one model on one store."""
 
     def __init__(self, store: Any, shapes: Sequence[Sequence[int]], first_key: int) -> None:
         self.weights = [mx.nd.ones(shape) for shape in shapes]
@@ -60,24 +61,25 @@ class Training:
         for key, weight in zip(self.keys, self.weights):
             self.store.broadcast(key, weight, weight)
 
-    def measure(self, case: Dict[str, Any]) -> Dict[str, Any]:
-        compute = Emulated(zip(self.weights, self.grads), case["compute_s"], forward=0.0) if case["compute_s"] else None
-        self._iterations(compute, case["warm_up"])
+    def measure(self, stint: Dict[str, Any]) -> Dict[str, Any]:
+        layers, seconds = zip(self.weights, self.grads), stint["compute_ms"] / 1000
+        device = Emulated(layers, seconds, forward=0.0) if seconds else None
+        self._iterations(device, stint["warm_up"])
         before = usage.now()
-        moments = self._iterations(compute, case["iterations"])
+        moments = self._iterations(device, stint["iterations"])
         return {"moments_s": moments, "usage": [before, usage.now()]}
 
-    def _iterations(self, compute: Any, count: int) -> List[float]:
+    def _iterations(self, device: Optional[Emulated], count: int) -> List[float]:
         """When `count` iterations began and ended."""
-        moments = [Moment(self.weights)]
+        moments = [Instant(self.weights)]
         moments[0].wait()
         for _ in range(count):
-            if compute:
-                compute.iteration()
+            if device:
+                device.iteration()
             for number, key in enumerate(self.keys):
                 self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
-            moments.append(Moment(self.weights))
-            moments[-2 if compute else -1].wait()
+            moments.append(Instant(self.weights))
+            moments[-2 if device else -1].wait()
         return [moment.wait() for moment in moments]
 
 
@@ -94,22 +96,18 @@ def _stores(system: Dict[str, Any]) -> Iterator[Any]:
 
 
 def _optimizer() -> Any:
-    """Nothing writes the gradients: at this rate no rule makes much of what happens to be in them."""
+    """Nothing writes the gradients: at this rate no rule makes much of the values that happen to be in them."""
     return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
 
 
-def _rank() -> int:
-    return int(os.environ["ODSGD_WORKER_RANK"])
-
-
 def main(file: str) -> None:
-    """Measure every case of a job; a model's computing times on one store."""
+    """Measure every stint of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     measured = []
     for number, (model, store) in enumerate(zip(spec["models"], _stores(spec["system"]))):
-        training = Training(store, model["shapes"], number * KEYS_PER_MODEL)
-        measured += [training.measure(case) for case in model["cases"]]
-    Path(spec["folder"], f"{_rank()}.json").write_text(json.dumps(measured), encoding="utf-8")
+        loop = Loop(store, model["shapes"], number * KEYS_PER_MODEL)
+        measured += [loop.measure(stint) for stint in model["stints"]]
+    Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
 
 
 if __name__ == "__main__":

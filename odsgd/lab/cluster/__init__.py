@@ -3,7 +3,7 @@
     links.py     rates, and how a link is made so slow
     boot.py      the shell scripts by which namespaces and links come up, and the stand-in `ssh`
     cluster.py   Cluster: up, find, run, down
-    goodput.py   runs on two hosts: what their links carry
+    goodput.py   runs on two hosts, to measure their links
     cli.py       `odsgd cluster`
 """
 from odsgd.lab.cluster.cluster import Cluster, Goodput

@@ -1,7 +1,7 @@
 """The shell scripts by which a cluster comes up, and the stand-in `ssh` that leads to its hosts.
 
-A cluster is one process: the init of the head's PID namespace. The hosts' PID namespaces are nested in it, so that
-whoever kills that process has the kernel kill every process of the cluster, and with the last one go the network
+A cluster is one process: the init of the head's PID namespace. The hosts' PID namespaces are nested in it:
+once that process is killed, the kernel kills every process of the cluster, and with the last one go the network
 namespaces, links and mounts. Nothing is pinned to a file, and there is nothing that a crash could leave behind.
 
 The head's init holds a line to the tool, its stdin. Closed without a word it means that the tool has died.
@@ -34,6 +34,7 @@ folder=$1
 read -r pid _ </proc/self/stat  # still the /proc of the tool, with its numbers
 echo "init $pid"
 exec 3<&0 </dev/null
+env --default-signal true || failed "give a host's processes the signals of a login (coreutils 8.31 or newer)"
 private head
 ip -batch - <<END || failed "make a bridge"
 link set lo up
@@ -101,9 +102,9 @@ shift
 [ -e /proc/$pid ] || { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
 [ $# -gt 0 ] || set -- 'exec "$SHELL"'
 # As a login would set it, and on a host where UCX (of MPI) is to use the network. The end of this process is the end
-# of the connection: what runs there is hung up on.
-exec nsenter --target $pid --mount --uts --ipc --net --pid setpriv --pdeathsig HUP \
-    env -i PATH="$PATH" HOME="${HOME:-/root}" USER="${USER:-root}" LOGNAME="${USER:-root}" SHELL="${SHELL:-/bin/sh}" \
+# of the connection: the command is hung up on, and heeds it, even if the caller ignores SIGHUP (`nohup`).
+exec nsenter --target $pid --mount --uts --ipc --net --pid setpriv --pdeathsig HUP env --default-signal -i \
+    PATH="$PATH" HOME="${HOME:-/root}" USER="${USER:-root}" LOGNAME="${USER:-root}" SHELL="${SHELL:-/bin/sh}" \
     UCX_TLS=tcp,self sh -c 'cd; eval "$1"' sh "$*"
 """
 
@@ -114,7 +115,7 @@ def addresses(hosts: int) -> Dict[str, str]:
 
 
 def files(rates: Sequence[Optional[int]]) -> Dict[str, str]:
-    """What the scripts need to find in the cluster's folder, and the hosts file for the user."""
+    """The files of the cluster's folder by name: for the scripts, and the hosts file for the user."""
     known = addresses(len(rates))
     everyone = {"localhost": "127.0.0.1", HEAD: HEAD_ADDRESS, **known}
     shapes = [links.discipline(rate) if rate else "" for rate in rates]
@@ -139,9 +140,8 @@ def head_command(folder: str) -> List[str]:
 
 def entering(pid: int, directory: str, command: Sequence[str]) -> List[str]:
     """`command` in the head's namespaces; the one of processes is the caller's part, since it takes a fork."""
-    into = [f"--{kind}=/proc/{pid}/ns/{file}" for kind, file in
-            (("mount", "mnt"), ("uts", "uts"), ("ipc", "ipc"), ("net", "net"))]
-    return ["nsenter", *into, "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", directory, *command]
+    return ["nsenter", "--target", str(pid), "--mount", "--uts", "--ipc", "--net",
+            "sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", directory, *command]
 
 
 def on_host(directory: str, env: Mapping[str, str], command: Sequence[str]) -> str:

@@ -6,11 +6,12 @@ import functools
 import shutil
 import signal
 import sys
-from typing import Any, List, NoReturn, Sequence
+from typing import List, Optional, Sequence
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError
 from odsgd.lab.cluster import links
-from odsgd.lab.cluster.cluster import Cluster, check_machine, forgotten, names
+from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
+from odsgd.lab.command import Parser, chosen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"
@@ -33,32 +34,27 @@ example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worke
 
 def main(argv: Sequence[str]) -> int:
     """One of the three; the exit code is 0, or the command's."""
-    actions = {"up": up, "run": run, "down": down}
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0 if argv else 64
-    if argv[0] not in actions:
-        raise unknown("action", argv[0], actions)
+    action = chosen(argv, USAGE, {"up": up, "run": run, "down": down})
     for number in _heeded():
-        signal.signal(number, _interrupt)  # so that what is half up, or up for one command, goes down
-    return actions[argv[0]](list(argv[1:]))
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))  # a cluster for one command goes down
+    return action(list(argv[1:]))
 
 
 def up(argv: List[str]) -> int:
     """Bring a cluster up that stays."""
-    parser = _Parser("up", name=DEFAULT_NAME, shape=True)
-    options = parser.parse_args(argv)
+    options = _parser(DEFAULT_NAME, shape=True).parse_args(argv)
     if options.hosts is None:
         raise ConfigError("--hosts N is needed: how many hosts")
     cluster = _up(options, options.name)
     cluster.stay()
-    print(f"cluster `{cluster.name}` is up: {_listed(cluster.hosts)}, hosts file {cluster.hostfile}")
+    last = f" to host{options.hosts - 1}" if options.hosts > 1 else ""
+    print(f"cluster `{cluster.name}` is up: host0{last}, hosts file {cluster.hostfile}")
     return 0
 
 
 def run(argv: List[str]) -> int:
     """Run a command on a cluster that is up, or on one of its own."""
-    parser = _Parser("run", name=None, shape=True)
+    parser = _parser(None, shape=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(argv)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -76,34 +72,26 @@ def run(argv: List[str]) -> int:
 
 def down(argv: List[str]) -> int:
     """Take a cluster down, or all of them."""
-    parser = _Parser("down", name=DEFAULT_NAME)
+    parser = _parser(DEFAULT_NAME)
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args(argv)
     check_machine()
-    chosen = sorted({*names(), *forgotten()}) if options.all else [options.name]
-    if not options.all and options.name not in forgotten():
-        Cluster.find(options.name)
-    for name in chosen:
+    known = clusters()
+    if not options.all and options.name not in known:
+        Cluster.find(options.name)  # complains
+    for name in known if options.all else [options.name]:
         Cluster(name).down()
         print(f"cluster `{name}` is down")
     return 0
 
 
-def _up(options: argparse.Namespace, name: Any) -> Cluster:
+def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
     return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
-
-
-def _listed(hosts: Sequence[str]) -> str:
-    return hosts[0] if len(hosts) == 1 else f"{hosts[0]} to {hosts[-1]}"
 
 
 def _heeded() -> List[signal.Signals]:
     """Without those that `nohup` and `&` have us ignore."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _attend(cluster: Cluster, command: Sequence[str]) -> int:
@@ -123,17 +111,14 @@ def _attend(cluster: Cluster, command: Sequence[str]) -> int:
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, action: str, name: Any, shape: bool = False) -> None:
-        super().__init__(prog=f"odsgd cluster {action}", usage=USAGE[7:].rstrip(), add_help=True, allow_abbrev=False)
-        self.add_argument("--name", default=name)
-        if shape:
-            self.add_argument("--hosts", type=_count)
-            self.add_argument("--rate")
-            self.add_argument("--host-rate", "--host_rate", action="append", default=[])
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (see odsgd cluster --help)")
+def _parser(name: Optional[str], shape: bool = False) -> Parser:
+    parser = Parser(" (see odsgd cluster --help)", usage=USAGE[7:].rstrip())
+    parser.add_argument("--name", default=name)
+    if shape:
+        parser.add_argument("--hosts", type=_count)
+        parser.add_argument("--rate")
+        parser.add_argument("--host-rate", "--host_rate", action="append", default=[])
+    return parser
 
 
 def _count(text: str) -> int:

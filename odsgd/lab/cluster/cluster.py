@@ -7,45 +7,31 @@ import fcntl
 import itertools
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import IO, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError, unknown
+from odsgd.lab import processes
 from odsgd.lab.cluster import boot, links
 
 FOLDER = Path("/run/odsgd/cluster")
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux",
             "setpriv": "util-linux", "mount": "mount", "sleep": "coreutils"}
 UP_WITHIN_S, DOWN_WITHIN_S, LOCKED_WITHIN_S = 30.0, 20.0, 60.0
-GRACE_S = 10.0
-"""Between SIGTERM and SIGKILL for a command that has run out of its time."""
-
 CLONE_NEWPID = 0x20000000
 _numbers = itertools.count()
 
 
 class Goodput(NamedTuple):
-    """What two hosts' links carry for TCP with traffic both ways, in bytes per second."""
+    """Bytes of TCP per second that the links between two hosts carry, with traffic both ways."""
 
     there: float
     back: float
-
-
-class Init(NamedTuple):
-    """The first process of a cluster; the start time tells it from a later process with the same number."""
-
-    pid: int
-    started: str
-
-    @property
-    def alive(self) -> bool:
-        return _start_time(self.pid) == self.started
 
 
 class Cluster:
@@ -58,12 +44,12 @@ class Cluster:
     def __init__(self, name: str) -> None:
         self.name, self.folder = name, FOLDER / name
         self._line: Optional[int] = None
-        self._process: "Optional[subprocess.Popen[bytes]]" = None
-        self._commands: "List[subprocess.Popen[Any]]" = []
+        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._commands: List[subprocess.Popen[Any]] = []
 
     @classmethod
     def up(cls, hosts: int, rate: Optional[str] = None, rates: Optional[Mapping[int, str]] = None,
-           name: Optional[str] = None) -> "Cluster":
+           name: Optional[str] = None) -> Cluster:
         """Bring a cluster up; it lasts until `down()`, or the end of this process, however it ends (but see `stay`).
 
         `rate` of every host's link each way (`1gbit`), by default as fast as the machine can; `rates` of single hosts,
@@ -73,7 +59,8 @@ class Cluster:
         name = _checked(name or f"run-{os.getpid()}-{next(_numbers)}")
         check_machine()
         with _alone():
-            _sweep()
+            for left in (other for other, is_up in clusters().items() if not is_up):
+                shutil.rmtree(FOLDER / left, ignore_errors=True)
             cluster = cls(name)
             if cluster.folder.exists():
                 raise ConfigError(f"cluster `{name}` is up already; take it down with `odsgd cluster down --name "
@@ -86,19 +73,18 @@ class Cluster:
         return cluster
 
     @classmethod
-    def find(cls, name: str) -> "Cluster":
+    def find(cls, name: str) -> Cluster:
         """A cluster that is up."""
         check_machine()
         cluster = cls(_checked(name))
-        init = cluster._init()
-        if not (init and init.alive):
-            known = names()
+        if not cluster._init():
+            known = [other for other, is_up in clusters().items() if is_up]
             raise unknown("cluster", name, known) if known else ConfigError(
                 f"cluster `{name}` is not up, nor is any other; bring it up with `odsgd cluster up --name {name}`")
         return cluster
 
     def stay(self) -> None:
-        """Let the cluster outlive this process, until somebody takes it down."""
+        """Let the cluster outlive this process, until it is taken down."""
         assert self._line is not None and self._process is not None
         os.write(self._line, b"stay\n")
         self._hang_up()
@@ -109,7 +95,7 @@ class Cluster:
         with _alone():
             self._end()
 
-    def __enter__(self) -> "Cluster":
+    def __enter__(self) -> Cluster:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -128,17 +114,17 @@ class Cluster:
 
     @property
     def variables(self) -> Dict[str, str]:
-        """What commands on the head find in their environment: the way to the hosts, for our launcher and for MPI."""
+        """The environment of commands on the head: the way to the hosts, for our launcher and for MPI."""
         ssh = str(self.folder / "ssh")
         return {"ODSGD_SSH": ssh, "ODSGD_HOSTFILE": self.hostfile, "HYDRA_LAUNCHER": "ssh", "HYDRA_LAUNCHER_EXEC": ssh,
                 "OMPI_MCA_plm_rsh_agent": ssh, "PRTE_MCA_plm_ssh_agent": ssh, "OMPI_ALLOW_RUN_AS_ROOT": "1",
                 "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "UCX_TLS": "tcp,self"}
 
     def popen(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, host: Optional[int] = None,
-              **options: Any) -> "subprocess.Popen[Any]":
+              **options: Any) -> subprocess.Popen[Any]:
         """Start a command on the head, or on one host as ssh would; `@hosts` in it becomes the hosts file's path.
 
-        `env` comes on top of this process's environment; on a host, of what a login there sets. `options` are those of
+        `env` comes on top of this process's environment; on a host, of that of a login. `options` are those of
         `subprocess.Popen`.
         """
         words = [self._word(word) for word in command]
@@ -146,44 +132,37 @@ class Cluster:
         if host is not None:
             words = [self.variables["ODSGD_SSH"], self.hosts[host], boot.on_host(directory, env or {}, words)]
         init = self._init()
-        if not (init and init.alive):
+        if not init:
             raise ConfigError(f"cluster `{self.name}` is not up any more")
-        with _children_in(init.pid):
-            process = subprocess.Popen(boot.entering(init.pid, directory, words),
+        with _children_in(init):
+            process = subprocess.Popen(boot.entering(init, directory, words),
                                        env={**os.environ, **self.variables, **(env or {})}, **options)
         self._commands = [earlier for earlier in self._commands if earlier.poll() is None] + [process]
         return process
 
     def run(self, command: Sequence[str], env: Optional[Mapping[str, str]] = None, timeout: Optional[float] = None,
-            host: Optional[int] = None) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end and take what it prints (stdout and stderr apart, as text).
+            host: Optional[int] = None) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end and take its output (stdout and stderr apart, as text).
 
-        After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` tells what it said.
+        After `timeout` seconds it gets a SIGTERM, later a SIGKILL, and `subprocess.TimeoutExpired` carries its output.
         """
-        process = self.popen(command, env, host, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, universal_newlines=True)
-        try:
-            stdout, stderr = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired as overdue:
-            raise subprocess.TimeoutExpired(list(command), overdue.timeout, *_stopped(process)) from None
-        except BaseException:
-            _stopped(process)
-            raise
-        return subprocess.CompletedProcess(list(command), process.returncode, stdout, stderr)
+        return processes.completed(self.popen(command, env, host, **processes.READ_TO_THE_END), timeout)
 
     def goodput(self, seconds: float = 1.0, between: Tuple[int, int] = (0, 1)) -> Goodput:
-        """What the links between two hosts carry with TCP traffic both ways at once; takes a second longer."""
-        program = [sys.executable, "-I", str(Path(__file__).with_name("goodput.py"))]
+        """Measure the links between two hosts, with TCP traffic both ways at once; takes a second longer."""
+        program = [sys.executable, "-I", str(Path(__file__).with_name("goodput.py")), str(seconds)]
         first, second = between
-        options: Dict[str, Any] = {"stdout": subprocess.PIPE, "universal_newlines": True, "cwd": "/"}
         address = boot.addresses(len(self.hosts))[self.hosts[first]]
+        timeout_s = seconds + UP_WITHIN_S
         with contextlib.ExitStack() as stack:
-            back = stack.enter_context(_ended(self.popen([*program, str(seconds)], host=first, **options)))
-            port = _line(back, seconds + UP_WITHIN_S)
-            there = stack.enter_context(
-                _ended(self.popen([*program, str(seconds), address, port], host=second, **options)))
-            rates = [float(_line(process, seconds + UP_WITHIN_S)) for process in (there, back)]
-        return Goodput(*rates)
+            def start(host: int, *words: str) -> subprocess.Popen[Any]:
+                process = stack.enter_context(
+                    self.popen([*program, *words], host=host, cwd="/", **processes.READ_BY_LINE))
+                stack.callback(process.kill)
+                return process
+            back = start(first)
+            there = start(second, address, _answer(back, timeout_s))
+            return Goodput(*(float(_answer(process, timeout_s)) for process in (there, back)))
 
     def _word(self, word: str) -> str:
         return re.sub(r"(^|=)@hosts$", lambda match: match[1] + self.hostfile, word)
@@ -195,36 +174,44 @@ class Cluster:
         for file, text in boot.files(rates).items():
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
-        with contextlib.closing(_Booting(boot.head_command(str(self.folder)), their_line)) as booting:
-            self._process = booting.process
-            pid = booting.word("init")
+        try:
+            self._process = subprocess.Popen(boot.head_command(str(self.folder)), stdin=their_line,
+                                             stderr=subprocess.STDOUT, start_new_session=True, cwd="/",
+                                             **processes.READ_BY_LINE)
+        finally:
+            os.close(their_line)
+        assert self._process.stdout
+        with self._process.stdout as said:
+            answers = _answers(said, ["init", *["host"] * len(rates)])
+            pid = next(answers)
             (self.folder / "init").write_text(f"{pid} {_start_time(int(pid))}", encoding="ascii")
-            pids = dict(booting.word("host").split() for _ in rates)
+            pids = dict(answer.split() for answer in answers)
         network = os.readlink(f"/proc/{pid}/ns/net")
         ssh = self.folder / "ssh"
         ssh.write_text(boot.ssh_script(self.name, network, {host: int(pids[host]) for host in sorted(pids)}))
         ssh.chmod(0o755)
 
-    def _init(self) -> Optional[Init]:
+    def _init(self) -> Optional[int]:
+        """The cluster's first process, if it lives; its start time tells it from a later one with the same number."""
         try:
             pid, started = (self.folder / "init").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             return None
-        return Init(int(pid), started)
+        return int(pid) if _start_time(int(pid)) == started else None
 
     def _end(self) -> None:
         self._hang_up()
         init = self._init()
-        if init and init.alive:
-            os.kill(init.pid, signal.SIGKILL)
-            deadline = time.monotonic() + DOWN_WITHIN_S
-            while init.alive:
-                for command in self._commands:
-                    command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
-                if time.monotonic() > deadline:
-                    raise ConfigError(f"cluster `{self.name}`: process {init.pid} has not ended {DOWN_WITHIN_S:g} s "
-                                      "after SIGKILL; is an `odsgd cluster run` of it stopped (Ctrl-Z)?")
-                time.sleep(0.005)
+        if init:
+            os.kill(init, signal.SIGKILL)
+        deadline = time.monotonic() + DOWN_WITHIN_S
+        while self._init():
+            for command in self._commands:
+                command.poll()  # the namespace does not end before its last zombie, and these are ours to bury
+            if time.monotonic() > deadline:
+                raise ConfigError(f"cluster `{self.name}`: process {init} has not ended {DOWN_WITHIN_S:g} s after "
+                                  "SIGKILL; is an `odsgd cluster run` of it stopped (Ctrl-Z)?")
+            time.sleep(0.005)
         if self._process:
             self._process.wait(DOWN_WITHIN_S)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -235,63 +222,35 @@ class Cluster:
             self._line = None
 
 
-def names() -> List[str]:
-    """The clusters that are up on this machine."""
-    found = [Cluster(entry.name) for entry in FOLDER.iterdir() if entry.is_dir()] if FOLDER.is_dir() else []
-    return sorted(cluster.name for cluster in found for init in [cluster._init()] if init and init.alive)
+def clusters() -> Dict[str, bool]:
+    """The clusters of this machine by name, and whether each is up; of one that is not a crash has left the folder."""
+    folders = sorted(entry.name for entry in FOLDER.iterdir() if entry.is_dir()) if FOLDER.is_dir() else []
+    return {name: Cluster(name)._init() is not None for name in folders}
 
 
-def forgotten() -> List[str]:
-    """Folders of clusters that are not up any more: a crash leaves them."""
-    return sorted(set(os.listdir(FOLDER)) - set(names()) - {"lock"}) if FOLDER.is_dir() else []
-
-
-class _Booting:
-    """The head's script while it brings the cluster up, and what it says."""
-
-    def __init__(self, command: Sequence[str], line: int) -> None:
-        try:
-            self.process = subprocess.Popen(command, stdin=line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                            start_new_session=True, cwd="/")
-        finally:
-            os.close(line)
-        self.deadline = time.monotonic() + UP_WITHIN_S
-        self.complaint = ""
-        self.partial = b""
-
-    def word(self, kind: str) -> str:
-        """The rest of the next line that begins with `kind`."""
-        while True:
-            first, _, rest = self._line().partition(" ")
-            if first == kind:
-                return rest
+def _answers(said: IO[bytes], words: Sequence[str]) -> Iterator[str]:
+    """From the output of the head's script, while the cluster comes up: the rests of lines that begin with `words`."""
+    deadline, complaint = time.monotonic() + UP_WITHIN_S, ""
+    for word in words:
+        first = rest = ""
+        while first != word:
+            complaint = f"{first} {rest}".strip() or complaint
+            line = processes.next_line(said, deadline)
+            if line is None:
+                raise ConfigError(f"the cluster did not come up within {UP_WITHIN_S:g} s: {complaint}")
+            if not line:
+                raise ConfigError(f"cannot make namespaces: {complaint or 'no reason given'} (in a container it has to "
+                                  "be a privileged one)")
+            first, _, rest = line.rstrip("\n").partition(" ")
             if first == "failed":
-                raise ConfigError(f"cannot {rest}" + (f": {self.complaint}" if self.complaint else ""))
-            self.complaint = f"{first} {rest}".strip()
-
-    def _line(self) -> str:
-        assert self.process.stdout
-        while b"\n" not in self.partial:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, self.deadline - time.monotonic()))
-            if not ready:
-                raise ConfigError(f"the cluster did not come up within {UP_WITHIN_S:g} s: {self.complaint}")
-            data = os.read(self.process.stdout.fileno(), 65536)
-            if not data:
-                raise ConfigError(f"cannot make namespaces: {self.complaint or 'no reason given'} (in a container it "
-                                  "has to be a privileged one)")
-            self.partial += data
-        line, _, self.partial = self.partial.partition(b"\n")
-        return line.decode("utf-8", "replace")
-
-    def close(self) -> None:
-        assert self.process.stdout
-        self.process.stdout.close()
+                raise ConfigError(f"cannot {rest}" + (f": {complaint}" if complaint else ""))
+        yield rest
 
 
 # The machine
 
 def check_machine() -> None:
-    """Refuse what this machine or this user cannot do."""
+    """ConfigError where this machine has no such cluster, or this user may not make one."""
     if not sys.platform.startswith("linux"):
         raise ConfigError("an emulated cluster needs Linux")
     if os.geteuid() != 0:
@@ -325,11 +284,6 @@ def _alone() -> Iterator[None]:
         yield
 
 
-def _sweep() -> None:
-    for name in forgotten():
-        shutil.rmtree(FOLDER / name, ignore_errors=True)
-
-
 def _start_time(pid: int) -> Optional[str]:
     """When a process was started, in the kernel's ticks; None if it is not there, or a zombie."""
     try:
@@ -342,55 +296,28 @@ def _start_time(pid: int) -> Optional[str]:
 
 @contextlib.contextmanager
 def _children_in(init: int) -> Iterator[None]:
-    """What this thread starts in here is born in the PID namespace of `init`, so that it ends with it."""
+    """Children that this thread starts in here are born in the PID namespace of `init`, and end with it.
+
+    Meanwhile it cannot start a thread. So where MXNet is loaded, `preexec_fn` may not be given: it makes `Popen` fork,
+    after a fork MXNet starts the threads of its engine again, and the process aborts.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
+
+    def enter(namespace: IO[str]) -> None:
+        if libc.setns(namespace.fileno(), CLONE_NEWPID):
+            raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
+
     with open(f"/proc/{init}/ns/pid") as theirs, open("/proc/self/ns/pid") as ours:
-        _enter(libc, theirs.fileno())
+        enter(theirs)
         try:
             yield
         finally:
-            _enter(libc, ours.fileno())
+            enter(ours)
 
 
-def _enter(libc: ctypes.CDLL, namespace: int) -> None:
-    if libc.setns(namespace, CLONE_NEWPID):
-        raise OSError(ctypes.get_errno(), "setns: " + os.strerror(ctypes.get_errno()))
-
-
-# Processes
-
-Text = Union[str, bytes, None]
-
-
-def _stopped(process: "subprocess.Popen[Any]") -> Tuple[Text, Text]:
-    """End a process and take the rest of what it has said."""
-    for end in (process.terminate, process.kill):
-        end()
-        try:
-            return process.communicate(timeout=GRACE_S)
-        except subprocess.TimeoutExpired as overdue:
-            said = overdue.stdout, overdue.stderr
-    for stream in (process.stdout, process.stderr):
-        if stream:
-            stream.close()  # somebody else holds the other end
-    return said
-
-
-@contextlib.contextmanager
-def _ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    with process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def _line(process: "subprocess.Popen[str]", timeout: float) -> str:
-    """The next line it prints."""
-    assert process.stdout
-    ready, _, _ = select.select([process.stdout], [], [], timeout)
-    line = process.stdout.readline().strip() if ready else ""
+def _answer(process: subprocess.Popen[Any], timeout_s: float) -> str:
+    """The next line of a measurement of goodput."""
+    line = processes.next_line(process.stdout, time.monotonic() + timeout_s)
     if not line:
-        raise KVStoreError(f"the measurement of a link's goodput did not answer within {timeout:g} s")
-    return line
+        raise KVStoreError(f"the measurement of a link's goodput did not answer within {timeout_s:g} s")
+    return line.strip()

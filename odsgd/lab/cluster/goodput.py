@@ -1,4 +1,4 @@
-"""What a link carries for TCP: run on two hosts, ``goodput.py SECONDS`` and ``goodput.py SECONDS ADDRESS PORT``.
+"""Bytes of TCP per second: run on two hosts, ``goodput.py SECONDS`` and ``goodput.py SECONDS ADDRESS PORT``.
 
 The first prints its port, and in the end each prints the bytes per second that it has received. Both send all the
 while, each on a connection of its own, as ps-lite does. On its own feet, so that it starts fast: only the standard

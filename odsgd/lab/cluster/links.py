@@ -12,14 +12,14 @@ MOST_HOSTS = 250
 
 FAST = 10**9
 LARGE_NBYTES, SMALL_NBYTES = 65536, 32768
-"""What the kernel hands to a link as one packet, for hardware to cut into frames: what it always does, and for links
-slower than FAST, which it would hold up too long. Smaller costs more of the cores."""
+"""The largest packet that the kernel hands to a link, for hardware to cut into frames: its own choice, and ours for
+links slower than FAST, which it would hold up too long. Smaller packets cost more of the cores."""
 BURST_OVER_NBYTES, BURST_S = 7_000, 1e-4
-"""What an idle link takes at once, whichever is more: a packet with its headers, or what is sent while a timer is late;
+"""An idle link takes so much at once, whichever is more: a packet with its headers, or the bytes of a timer's lateness;
 with less the rate is not reached."""
 QUEUE_NBYTES, QUEUE_S = 500_000, 0.032
 """The buffer of a port, whichever is more: that of a switch. In a smaller one the packets of several senders to one
-receiver get lost, and TCP waits 200 ms before it sends the last of them again; a larger one delays what goes back."""
+receiver get lost, and TCP waits 200 ms before it sends the last of them again; a larger one delays the way back."""
 
 
 def parse_rate(text: str, option: str) -> int:

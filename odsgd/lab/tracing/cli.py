@@ -4,11 +4,12 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any, List, NoReturn, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError, unknown
-from odsgd.lab.tracing.files import MERGED, Job, read_job, write
+from odsgd.lab.command import Parser, chosen
+from odsgd.lab.tracing.files import MERGED, read_timeline, write
 from odsgd.lab.tracing.summary import shares, table
+from odsgd.lab.tracing.timeline import Timeline
 
 USAGE = """usage: odsgd trace merge DIR [-o FILE]
        odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
@@ -30,61 +31,52 @@ example:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; `odsgd trace --help` says how")
+HINT = "; `odsgd trace --help` says how"
 
 
 def main(argv: Sequence[str]) -> int:
     """One of the three; 0."""
-    actions = {"merge": merge, "summary": summary, "draw": draw}
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE.format(merged=MERGED), end="")
-        return 0 if argv else 64
-    if argv[0] not in actions:
-        raise unknown("action", argv[0], actions)
-    actions[argv[0]](list(argv[1:]))
+    chosen(argv, USAGE.format(merged=MERGED), {"merge": merge, "summary": summary, "draw": draw})(list(argv[1:]))
     return 0
 
 
 def merge(argv: List[str]) -> None:
     """The files of a folder in one."""
-    parser = _Parser(add_help=False)
+    parser = Parser(HINT, add_help=False)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
     options = parser.parse_args(argv)
-    job = read_job(options.folder)
-    out = options.out or options.folder / MERGED
-    write(job, out)
-    print(f"{out}: {', '.join(process.name for process in job.processes)}")
-    _remark([job])
+    timeline, out = read_timeline(options.folder), options.out or options.folder / MERGED
+    write(timeline, out)
+    print(f"{out}: {', '.join(track.name for track in timeline.tracks)}")
+    _remark([timeline])
 
 
 def summary(argv: List[str]) -> None:
     """A table per trace."""
-    options = _parse(argv)
-    for job in options.jobs:
-        print(f"{job.name}\n{table(shares(job, *options.iterations))}")
-    _remark(options.jobs)
+    options = _traces().parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
+    for timeline in timelines:
+        print(f"{timeline.name}\n{table(shares(timeline, *options.iterations))}")
+    _remark(timelines)
 
 
 def draw(argv: List[str]) -> None:
     """A figure of all traces."""
-    options = _parse(argv, figure=True)
+    parser = _traces()
+    parser.add_argument("-o", dest="out", type=Path, required=True)
+    options = parser.parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
     from odsgd.lab.tracing.draw import figure
-    figure(options.jobs, options.iterations, options.out)
-    _remark(options.jobs)
+    figure(timelines, options.iterations, options.out)
+    _remark(timelines)
 
 
-def _parse(argv: List[str], figure: bool = False) -> Any:
-    parser = _Parser(add_help=False)
+def _traces() -> Parser:
+    parser = Parser(HINT, add_help=False)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--iterations", type=_iterations, default=(None, None))
-    if figure:
-        parser.add_argument("-o", dest="out", type=Path, required=True)
-    options = parser.parse_args(argv)
-    options.jobs = [read_job(path) for path in options.traces]
-    return options
+    return parser
 
 
 def _iterations(text: str) -> Tuple[Optional[int], Optional[int]]:
@@ -94,7 +86,7 @@ def _iterations(text: str) -> Tuple[Optional[int], Optional[int]]:
     return (int(first) if first else None), (int(stop) if stop else None)
 
 
-def _remark(jobs: List[Job]) -> None:
-    for job in jobs:
-        for line in job.remarks:
-            print(f"{job.name}: {line}", file=sys.stderr)
+def _remark(timelines: List[Timeline]) -> None:
+    for timeline in timelines:
+        for line in timeline.remarks:
+            print(f"{timeline.name}: {line}", file=sys.stderr)

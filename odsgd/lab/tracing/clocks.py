@@ -1,4 +1,4 @@
-"""One clock for processes of several hosts, from what must come before what.
+"""One clock for processes of several hosts, from events that must come before others.
 
 Processes of a host share its monotonic clock, so nothing is to be done. Between hosts, the offset is bounded by each
 round of each bucket: on no worker does it end before it has begun on every worker, no server updates before it has
@@ -12,56 +12,56 @@ In an asynchronous job no round is everybody's. Then the hosts' wall clocks have
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Tuple
+from typing import Dict, List, Tuple
 
-Window = Tuple[float, float]
+from odsgd.lab.tracing.timeline import Track
+
+Bounds = Tuple[float, float]
 """(latest moment by which something of a round had begun, earliest by which something had ended), on one host."""
 
 
-def align(processes: List[Any]) -> List[str]:
-    """Move the bars of other hosts to the clock of the first process's host; a line for each host that was moved."""
-    hosts: Dict[str, List[Any]] = {}
-    for process in processes:
-        hosts.setdefault(process.about["boot"], []).append(process)
-    (_, first), *others = hosts.items()
+def align(tracks: List[Track]) -> List[str]:
+    """Move the bars of other hosts to the clock of the first track's host; a line for each host that was moved."""
+    hosts: Dict[str, List[Track]] = {}
+    for track in tracks:
+        hosts.setdefault(track.about["boot"], []).append(track)
+    first, *others = hosts.values()
     remarks = []
-    for _, members in others:
+    for members in others:
         offset_s, how = _offset(first, members)
-        for process in members:
-            process.shift(offset_s)
+        for track in members:
+            track.shift(offset_s)
         remarks.append(f"clock of {members[0].about['host']}: {how}")
     return remarks
 
 
-def _offset(first: List[Any], members: List[Any]) -> Tuple[float, str]:
-    """What to add to the times of `members`."""
-    ours, theirs = _windows(first), _windows(members)
+def _offset(first: List[Track], members: List[Track]) -> Tuple[float, str]:
+    """Seconds to add to the times of `members`, and how they were found."""
+    ours, theirs = _bounds(first), _bounds(members)
     common = ours.keys() & theirs.keys()
+    if not common:
+        return _wall_s(first[0]) - _wall_s(members[0]), "as the hosts' wall clocks are set"
     left_out = len(common) // 10
-    lows = sorted(ours[key][0] - theirs[key][1] for key in common)
-    highs = sorted((ours[key][1] - theirs[key][0] for key in common), reverse=True)
-    if common:
-        low, high = lows[-1 - left_out], highs[-1 - left_out]
-        return (low + high) / 2, f"within {1000 * abs(high - low) / 2:.2g} ms, from {len(common)} rounds"
-    return _wall(first[0]) - _wall(members[0]), "as the hosts' wall clocks are set"
+    low = sorted(ours[key][0] - theirs[key][1] for key in common)[-1 - left_out]
+    high = sorted(ours[key][1] - theirs[key][0] for key in common)[left_out]
+    return (low + high) / 2, f"within {1000 * abs(high - low) / 2:.2g} ms, from {len(common)} rounds"
 
 
-def _wall(process: Any) -> float:
+def _wall_s(track: Track) -> float:
     """Monotonic time at which the wall clock stood at 0."""
-    return float(process.about["monotonic_s"] - process.about["wall_s"])
+    return float(track.about["monotonic_s"] - track.about["wall_s"])
 
 
-def _windows(processes: List[Any]) -> Dict[Tuple[int, int], Window]:
+def _bounds(tracks: List[Track]) -> Dict[Tuple[int, int], Bounds]:
     """By bucket and round."""
-    windows: Dict[Tuple[int, int], Window] = {}
-    for process in processes:
-        server = process.about["role"] == "server"
-        for span in process.spans:
-            if span.lane != ("update" if server else "exchange") or "round" not in span.args:
-                continue
-            # The update comes after the begin of each exchange and before the end of each.
-            begun, ended = (span.end_s, span.start_s) if server else (span.start_s, span.end_s)
-            key = span.args["bucket"], span.args["round"]
-            before = windows.get(key, (-math.inf, math.inf))
-            windows[key] = max(before[0], begun), min(before[1], ended)
-    return windows
+    found: Dict[Tuple[int, int], Bounds] = {}
+    for track in tracks:
+        server = track.about["role"] == "server"
+        for bar in track.of("update" if server else "exchange"):
+            if "round" in bar.args:
+                # The update comes after the begin of each exchange and before the end of each.
+                begun, ended = (bar.end_s, bar.start_s) if server else (bar.start_s, bar.end_s)
+                key = bar.args["bucket"], bar.args["round"]
+                latest, earliest = found.get(key, (-math.inf, math.inf))
+                found[key] = max(latest, begun), min(earliest, ended)
+    return found

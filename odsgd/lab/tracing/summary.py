@@ -17,9 +17,11 @@ import dataclasses
 from typing import Dict, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
-from odsgd.lab.tracing.files import Job, Process, Span
+from odsgd.lab.command import aligned
+from odsgd.lab.tracing.timeline import Bar, Timeline, Track
 
-Interval = Tuple[float, float]
+Stretch = Tuple[float, float]
+"""Begin and end, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +37,23 @@ class Shares:
     idle: float
 
 
-def shares(job: Job, first: Optional[int] = None, stop: Optional[int] = None) -> List[Shares]:
+def shares(timeline: Timeline, first: Optional[int] = None, stop: Optional[int] = None) -> List[Shares]:
     """Of each worker, over iterations `first` to `stop` - 1."""
-    return [_shares(worker, first, stop) for worker in job.workers]
+    return [_shares(worker, first, stop) for worker in timeline.workers]
 
 
-def _shares(worker: Process, first: Optional[int], stop: Optional[int]) -> Shares:
-    begin_s, end_s, iterations = bounds(worker, first, stop)
-    compute = _clipped(worker.lane("compute"), begin_s, end_s)
-    exchange = _clipped(worker.lane("exchange"), begin_s, end_s)
+def _shares(worker: Track, first: Optional[int], stop: Optional[int]) -> Shares:
+    (begin_s, end_s), iterations = iterated(worker, first, stop)
+    compute = _clipped(worker.of("compute"), begin_s, end_s)
+    exchange = _clipped(worker.of("exchange"), begin_s, end_s)
     whole, computing, exchanging = end_s - begin_s, _length(compute), _length(exchange)
     either = _length(_union(compute + exchange))
     return Shares(worker.about["rank"], iterations, whole / iterations, computing / whole,
                   (computing + exchanging - either) / whole, (either - computing) / whole, 1 - either / whole)
 
 
-def bounds(worker: Process, first: Optional[int] = None, stop: Optional[int] = None) -> Tuple[float, float, int]:
-    """Begin and end of iterations `first` to `stop` - 1, by default the second to the last but one; how many."""
+def iterated(worker: Track, first: Optional[int] = None, stop: Optional[int] = None) -> Tuple[Stretch, int]:
+    """When iterations `first` to `stop` - 1 ran, by default the second to the last but one; and how many they are."""
     begins = begins_of(worker)
     numbers = sorted(begins)
     first = numbers[min(1, len(numbers) - 1)] if first is None and numbers else first
@@ -60,26 +62,26 @@ def bounds(worker: Process, first: Optional[int] = None, stop: Optional[int] = N
         seen = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
         raise ConfigError(f"{worker.name}: iterations {first}:{stop} are not in the trace, which has {seen}; each "
                           "needs the begin of the next")
-    return begins[first], begins[stop], sum(first <= number < stop for number in numbers)
+    return (begins[first], begins[stop]), sum(first <= number < stop for number in numbers)
 
 
-def begins_of(worker: Process) -> Dict[int, float]:
+def begins_of(worker: Track) -> Dict[int, float]:
     """When each iteration's compute began."""
     begins: Dict[int, float] = {}
-    for span in worker.lane("compute"):
-        begins.setdefault(span.args["iteration"], span.start_s)
+    for bar in worker.of("compute"):
+        begins.setdefault(bar.args["iteration"], bar.start_s)
     return begins
 
 
-def _clipped(spans: List[Span], begin_s: float, end_s: float) -> List[Interval]:
-    return _union([(max(span.start_s, begin_s), min(span.end_s, end_s)) for span in spans
-                   if span.start_s < end_s and span.end_s > begin_s])
+def _clipped(bars: List[Bar], begin_s: float, end_s: float) -> List[Stretch]:
+    return _union([(max(bar.start_s, begin_s), min(bar.end_s, end_s)) for bar in bars
+                   if bar.start_s < end_s and bar.end_s > begin_s])
 
 
-def _union(intervals: List[Interval]) -> List[Interval]:
+def _union(stretches: List[Stretch]) -> List[Stretch]:
     """The same times, without overlaps."""
-    merged: List[Interval] = []
-    for begin_s, end_s in sorted(intervals):
+    merged: List[Stretch] = []
+    for begin_s, end_s in sorted(stretches):
         if merged and begin_s <= merged[-1][1]:
             merged[-1] = merged[-1][0], max(merged[-1][1], end_s)
         else:
@@ -87,11 +89,11 @@ def _union(intervals: List[Interval]) -> List[Interval]:
     return merged
 
 
-def _length(intervals: List[Interval]) -> float:
-    return sum(end_s - begin_s for begin_s, end_s in intervals)
+def _length(stretches: List[Stretch]) -> float:
+    return sum(end_s - begin_s for begin_s, end_s in stretches)
 
 
-def table(rows: List[Shares]) -> str:
+def table(found: List[Shares]) -> str:
     """The shares as text.
 
     >>> print(table([Shares(0, 10, 0.2831, 0.961, 0.95, 0.021, 0.018)]))
@@ -99,9 +101,7 @@ def table(rows: List[Shares]) -> str:
     0               10    283.1   96.1 %  95.0 %    2.1 %  1.8 %
     """
     lines = [["worker", "iterations", "ms each", "compute", "hidden", "exposed", "idle"]]
-    for row in rows:
-        lines.append([str(row.worker_rank), str(row.iterations), f"{1000 * row.iteration_s:.1f}",
-                      *(f"{100 * part:.1f} %" for part in (row.compute, row.hidden, row.exposed, row.idle))])
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))])
-                     for first, *rest in lines)
+    for one in found:
+        lines.append([str(one.worker_rank), str(one.iterations), f"{1000 * one.iteration_s:.1f}",
+                      *(f"{100 * part:.1f} %" for part in (one.compute, one.hidden, one.exposed, one.idle))])
+    return aligned(lines)

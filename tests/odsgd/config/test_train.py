@@ -1,5 +1,6 @@
 """Options: where they come from, what they turn into, and what is said when they cannot work."""
 import dataclasses
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,11 @@ import yaml
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.errors import ConfigError
-from kvstore.options import Span
+from kvstore.options import Span, plain
 from odsgd.config import methods
 from odsgd.config.kinds import Compute
-from odsgd.config.train import TrainConfig, option_fields, options_table, own_fields
+from odsgd.config.train import TrainConfig, option_fields, own_fields
+from scripts import docs_tables
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
     --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4
@@ -115,9 +117,13 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch
         assert f"--{name.replace('_', '-')} " in shown, name
     words = " ".join(shown.split())
     assert "--hybridize compile the network into one graph (default; --no-hybridize turns it off)" in words
-    assert "by its staleness (default: true); --no-modulate turns it off" in words
-    for store, default in (("odsgd", "200"), ("delayed, pipesgd", "0")):
-        assert f"{store}: synchronous iterations before the delay, e.g. 200, or 2epochs (default: {default})" in words
+    assert "by its staleness (default: true; --no-modulate turns it off)" in words
+    assert "e.g. 200, or 2epochs (defaults: odsgd: 200; delayed, pipesgd: 0)" in words
+
+
+def default_shown(field: Any) -> str:
+    value = field.metadata["otherwise"] if field.default is None else plain(field.default)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(
@@ -125,12 +131,14 @@ def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
         from_flags("--help")
-    words = " ".join(capsys.readouterr().out.split())
-    for method in algorithms.METHODS.values():
+    entries = [" ".join(entry.split()) for entry in capsys.readouterr().out.split("\n  --")]
+    said = {entry.partition(" ")[0].replace("-", "_"): entry for entry in entries}
+    for store, method in algorithms.METHODS.items():
         for field in dataclasses.fields(method.Options):
-            shown = field.metadata["otherwise"] if field.default is None else methods._default(field)
-            said = f"{field.metadata['help']} (default: {shown})"
-            assert said in words, f"{method.name}: {field.name}: {said}"
+            entry, default = said[field.name], re.escape(default_shown(field))
+            alone = re.escape(field.metadata["help"]) + rf" \(default: {default}[;)]"
+            among = re.escape(field.metadata["help"]) + rf" \(defaults: .*\b{store}\b[^:;]*: {default}[;)]"
+            assert re.search(alone, entry) or re.search(among, entry), f"{store}: {entry}"
 
 
 # --- names of stores --------------------------------------------------------------------------------------------------
@@ -370,19 +378,21 @@ def names_of_rows(table: str) -> List[str]:
 
 
 def test_the_tables_of_the_docs_have_a_row_for_every_option() -> None:
-    assert names_of_rows(options_table(own_fields())) == [field.name for field in own_fields()]
-    assert list(dict.fromkeys(names_of_rows(methods.table()))) == list(methods.fields())
-    assert set(option_fields()) == {*names_of_rows(options_table(own_fields())), *names_of_rows(methods.table())}
+    of_runs, of_methods = docs_tables.run_table(own_fields()), docs_tables.method_table()
+    assert names_of_rows(of_runs) == [field.name for field in own_fields()]
+    assert list(dict.fromkeys(names_of_rows(of_methods))) == list(methods.fields())
+    assert set(option_fields()) == {*names_of_rows(of_runs), *names_of_rows(of_methods)}
     assert all(field.metadata["help"] for field in option_fields().values())
 
 
 @pytest.mark.parametrize("store", algorithms.METHODS)
 def test_the_table_of_the_docs_says_of_every_store_which_options_it_takes_with_which_default(store: str) -> None:
-    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in methods.table().splitlines()[2:]]
-    told = {row[0].strip("` "): (row[2], row[4]) for row in rows if row[1] == "all" or f"`{store}`" in row[1]}
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
+            for row in docs_tables.method_table().splitlines()[2:]]
+    told = {row[0].strip("` "): (row[2].strip("`"), row[4]) for row in rows
+            if row[1] == "all" or f"`{store}`" in row[1]}
     for field in dataclasses.fields(algorithms.find(store).Options):
-        default, meaning = told.pop(field.name)
-        assert (default, meaning) == (methods._default(field, "`"), field.metadata["help"])
+        assert told.pop(field.name) == (default_shown(field), field.metadata["help"])
     assert not told
 
 

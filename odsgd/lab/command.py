@@ -1,0 +1,53 @@
+"""Shared by the commands of the lab: actions by name, complaints in one line, tables and figures."""
+from __future__ import annotations
+
+import argparse
+from typing import Any, Callable, Dict, List, NoReturn, Sequence, TypeVar
+
+from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+
+Action = TypeVar("Action", bound=Callable[[List[str]], Any])
+
+
+class Parser(argparse.ArgumentParser):
+    """Complaints are ConfigErrors, and end with `hint`: where to read on."""
+
+    def __init__(self, hint: str, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._hint = hint
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message + self._hint)
+
+
+def chosen(argv: Sequence[str], usage: str, actions: Dict[str, Action]) -> Action:
+    """The action named first; SystemExit after help, which `--help` asks for and which an empty command line gets."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage, end="")
+        raise SystemExit(0 if argv else EXIT_USAGE)
+    if argv[0] not in actions:
+        raise unknown("action", argv[0], actions)
+    return actions[argv[0]]
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as columns of text, the first to the left and the others to the right.
+
+    >>> print(aligned([["run", "epochs"], ["odsgd", "8"]]))
+    run    epochs
+    odsgd       8
+    """
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))])
+                     for first, *rest in lines)
+
+
+def pyplot(purpose: str) -> Any:
+    """matplotlib's, which draws to files; ConfigError unless it is installed."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError(f"{purpose} needs matplotlib: pip install 'odsgd[plot]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    return pyplot

@@ -1,0 +1,78 @@
+"""The messages between the launcher and its agents: a line of JSON each, over two pipes or a socket.
+
+    to the agent
+        {"processes": [{"name", "command", "env"}, ...], "env": {...}, "drop": [names], ...}
+                                                      the first line: its orders, the job's secret included
+        {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
+        {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
+    from the agent
+        {"event": "hello", "host", "pid"}
+        {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
+        {"event": "output", "process", "stream": "stdout", "text", "progress": false}
+        {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
+        {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
+        {"event": "ended"}                                 nothing of the job is left on this host
+"""
+import json
+import os
+from typing import Any, Dict, List
+
+from odsgd.launch.lines import CHUNK
+
+Message = Dict[str, Any]
+
+
+class Channel:
+    """One side of it. Reading and writing never wait, so that a stop is heard at any time."""
+
+    def __init__(self, read_fd: int, write_fd: int) -> None:
+        self.read_fd, self.write_fd = read_fd, write_fd
+        self.backlog = bytearray()
+        self.partial = b""
+        self.open = True
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+
+    def send(self, message: Message) -> None:
+        """Queue one message, and write as much as can be written."""
+        if self.open:
+            self.backlog += json.dumps(message).encode() + b"\n"
+            self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the other side takes."""
+        try:
+            while self.backlog:
+                del self.backlog[:os.write(self.write_fd, self.backlog[:CHUNK])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+
+    def receive(self) -> List[Message]:
+        """The messages that have come; at the end of the stream `open` becomes false."""
+        data = b""
+        try:
+            data = os.read(self.read_fd, CHUNK)
+            if not data:
+                self.close()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+        *whole, self.partial = (self.partial + data).split(b"\n")
+        return [_message(line) for line in whole if line.strip()]
+
+    def close(self) -> None:
+        """The other side has gone."""
+        self.open = False
+        self.backlog.clear()
+
+
+def _message(line: bytes) -> Message:
+    """One message; the greetings of a login shell, which come before the agent speaks, are passed on as `noise`."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    return message if isinstance(message, dict) else {"event": "noise", "text": line.decode("utf-8", "replace")}

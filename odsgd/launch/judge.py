@@ -1,0 +1,355 @@
+"""When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
+
+    phase of a process   waiting → running → connecting → joined → done → ended
+                         (`running` on: it has a pid; `connecting`: it asks for the others; `joined`: they are there)
+
+The rules, in the order in which `tick` applies them:
+
+1. A signal to the launcher ends the job.
+2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
+   failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
+   first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
+   consequence, yields to any other failure: a process that misses another one did not kill it.
+   With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
+   job goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures
+   that belong together cannot be spared, none is.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded. The scheduler,
+   which only introduced the others to each other and hears no farewell, is not waited for.
+4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
+5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
+   scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
+   that never reports, a plain MXNet script, is not missed. Without servers all are there that run, until a worker asks
+   for the others, at any time: the timeout counts from then on.
+"""
+import collections
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+
+SETTLE_S = 0.4
+LAST_WORDS_S = 2.0
+FAREWELL_S = 5.0
+DESERTED_S = 10.0
+TAIL_LINES = 20
+
+_PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
+
+
+@dataclass
+class Member:
+    """The known facts of one process."""
+
+    name: str
+    role: str
+    host: str
+    phase: str = "waiting"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+    error: Optional[str] = None
+    joined: bool = False
+    lost: bool = False
+    """The job goes on without it."""
+    tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
+
+    def reached(self, phase: str) -> None:
+        """Phases only go forward: a late report of an ended process changes nothing."""
+        if _PHASES.index(phase) > _PHASES.index(self.phase):
+            self.phase = phase
+        self.joined = self.joined or phase in ("joined", "done")
+
+    @property
+    def rank(self) -> int:
+        """The rank in its name; the scheduler has none, and is 0."""
+        return int(self.name.partition(" ")[2] or 0)
+
+    @property
+    def missing(self) -> bool:
+        """Whether the others have not heard of it, and will not if it has ended."""
+        return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
+
+    @property
+    def standing(self) -> str:
+        """Its row's last cell in the table of a job that has not come up."""
+        return {"waiting": "never started",
+                "running": "running, has not asked to join",
+                "connecting": "asked to join, waits for the others",
+                "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
+                }.get(self.phase, "joined")
+
+    @property
+    def manner_of_death(self) -> Tuple[str, int]:
+        """How it ended in words, and the exit code a shell would give for it; never 0."""
+        if self.code is None:
+            return "has reported a failure", EXIT_FAILURE
+        if self.code >= 0:
+            return f"exit code {self.code}", self.code or EXIT_FAILURE
+        number = -self.code
+        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
+        return f"killed by {name}{hint}", 128 + number
+
+    @property
+    def where(self) -> str:
+        """Host and pid, for messages."""
+        return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+class Lost(NamedTuple):
+    """Workers that the job goes on without."""
+
+    ranks: List[int]
+    message: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ends: the launcher's exit code, and its last message."""
+
+    exit_code: int
+    message: str
+    culprit: Optional[str] = None
+    by_signal: bool = False
+    """The launcher was told to end; nothing has failed."""
+
+
+@dataclass
+class _Failure:
+    member: Optional[Member]
+    """None: a host was lost."""
+    text: str = ""
+    admitted: bool = False
+    """It has said itself that something else came before it."""
+    on_host: Sequence[Member] = ()
+    tail: Sequence[str] = ()
+    """The last lines from a lost host."""
+
+    @property
+    def consequence(self) -> bool:
+        """Whether another failure, if there is one, is the likelier cause."""
+        return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The processes that have failed."""
+        return [self.member] if self.member else self.on_host
+
+    @property
+    def speaking(self) -> bool:
+        """Whether it has reported a failure, and its exit is still to come."""
+        return self.member is not None and self.member.error is not None and self.member.code is None
+
+    def told(self, text: str, *remarks: str) -> str:
+        """`text`, and below it the words of the process or of its host."""
+        lines, title, tail = [text], "what was heard from there", self.tail
+        if self.member:
+            title, tail = f"the last lines of {self.member.name}", self.member.tail
+            lines += [f"  it reported: {self.member.error}"] if self.member.error else []
+        lines += remarks
+        return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
+
+
+class Judge:
+    """Hears of all that happens to a job; the rules stand at the head of the module."""
+
+    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
+                 on_worker_loss: str = "fail") -> None:
+        self.members: Dict[str, Member] = {member.name: member for member in members}
+        self.workers = [member for member in members if member.role == "worker"]
+        self.others = [member for member in members if member.role != "worker"]
+        self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
+        self.goes_on = on_worker_loss == "continue"
+        self.failures: List[_Failure] = []
+        self.lost: List[Lost] = []
+        self.failed_at: Optional[float] = None
+        self.signal: Optional[int] = None
+        self.workers_ended_at: Optional[float] = None
+        self.deserted_at: Optional[float] = None
+        self.asked_at: Optional[float] = None
+        self.up = False
+
+    # Events
+
+    def started(self, name: str, pid: int) -> None:
+        """The process exists."""
+        self.members[name].pid = pid
+        self.members[name].reached("running")
+
+    def output(self, name: str, line: str) -> None:
+        """It has printed a line."""
+        if line.strip():
+            self.members[name].tail.append(line)
+
+    def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
+        """It has said something on its report pipe; events unknown here are for others."""
+        member, event = self.members[name], report.get("event")
+        if event in ("connecting", "joined", "done"):
+            member.reached(event)
+            if self.asked_at is None:
+                self.asked_at = now
+        elif event == "failed" and member.error is None:
+            member.error = str(report.get("error") or "no reason given")
+            self._fail(_Failure(member, admitted=bool(report.get("consequence"))), now)
+
+    def exited(self, name: str, code: int, now: float) -> None:
+        """It has ended; a negative code is the signal that ended it."""
+        member = self.members[name]
+        member.code = code
+        member.reached("ended")
+        if code and (member.role == "worker" or self.workers_ended_at is None):
+            self._fail(_Failure(member), now)
+        elif member.role == "worker" and self._workers_ended():
+            self.workers_ended_at = now
+        elif member.role != "worker" and self.deserted_at is None:
+            self.deserted_at = now
+
+    def unstartable(self, name: str, error: str, now: float) -> None:
+        """It could not even be started."""
+        self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
+
+    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
+        """The agent of a host, or the way to it, has gone, and with it these processes."""
+        gone = [self.members[name] for name in names if self.members[name].code is None]
+        if gone:
+            text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
+            self._fail(_Failure(None, text, on_host=gone, tail=tail), now)
+
+    def interrupted(self, number: int) -> None:
+        """The launcher has been told to end."""
+        self.signal = self.signal or number
+
+    # Decisions
+
+    def tick(self, now: float) -> Optional[Verdict]:
+        """The verdict, once there is one."""
+        self.up = (self.up and bool(self.others)) or self._all_are_there()
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
+        if self.failures:
+            return self._failure_verdict(now)
+        if self.workers_ended_at is not None:
+            return self._farewell(now)
+        return self._desertion(now) or self._lateness(now)
+
+    def take_lost(self) -> List[Lost]:
+        """The workers lost since the last call; the job goes on without them."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def _fail(self, failure: _Failure, now: float) -> None:
+        if not (failure.member and any(other.member is failure.member for other in self.failures)):
+            self.failures.append(failure)
+        if self.failed_at is None:
+            self.failed_at = now
+
+    def _failure_verdict(self, now: float) -> Optional[Verdict]:
+        assert self.failed_at is not None
+        cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
+        waited = now - self.failed_at
+        speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
+        if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
+            return None
+        reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
+        if self.goes_on and not reasons:
+            self._go_on(now)
+            return None
+        remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.goes_on else []
+        if self._lost_ranks():
+            remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
+        return self._blame(cause, remarks)
+
+    def _indispensable(self, failure: _Failure) -> Optional[str]:
+        """Why the job cannot go on after this failure; None: it can."""
+        for member in failure.members:
+            if member.role != "worker":
+                return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
+            if member.rank == 0:
+                return "worker 0 evaluates and writes the results"
+            # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
+            if not self.up or not all(worker.joined for worker in self.workers):
+                return f"the job was not up, and the others cannot meet without {member.name}"
+            if failure.speaking:
+                return f"{member.name} has not ended, and may still take part"
+        return None
+
+    def _go_on(self, now: float) -> None:
+        """Without the workers that have failed."""
+        for failure in self.failures:
+            for member in failure.members:
+                member.lost = True
+            going = sum(not worker.lost for worker in self.workers)
+            how = ("every other worker has finished" if self._workers_ended() else
+                   f"the job goes on with {going} of {len(self.workers)} workers")
+            text = failure.text
+            if failure.member:
+                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.manner_of_death[0]}"
+            self.lost.append(Lost([member.rank for member in failure.members], failure.told(f"{text}; {how}")))
+        self.failures, self.failed_at = [], None
+        if self._workers_ended():
+            self.workers_ended_at = now
+
+    def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
+        member = cause.member
+        if member is None:
+            return Verdict(EXIT_FAILURE, cause.told(cause.text, *remarks))
+        how, exit_code = (cause.text, EXIT_FAILURE) if cause.text else member.manner_of_death
+        others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
+                  for other in self.failures if other.member and other is not cause]
+        after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
+        text = f"{member.name} failed ({member.where}): {how}"
+        return Verdict(exit_code, cause.told(text, *after, *remarks), member.name)
+
+    def _farewell(self, now: float) -> Optional[Verdict]:
+        assert self.workers_ended_at is not None
+        staying = [member.name for member in self.others if member.code is None and member.role == "server"]
+        if staying and now - self.workers_ended_at < FAREWELL_S:
+            return None
+        remarks = [f"{member.name} ended badly after the last worker had succeeded: {member.manner_of_death[0]}"
+                   for member in self.others if member.code]
+        if staying:
+            remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
+        if self._lost_ranks():
+            remarks.append(f"the job has finished without workers {self._lost_ranks()}")
+        return Verdict(0, "\n".join(remarks))
+
+    def _desertion(self, now: float) -> Optional[Verdict]:
+        if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
+            return None
+        left = [worker for worker in self.workers if not worker.lost]
+        if not any(worker.joined for worker in left) or any(worker.phase in ("done", "ended") for worker in left):
+            return None
+        member = next(member for member in self.others if member.code is not None)
+        text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
+        return Verdict(EXIT_FAILURE, _Failure(member).told(text), member.name)
+
+    def _workers_ended(self) -> bool:
+        return all(worker.code == 0 for worker in self.workers if not worker.lost)
+
+    def _lost_ranks(self) -> List[int]:
+        return sorted(worker.rank for worker in self.workers if worker.lost)
+
+    def _all_are_there(self) -> bool:
+        if self.others:
+            return all(member.joined for member in self.others)
+        return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
+
+    def _lateness(self, now: float) -> Optional[Verdict]:
+        since = self.asked_at if not self.others and self.asked_at is not None else self.started_at
+        if self.up or not 0 < self.startup_timeout_s <= now - since:
+            return None
+        members = list(self.members.values())
+        missing = [member.name for member in members if member.missing]
+        if missing:
+            head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
+        else:
+            head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
+                    f"{self.root} (firewall, wrong network interface?)")
+        rows = [("process", "host", "pid", "state")]
+        rows += [(member.name, member.host, str(member.pid or "-"), member.standing) for member in members]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
+        return Verdict(EXIT_DEADLINE, "\n".join([
+            f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+            "  A longer preparation before the first step needs a longer --startup-timeout."]))

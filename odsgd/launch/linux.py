@@ -1,0 +1,52 @@
+"""Services of Linux for the agent; elsewhere they do nothing, or find nothing."""
+import ctypes
+import os
+import re
+import signal
+import sys
+from typing import Dict, List, Set
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+_prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
+MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
+"""Memory that MPICH's processes share, as /proc/PID/maps has it. It stays when they are killed, unless they have taken
+its name away, as our workers do when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of every process below it whose own parent ends."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """In a new process, have it killed when its parent dies."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(1)
+
+
+def descendants(ancestor: int) -> List[int]:
+    """Every living process below `ancestor`; zombies do not count."""
+    children: Dict[int, List[int]] = {}
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", "rb") as stat:
+                    state, parent, *_ = stat.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if state != b"Z":
+                children.setdefault(int(parent), []).append(int(entry))
+    below = list(children.get(ancestor, ()))
+    for pid in below:  # which grows as we go
+        below += children.get(pid, ())
+    return below
+
+
+def mpi_memory(pid: int) -> Set[str]:
+    """Files of shared memory that MPI has made for a process, and that must be taken away after it."""
+    try:
+        with open(f"/proc/{pid}/maps", "rb") as maps:
+            return {path.decode() for path in MPI_MEMORY.findall(maps.read())}
+    except OSError:  # it has ended
+        return set()

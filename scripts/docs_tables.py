@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""Write the tables of options in docs/reference/configuration.md anew, from the fields that declare them."""
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from kvstore.options import plain  # noqa: E402  (the path comes first)
+from odsgd.config import methods  # noqa: E402
+from odsgd.config.train import own_fields  # noqa: E402
+
+PAGE = ROOT / "docs" / "reference" / "configuration.md"
+HEAD = ["| option | default | value | meaning |", "|---|---|---|---|"]
+HEAD_OF_METHODS = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
+
+
+def run_table(fields: Sequence["dataclasses.Field[Any]"]) -> str:
+    """The options of a run that are no method's."""
+    rows = []
+    for field in fields:
+        default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
+        default = default.replace("`True`", "`true`").replace("`False`", "`false`") or field.metadata["otherwise"]
+        rows.append(f"| `{field.name}` | {default} | {field.metadata['kind'].expected} | {field.metadata['help']} |")
+    return "\n".join([*HEAD, *rows]) + "\n"
+
+
+def method_table() -> str:
+    """The options of all methods, a row for each meaning and default."""
+    rows = []
+    for name, meanings in methods.meanings().items():
+        for text, defaults in meanings.items():
+            for default, (field, stores) in defaults.items():
+                listed = "all" if name in methods.COMMON else ", ".join(f"`{store}`" for store in stores)
+                shown = default if field.default is None else f"`{default}`"
+                rows.append(f"| `{name}` | {listed} | {shown} | {field.metadata['kind'].expected} | {text} |")
+    return "\n".join([*HEAD_OF_METHODS, *rows]) + "\n"
+
+
+def written(page: str) -> str:
+    """The page with its tables as they should be."""
+    for name, table in (("run", run_table(own_fields())), ("methods", method_table())):
+        page, count = re.subn(rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)",
+                              lambda match, table=table: match[1] + table + match[2], page, flags=re.DOTALL)  # type: ignore[misc]
+        if count != 1:
+            raise SystemExit(f"{PAGE}: expected one table `{name}`, found {count}")
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

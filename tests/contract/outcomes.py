@@ -1,0 +1,73 @@
+"""The contract's jobs, each run once whatever comes of it: real processes with servers or as a ring, and in this one.
+
+A scenario that fails alone fails the tests that ask for it; a job that dies fails every test that needs it, at once.
+"""
+import functools
+import importlib.util
+import traceback
+from typing import Any, Callable, Dict, List, Union
+
+import numpy as np
+import pytest
+
+from tests.jobs import Result, run_job
+from tests.scenarios import SCENARIOS_OF, Scenario, train
+
+#: Transports of the contract suite: name -> (workers, servers); 0 servers is a transport inside one process, or MPI.
+PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
+INPROCESS = {"in process 1": (1, 0), "in process 2": (2, 0), "in process 3": (3, 0)}
+TRANSPORTS = {**INPROCESS, **PS_LITE}
+RINGS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
+
+NamedJob = Callable[..., List[Result]]
+
+
+class Kept(Dict[str, np.ndarray]):
+    """One worker's results; asked for a scenario that failed, it says what the scenario failed of."""
+
+    def __missing__(self, key: str) -> np.ndarray:
+        name = key.split("/")[0]
+        reason = self.get(f"{name}/error", "not in this job")
+        pytest.fail(f"scenario {name}: {reason}", pytrace=False)
+
+
+def results(transport: str, kind: str = "sync") -> List[Result]:
+    """Every scenario's result on `transport`, by worker rank. A job is synchronous, asynchronous or a ring."""
+    if transport.startswith("MPI") and importlib.util.find_spec("mpi4py") is None:
+        pytest.skip("mpi4py is not installed")
+    found = outcome(transport, kind)
+    if isinstance(found, str):
+        pytest.fail(f"{transport}, {kind}: {found}", pytrace=False)
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def outcome(transport: str, kind: str) -> Union[List[Result], str]:
+    """What came of a job: results by worker rank, or what it died of."""
+    workers, servers = {**TRANSPORTS, **RINGS}[transport]
+    try:
+        if transport in INPROCESS:
+            return in_process(workers, kind)
+        names = list(SCENARIOS_OF[kind])
+        return [Kept(result) for result in run_job("tests.scenarios:run_all", workers, servers, names, kind)]
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def in_process(workers: int, kind: str) -> List[Result]:
+    from kvstore.transports.inprocess import Stage
+    merged: List[Result] = [Kept() for _ in range(workers)]
+    for name, scenario in SCENARIOS_OF[kind].items():
+        stage = Stage(workers, timeout_s=60)
+        make = stage.ring_worker if kind == "ring" else stage.worker
+
+        def run(transport: Any, scenario: Scenario = scenario) -> Result:
+            return train(scenario, transport.worker_rank, transport)
+
+        try:
+            parts = stage.run(run, make)
+        except Exception:
+            parts = [{"error": np.array(traceback.format_exc())}] * workers
+        for result, part in zip(merged, parts):
+            result.update({f"{name}/{what}": array for what, array in part.items()})
+    return merged

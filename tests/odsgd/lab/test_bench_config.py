@@ -1,0 +1,140 @@
+"""What `odsgd bench` is asked for: systems, models, computing times; and what limits an iteration."""
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.lab.bench import limits, models, systems
+from odsgd.lab.bench.config import BenchConfig
+from tests.jobs import ROOT
+
+PRESETS = sorted((ROOT / "configs").glob("bench_*.yaml"))
+N = 4_000_000  # bytes
+
+
+def config(*flags: str) -> BenchConfig:
+    return BenchConfig.from_flags(flags)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, name, options, servers, of_four, extra", [
+    ("ssgd", "ssgd", {}, "auto", 4, 0),
+    ("ssgd@2", "ssgd", {}, "2", 2, 2),
+    ("odsgd@1", "odsgd", {"warmup": 0}, "1", 1, 1),
+    ("odsgd:warmup=5:optimizer_local=none", "odsgd", {"warmup": 5, "optimizer_local": "none"}, "auto", 4, 0),
+    ("odsgd:transport=ring", "odsgd", {"warmup": 0, "transport": "ring"}, None, 0, 0),
+    ("odsgd:transport=server@1", "odsgd", {"warmup": 0, "transport": "server"}, "1", 1, 1),
+    ("pipesgd:codec=quantize", "pipesgd", {"warmup": 0, "codec": "quantize"}, None, 0, 0),
+    ("sasgd:gamma_p=0.1", "sasgd", {"gamma_p": 0.1}, None, 0, 0),
+    ("mxnet/p3@1", "mxnet/p3", {}, "1", 1, 1),
+    ("torch/ddp:bucket_cap_mb=4", "torch/ddp", {"bucket_cap_mb": 4}, None, 0, 0),
+])
+def test_a_system_is_a_name_with_options_and_servers(
+        text: str, name: str, options: Dict[str, Any], servers: Optional[str], of_four: int, extra: int) -> None:
+    system = systems.parse(text)
+    assert (system.name, system.servers, system.options) == (name, servers, options)
+    assert (system.num_servers(4), system.extra_hosts()) == (of_four, extra)
+
+
+@pytest.mark.parametrize("text, complaint", [
+    ("odsdg", "unknown system `odsdg`; did you mean `odsgd`?"),
+    ("local", "unknown system `local`"),
+    ("dsync@1", "it has no servers"),
+    ("torch/ddp@auto", "it has no servers"),
+    ("odsgd:transport=ring@2", "it has no servers"),
+    ("ssgd@0", "expected a number of servers or `auto`"),
+    ("ssgd@", "expected a number of servers or `auto`"),
+    ("pipesgd:quantize", "expected OPTION=VALUE, got `quantize`"),
+    ("torch/ddp:bucket_cap=4", "unknown option of torch/ddp `bucket_cap`; did you mean `bucket_cap_mb`?"),
+    ("odsgd:lr_locl=1", "unknown option of odsgd `lr_locl`; did you mean `lr_local`?"),
+])
+def test_a_system_that_does_not_exist_is_told(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        systems.parse(text)
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("text, ms", [("272ms", 272), ("0.5s", 500), ("0", 0), ("wire", 100), ("2wire", 200),
+                                          ("wire/5", 20), ("0.5wire", 50), ("cnn=3ms", 3)])
+def test_a_computing_time_is_a_duration_or_a_multiple_of_the_wires(text: str, ms: float) -> None:
+    compute, = config("--systems", "ssgd", "--rates", "1gbit", "--compute", text).compute
+    assert compute.milliseconds(wire_ms=100) == pytest.approx(ms)
+    again, = config("--systems", "ssgd", "--rates", "1gbit", "--compute", str(compute)).compute
+    assert again == compute
+
+
+@pytest.mark.parametrize("flags, complaint", [
+    ([], "no systems"),
+    (["--systems", "ssgd", "--models", "cnnn"], "unknown model `cnnn`"),
+    (["--systems", "ssgd", "--compute", "5"], "expected times as 272ms"),
+    (["--systems", "ssgd", "--compute", "wire/0"], "expected times as 272ms"),
+    (["--systems", "ssgd", "--compute", "wire"], "loopback has no T_wire"),
+    (["--systems", "ssgd", "--compute", "4.2M=3ms"], "the models are cnn"),
+    (["--systems", "ssgd", "--models", "cnn,4.2M", "--compute", "4.2M=3ms"], "no time for model cnn"),
+    (["--systems", "ssgd", "--baseline", "odsgd"], "baseline `odsgd` is not among the systems: ssgd"),
+    (["--systems", "ssgd", "--rates", "fast"], "fast"),
+    (["--systems", "ssgd", "--columns", "cpus"], "expected columns: cpu"),
+    (["--systems", "ssgd", "--wokers", "2"], "did you mean `--workers`?"),
+])
+def test_a_benchmark_that_cannot_be_run_is_told_before_anything_starts(flags: List[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(*flags)
+    assert complaint in str(error.value)
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_can_be_run_and_says_how(path: Path) -> None:
+    preset = config("--config", str(path))
+    assert f"odsgd bench --config configs/{path.name}" in path.read_text()
+    known = {"/".join((rate, str(workers), model, system.label)) for rate in preset.rates for workers in preset.workers
+             for model in preset.models for system in preset.systems}
+    assert set(preset.reference_values) <= known
+
+
+def test_flags_win_over_the_file() -> None:
+    assert config("--config", str(PRESETS[0]), "--repeat", "1").repeat == 1
+
+
+def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
+    assert {name: (len(models.shapes(name)), models.size(name)) for name in models.PLAIN} == {
+        "4.2M": (10, 4_208_650), "cnn": (10, 505_058), "0.27M": (97, 271_098)}
+
+
+def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
+    assert models.shapes("mlp")[0][1:] == (3 * 32 * 32,) and models.shapes("mlp")[-1] == (10,)
+    assert models.size("resnet18_v2") == 11_179_978  # the OD-SGD paper's
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("system, workers, nbytes", [
+    ("ssgd@1", 4, 4 * N),
+    ("ssgd@2", 4, 2 * N),
+    ("ssgd@4", 2, N),                  # a worker's own link
+    ("mxnet/dist_sync@1", 2, 2 * N),
+    ("ssgd", 4, 1.5 * N),              # 3/4 N to the others' servers, and as much from the own one
+    ("torch/ddp", 4, 1.5 * N),
+    ("pipesgd", 2, N),
+    ("pipesgd", 1, 0),
+    ("pipesgd:codec=truncate", 2, N / 2),
+    ("pipesgd:codec=quantize", 2, N / 4 + 4),  # and a scale
+    ("easgd@1", 4, N),                 # exchanges every fourth iteration
+    ("easgd:T=8@1", 4, N / 2),
+    ("downpour:T=2@1", 4, 2 * N),
+    ("downpour:push_every=4:fetch_every=1@1", 4, 4 * N),
+    ("downpour:push_every=1:fetch_every=2", 4, 0.75 * 1.5 * N),
+    ("sasgd:T=2", 4, 0.75 * N),
+])
+def test_the_busiest_link_carries(system: str, workers: int, nbytes: float) -> None:
+    assert limits.wire_nbytes(systems.parse(system), workers, N) == nbytes
+
+
+def test_the_limit_is_the_longer_of_computing_and_communicating() -> None:
+    assert limits.bound_ms(30.0, N, 1e8) == 40.0
+    assert limits.bound_ms(50.0, N, 1e8) == 50.0
+    assert limits.bound_ms(30.0, N, math.inf) == 30.0

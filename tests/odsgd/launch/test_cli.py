@@ -1,0 +1,141 @@
+"""The command line: MXNet's surface, both spellings, and mistakes."""
+import sys
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.cli import main
+from odsgd.launch import cli, supervise
+from odsgd.launch.hosts import Host
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> str:
+    path = tmp_path / "hosts"
+    path.write_text("a\nb\n")
+    return str(path)
+
+
+def test_an_old_job_script_of_mxnet_works(hosts: str) -> None:
+    job = cli.parse(["-n", "4", "-s", "1", "--launcher", "ssh", "-H", hosts, "--sync-dst-dir", "/tmp/x",
+                     "--env", "PS_VERBOSE:1", "--env-server", "OMP_NUM_THREADS:2", "--env-worker", "B:3",
+                     "python", "train.py", "-n", "50", "--kv-store", "dist_sync"])
+    assert (job.num_workers, job.num_servers, job.launcher, job.sync_dst_dir) == (4, 1, "ssh", "/tmp/x")
+    assert job.slots == (Host("a"), Host("b"))
+    assert (job.env, job.env_server, job.env_worker) == ({"PS_VERBOSE": "1"}, {"OMP_NUM_THREADS": "2"}, {"B": "3"})
+    assert job.command == ("python", "train.py", "-n", "50", "--kv-store", "dist_sync")
+
+
+def test_defaults() -> None:
+    job = cli.parse(["-n", "3", sys.executable])
+    assert (job.num_servers, job.servers_beside_workers, job.launcher, job.port) == (3, False, "local", 0)
+    assert (job.startup_timeout_s, job.grace_s, job.on_worker_loss) == (300, 5, "fail")
+
+
+def test_a_hostfile_means_ssh(hosts: str) -> None:
+    assert cli.parse(["-n", "1", "-H", hosts, "x"]).launcher == "ssh"
+
+
+def test_auto_servers() -> None:
+    job = cli.parse(["-n", "3", "-s", "auto", sys.executable])
+    assert (job.num_servers, job.servers_beside_workers) == (3, True)
+
+
+def test_both_spellings_of_every_option_of_two_words() -> None:
+    flags = [flag for action in cli._parser()._actions for flag in action.option_strings if flag.startswith("--")]
+    dashed = {flag for flag in flags if "-" in flag[2:]}
+    assert dashed == {"--" + flag[2:].replace("_", "-") for flag in flags if "_" in flag} != set()
+    assert cli.parse(["--num_workers", "2", "--startup_timeout", "7", sys.executable]).startup_timeout_s == 7
+
+
+def test_dashes_may_stand_before_the_command() -> None:
+    assert cli.parse(["-n", "1", "--", sys.executable, "--", "-n"]).command == (sys.executable, "--", "-n")
+
+
+@pytest.mark.parametrize("argv, complaint", [
+    (["x"], "required: -n"),
+    (["-n", "0", "x"], "expected a whole number of at least 1"),
+    (["-n", "1", "-s", "-1", "x"], "argument -s"),
+    (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number or `auto`"),
+    (["-n", "1", "-p", "70000", "x"], "expected a whole number from 0 to 65535"),
+    (["-n", "1", "--grace", "-2", "x"], "number of seconds"),
+    (["-n", "1", "--launcher", "ssh", "x"], "needs a hostfile"),
+    (["-n", "1", "--launcher", "yarn", "x"], "unknown launcher `yarn`"),
+    (["-n", "1", "--on-worker-loss", "contine", "x"],
+     "unknown value of --on-worker-loss `contine`; did you mean `continue`? Known: continue, fail"),
+    (["-n", "1", "--sync-dst-dir", "/x", sys.executable], "works with --launcher ssh only"),
+    (["-n", "1", "--startup-timeot", "3", "x"], "unknown option `--startup-timeot`; did you mean `--startup-timeout`?"),
+    (["-n", "1"], "no command"),
+    (["-n", "1", "no-such-program"], "no such program: no-such-program"),
+])
+def test_mistakes_are_told_in_one_line(argv: List[str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cli.parse(argv)
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("launcher", ["local", "mpi", "ssh"])
+def test_an_option_of_odsgd_train_is_checked_before_a_process_starts(
+        launcher: str, hosts: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "run", lambda job: pytest.fail("a process would have been started"))
+    where = ["-H", hosts] if launcher == "ssh" else []
+    train = [sys.executable, "-m", "odsgd", "train", "--lr-locl", "0.1"]
+    assert main(["launch", "-n", "2", "--launcher", launcher, *where, *train]) == 64
+    error = capsys.readouterr().err
+    assert error.startswith("odsgd launch: the workers' command: unknown option `--lr-locl`; did you mean `--lr-local`")
+    assert error.count("\n") == 1
+
+
+def test_only_an_asynchronous_training_goes_on_without_a_worker() -> None:
+    argv = ["-n", "2", "--on_worker_loss", "continue", sys.executable, "-m", "odsgd", "train"]
+    for store in ("asgd", "dist_async"):
+        assert cli.parse([*argv, "--kvstore", store]).on_worker_loss == "continue"
+    for flags, store in ([], "odsgd"), (["--kvstore", "dist_sync"], "ssgd"):
+        with pytest.raises(ConfigError) as error:
+            cli.parse([*argv, *flags])
+        assert str(error.value) == (
+            "--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
+            f"kvstore `{store}`; leave it out, or choose another store")
+
+
+TRAIN = (sys.executable, "-m", "odsgd", "train", "--kvstore")
+
+
+@pytest.mark.parametrize("store, servers", [("odsgd", 2), ("dist_async", 2), ("local", 0)])
+def test_the_store_of_a_training_says_whether_there_are_servers(store: str, servers: int) -> None:
+    assert cli.parse(["-n", "2", *TRAIN, store]).num_servers == servers
+
+
+@pytest.mark.parametrize("asked, store, why", [("2", "local", "has no use for servers"),
+                                               ("auto", "local", "has no use for servers"),
+                                               ("0", "odsgd", "cannot do without servers")])
+def test_servers_that_do_not_go_with_the_store_are_told(asked: str, store: str, why: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        cli.parse(["-n", "2", "-s", asked, *TRAIN, store])
+    assert str(error.value) == (
+        f"-s {asked}: the workers' command trains with kvstore `{store}`, which {why}; leave -s out")
+
+
+def test_a_store_that_cannot_be_known_here_is_left_to_the_user(hosts: str) -> None:
+    options = ["-n", "2", "--on-worker-loss", "continue"]
+    assert cli.parse([*options, sys.executable, "own.py"]).on_worker_loss == "continue"
+    assert cli.parse([*options, "-H", hosts, "odsgd", "train", "--config", "no/such.yaml"]).on_worker_loss == "continue"
+
+
+def test_a_configuration_that_may_lie_on_the_hosts_is_missed_only_here(hosts: str) -> None:
+    train = ["odsgd", "train", "--config", "no/such.yaml"]
+    assert cli.parse(["-n", "1", "-H", hosts, *train]).command == tuple(train)
+    with pytest.raises(ConfigError, match=r"the workers' command: cannot read `no/such.yaml`"):
+        cli.parse(["-n", "1", sys.executable, "-m", *train])
+    with pytest.raises(ConfigError, match="unknown option `--lr-locl`"):
+        cli.parse(["-n", "1", "-H", hosts, *train, "--lr-locl", "1"])
+
+
+def test_a_local_job_has_no_hostfile_and_mpirun_no_user(hosts: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave out -H"):
+        cli.parse(["-n", "1", "--launcher", "local", "-H", hosts, "x"])
+    (tmp_path / "users").write_text("me@a\n")
+    with pytest.raises(ConfigError, match="neither user@host"):
+        cli.parse(["-n", "1", "--launcher", "mpi", "-H", str(tmp_path / "users"), "x"])

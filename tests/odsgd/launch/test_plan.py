@@ -1,0 +1,99 @@
+"""Which process runs where with which environment."""
+import sys
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.launch.hosts import Host
+from odsgd.launch.plan import elsewhere, forwarded, make_plan, parse_env, place, scrubbed
+from tests.odsgd.launch.jobs import ROOT, A, B, C, job
+
+
+@pytest.mark.parametrize("workers, servers, slots, expected", [
+    (2, 2, [A, B], ([A, B], [A, B])),  # one server beside every worker
+    (3, 1, [A, B, C], ([A, B, C], [A])),  # the server after the last slot: on the first again
+    (2, 1, [A, B, C], ([A, B], [C])),  # a slot is left for the server
+    (4, 2, [A, A, B, B], ([A, A, B, B], [A, A])),
+    (5, 1, [A, B], ([A, B, A, B, A], [B])),
+])
+def test_workers_take_slots_in_order_and_servers_go_on(workers: int, servers: int, slots: List[Host],
+                                                     expected: Tuple[List[Host], List[Host]]) -> None:
+    assert place(job(workers, servers, *slots)) == expected
+
+
+def test_auto_puts_server_k_beside_worker_k_whatever_the_slots() -> None:
+    workers, servers = place(job(3, 3, A, A, B, C, servers_beside_workers=True))
+    assert workers == servers == [A, A, B]
+
+
+def test_names_and_environment_of_an_ssh_job() -> None:
+    plan = make_plan(job(2, 1, A, B, env={"X": "1"}, env_server={"X": "2"}), ROOT)
+    by_name = {process.name: process for process in plan.processes}
+    assert list(by_name) == ["scheduler", "server 0", "worker 0", "worker 1"]
+    assert {name: process.env["DMLC_NODE_HOST"] for name, process in by_name.items()} == {
+        "scheduler": "10.0.0.9", "server 0": "10.0.0.1", "worker 0": "10.0.0.1", "worker 1": "10.0.0.2"}
+    assert [by_name[name].env["X"] for name in by_name] == ["1", "2", "1", "1"]
+    assert by_name["worker 1"].command == (sys.executable, "train.py", "--lr", "0.1")
+    assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.server")
+
+
+def test_workers_without_servers_have_no_scheduler_and_meet_where_it_would_be() -> None:
+    plan = make_plan(job(2, 0), ROOT)
+    assert [process.name for process in plan.processes] == ["worker 0", "worker 1"]
+    for rank, env in enumerate(process.env for process in plan.processes):
+        assert (env["PMI_PORT"], env["PMI_SIZE"], env["PMI_RANK"]) == ("10.0.0.9:4000", "2", str(rank))
+    assert len({process.env["PMI_ID"] for process in plan.processes}) == 2
+
+
+def test_workers_of_servers_are_told_nothing_of_mpi() -> None:
+    assert not any(name.startswith("PMI") for process in make_plan(job(2, 1), ROOT).processes for name in process.env)
+
+
+def test_only_a_py_file_is_run_with_this_python() -> None:
+    plan = make_plan(job(1, 0, command=("python3", "train.py")), ROOT)
+    assert plan.processes[0].command == ("python3", "train.py")
+
+
+def test_every_job_has_its_own_secret() -> None:
+    assert make_plan(job(1, 1), ROOT).secret != make_plan(job(1, 1), ROOT).secret
+
+
+def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job() -> None:
+    environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
+               "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80", "UCX_TLS": "tcp",
+               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_PORT": "a:1"}
+    assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE", "UCX_TLS",
+                                       "MPIR_CVAR_CH4_NETMOD"}
+    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_PORT"}
+
+
+@pytest.mark.parametrize("values, expected", [
+    (["A:1"], {"A": "1"}), (["A=1"], {"A": "1"}), (["A:b:c=d"], {"A": "b:c=d"}), (["A:"], {"A": ""}),
+    (["HOME"], {"HOME": "/root"}), (["HOME,A:2"], {"HOME": "/root", "A": "2"}), (["A:1,B:2"], {"A": "1", "B": "2"}),
+    (["GPUS:0,1"], {"GPUS": "0,1"}), (["A:1", "A:2"], {"A": "2"}),
+])
+def test_env_takes_values_and_names(values: List[str], expected: Dict[str, str]) -> None:
+    assert parse_env(values, "--env", {"HOME": "/root"}) == expected
+
+
+@pytest.mark.parametrize("value, complaint", [
+    ("1A:2", "--env 1A:2: expected NAME or NAME:VALUE"),
+    ("MISSING", "MISSING is not set here; set it, or give its value as MISSING:VALUE"),
+    ("DMLC_ROLE:worker", "DMLC_ROLE is set by the launcher"),
+])
+def test_env_refuses_what_cannot_work(value: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        parse_env([value], "--env", {})
+
+
+def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    copied, shared = job(1, 1, A, sync_dst_dir="/there"), job(1, 1, A)
+    inside, outside = str(tmp_path / "lib"), "/opt/lib"
+    assert [elsewhere(path, copied) for path in (inside, outside, str(tmp_path))] == ["lib", outside, "."]
+    assert [elsewhere(path, shared) for path in (inside, outside)] == [inside, outside]
+
+

@@ -1,0 +1,32 @@
+"""The orders of agents, and how agents are started elsewhere."""
+from pathlib import Path
+
+import pytest
+
+from odsgd.launch.plan import make_plan
+from odsgd.launch.reach import orders, remote_command
+from tests.odsgd.launch.jobs import ROOT, A, job
+
+
+def test_what_all_processes_share_is_told_once() -> None:
+    plan = make_plan(job(2, 1), ("127.0.0.1", 4000))
+    told = orders(job(2, 1), plan.workers, remote=False)
+    assert told["env"]["ODSGD_SECRET"] == plan.secret
+    assert [spec["env"] for spec in told["processes"]] == [
+        {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]
+
+
+def test_only_a_job_that_goes_on_tells_of_losses() -> None:
+    plan = make_plan(job(2, 0), ROOT)
+    told = [orders(job(2, 0, on_worker_loss=policy), plan.processes, remote=False)["tells_losses"]
+            for policy in ("fail", "continue")]
+    assert told == [False, True]
+
+
+def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "it's here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    command = remote_command(job(1, 1, A, remote_python="/opt/py 3/python"))
+    assert command.startswith("cd '" + str(tmp_path) + "/it'\"'\"'s here' && exec env ")
+    assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
