@@ -10,9 +10,7 @@ SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train.py"
 
 
 def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
-    """Check the options of a worker's command, if it is ``odsgd train`` in any of its spellings: ConfigError.
-
-    Returns the configuration, if it is one and can be known here.
+    """The configuration of a worker's command, if it is ``odsgd train`` and can be known here; ConfigError.
 
     For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
     the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are

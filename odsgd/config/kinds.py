@@ -24,8 +24,7 @@ class Compute:
         """The value as YAML has it; reading it back gives this Compute."""
         return f"{1000 * self.seconds:.12g}ms" + (f",lognormal:{self.spread:.12g}" if self.spread else "")
 
-    def __str__(self) -> str:
-        return self.plain()
+    __str__ = plain
 
 
 def _compute(value: Any) -> Compute:

@@ -5,8 +5,6 @@ GluonCV 0.10.5, and tests/odsgd/training/test_models.py compares them with what 
 """
 from __future__ import annotations
 
-OWN_MODELS = ("mlp", "lenet")
-
 GLUON_MODELS = tuple("""
 alexnet densenet121 densenet161 densenet169 densenet201 inceptionv3
 mobilenet0.25 mobilenet0.5 mobilenet0.75 mobilenet1.0
@@ -32,9 +30,4 @@ hrnet_w18_c hrnet_w18_small_v1_c hrnet_w18_small_v2_c hrnet_w30_c hrnet_w32_c hr
 residualattentionnet56 residualattentionnet92 residualattentionnet128 residualattentionnet164
 """.split())
 
-MODELS = OWN_MODELS + GLUON_MODELS + GLUONCV_MODELS
-
-
-def takes_thumbnail(model: str) -> bool:
-    """Whether models.create knows a small-image stem for `model`: Gluon's own ResNets and MobileNets."""
-    return model in GLUON_MODELS and model.startswith(("resnet", "mobilenet"))
+MODELS = ("mlp", "lenet", *GLUON_MODELS, *GLUONCV_MODELS)

@@ -8,9 +8,6 @@ misspelt option costs nobody a second.
     >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
     >>> config.kvstore, config.options.lamda, config.options.warmup.iterations(batches_per_epoch=100)
     ('odsgd', 2.0, 200)
-
-MXNet's names of stores are taken for the nearest of ours (`_store_named`), so that a job script written for
-``dist_sync`` or ``dist_async`` works as it is.
 """
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, inte
 from odsgd.config import methods
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
-from odsgd.config.names import MODELS, takes_thumbnail
+from odsgd.config.names import GLUON_MODELS, MODELS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +50,9 @@ DATASETS = {
 
 NOT_YET = ("horovod", "byteps")
 
-MXNET_ASYNC = ("dist_async", "dist_device_async")
-MXNET_SYNC = ("dist_sync", "dist_device_sync", "dist")
-MXNET_LOCAL = ("device",)
-_MXNETS = (*MXNET_SYNC, *MXNET_ASYNC, *MXNET_LOCAL)
+_MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
+           **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
+"""MXNet's name of a store -> ours, so that old job scripts work as they are; with a local optimizer ssgd is odsgd."""
 
 _data, _devices, _algorithm, _schedule, _run = (
     partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run"))
@@ -209,8 +205,7 @@ class TrainConfig:
 
     def mismatches(self, saved: Mapping[str, Any]) -> List[str]:
         """What keeps a run with configuration `saved` (a `to_dict()`) from being resumed with this one, by name."""
-        fields = [*own_fields(), *dataclasses.fields(self.options)]
-        names = [field.name for field in fields if field.metadata["result"]]
+        names = [field.name for field in self._fields() if field.metadata["result"]]
         names += ["epochs"] if self.lr_decay == "poly" else []
         mine = self.to_dict()
         pairs = [(key, saved.get(key), mine[key]) for key in names]
@@ -219,9 +214,13 @@ class TrainConfig:
 
     def tuned_with(self) -> Dict[str, Any]:
         """The options that a run which diverges is mended with, beside the two learning rates."""
-        pairs = [(field, getattr(owner, field.name)) for owner, fields in
-                 ((self, own_fields()), (self.options, dataclasses.fields(self.options))) for field in fields]
-        return {field.name: value for field, value in pairs if field.metadata["tunes"] and value is not None}
+        values = {**vars(self), **vars(self.options)}
+        return {field.name: values[field.name] for field in self._fields()
+                if field.metadata["tunes"] and values[field.name] is not None}
+
+    def _fields(self) -> List[dataclasses.Field[Any]]:
+        """Of its own options and of its method's."""
+        return [*own_fields(), *dataclasses.fields(self.options)]
 
     # --- what the other modules ask -------------------------------------------------------------------------------
 
@@ -330,11 +329,11 @@ class TrainConfig:
 
     @staticmethod
     def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:
-        hint = " without optimizer_local, which is ssgd" if asked in MXNET_SYNC else ""
+        hint = " without optimizer_local, which is ssgd" if _MXNETS.get(asked) == "ssgd" else ""
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
 
     def _check_model_and_devices(self) -> None:
-        if self.thumbnail and not takes_thumbnail(self.model):
+        if self.thumbnail and not (self.model in GLUON_MODELS and self.model.startswith(("resnet", "mobilenet"))):
             raise ConfigError(f"thumbnail is for Gluon's ResNets and MobileNets, not for model `{self.model}`")
         if (bool(self.gpus) + bool(self.num_gpus) + (self.num_cpus > 1)) > 1:
             raise ConfigError("give one of num_gpus, gpus and num_cpus: a worker computes on one kind of device")
@@ -354,12 +353,11 @@ class TrainConfig:
             raise ConfigError("lr_warmup_from needs lr_warmup, the span over which lr rises")
 
     def _resolve_emulation(self) -> None:
-        if self.emulate_compute is None:
-            return
-        if self.resume:
-            raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
-                              "leave one of them out")
-        self._set("eval_every", 0)
+        if self.emulate_compute is not None:
+            if self.resume:
+                raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
+                                  "leave one of them out")
+            self._set("eval_every", 0)
 
 
 def own_fields() -> List[dataclasses.Field[Any]]:
@@ -409,12 +407,8 @@ def _lines(path: str) -> Dict[str, Any]:
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
     """Our name of the store that a user asks for, perhaps in MXNet's words."""
-    if asked in MXNET_SYNC:
-        return "odsgd" if optimizer_local is not None else "ssgd"
-    if asked in MXNET_ASYNC:
-        return "asgd"
-    if asked in MXNET_LOCAL:
-        return "local"
+    if asked in _MXNETS:
+        return "odsgd" if _MXNETS[asked] == "ssgd" and optimizer_local is not None else _MXNETS[asked]
     if asked in NOT_YET:
         raise ConfigError(f"kvstore `{asked}` is not available yet; available: {', '.join(algorithms.METHODS)}")
     return algorithms.find(asked, "kvstore", also=_MXNETS).name

@@ -1,14 +1,8 @@
 """Checkpoints: all it takes to go on as if nothing had happened, as arrays and JSON.
 
-    OUT/checkpoints/ITERATION/
-        worker-0.npz ... one per worker: `store.worker_state()` (global and local weights, local momentum, MeanSquare)
-        servers.npz      `store.server_state()` (momentum and the like of the global optimizer)
-        weights.params   global weights, statistics of BatchNorm averaged over workers; for plain `net.load_parameters`
-        manifest.json    iteration, configuration, parameters, size and SHA-256 of every file above
-
-Writing. The manifest is what makes a checkpoint: a folder without one does not count. Every file is written under a
-temporary name, flushed to disk and renamed; the manifest comes last, after every worker has said what its file
-contains. In order:
+docs/reference/run-folder.md lists the files. The manifest is what makes a checkpoint: a folder without one does not
+count. Every file is written under a temporary name, flushed to disk and renamed; the manifest comes last, after every
+worker has said what its file contains. In order:
 
     1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
     2. every worker writes worker-M.npz; worker 0 also servers.npz and weights.params
@@ -75,8 +69,7 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
     if store.rank == 0:
         write_manifest(folder, {**facts, "schema": SCHEMA, "iteration": store.iteration,
                                 "num_workers": store.num_workers, "parameters": describe(net), "files": files})
-    kept = json.loads(_from_worker_0(store, json.dumps(_worth_keeping(root, keep)) if store.rank == 0 else ""))
-    _retire(root, kept, store.iteration)
+    _retire(root, from_worker_0(store, _worth_keeping(root, keep) if store.rank == 0 else None), store.iteration)
 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
@@ -127,13 +120,12 @@ def _flush_folder(folder: Path) -> None:
 
 def _worth_keeping(root: Path, keep: int) -> List[int]:
     """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
+    def is_whole(iteration: int) -> bool:
+        manifest = read_manifest(root / str(iteration))
+        return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
+
     iterations = complete(root)
-    whole = [i for i in iterations if _has_every_worker(read_manifest(root / str(i)))]
-    return sorted({*iterations[-keep:], *whole[-1:]})
-
-
-def _has_every_worker(manifest: Dict[str, Any]) -> bool:
-    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
+    return sorted({*iterations[-keep:], *list(filter(is_whole, iterations))[-1:]})
 
 
 def _retire(root: Path, kept: List[int], iteration: int) -> None:
@@ -196,11 +188,10 @@ def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
                           "host where that worker ran. Start the workers on the same hosts, or copy the file. "
                           f"{remedy}")
     got = digest(path)
-    for what, unit in (("nbytes", " bytes"), ("sha256", "")):
-        if got[what] != expected[what]:
-            label = "" if unit else "SHA-256 "
-            raise ConfigError(f"`{path}`: expected {label}{expected[what]}{unit}, got {label}{got[what]}{unit}; it is "
-                              f"damaged. {remedy}")
+    for fact, words in (("nbytes", "{} bytes"), ("sha256", "SHA-256 {}")):
+        if got[fact] != expected[fact]:
+            raise ConfigError(f"`{path}`: expected {words.format(expected[fact])}, got {words.format(got[fact])}; "
+                              f"it is damaged. {remedy}")
     return path
 
 
@@ -240,11 +231,6 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def share_manifest(store: Store, manifest: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """Worker 0's manifest, on every worker. Collective."""
-    return dict(json.loads(_from_worker_0(store, json.dumps(manifest) if store.rank == 0 else "")))
-
-
 def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
     mine = read_arrays(verify(folder, worker_file(store.rank), manifest))
@@ -272,9 +258,9 @@ def read_arrays(path: Path) -> Saved:
 
 # --- between workers --------------------------------------------------------------------------------------------------
 
-def _from_worker_0(store: Store, text: str) -> str:
-    """Worker 0's `text`; the others give ''."""
-    return agreement.from_worker_0(store.session.transport, text.encode()).decode()
+def from_worker_0(store: Store, value: Any) -> Any:
+    """Worker 0's `value`, which is JSON, on every worker. Collective; waits."""
+    return json.loads(agreement.from_worker_0(store.session.transport, json.dumps(value).encode()))
 
 
 def _gather_digests(store: Store, mine: Digest) -> Dict[str, Digest]:

@@ -6,21 +6,13 @@
     for xs, ys in data.test():                   # the whole test set, for the one worker that evaluates
         ...
 
-How an epoch is divided. M workers take b examples each per iteration (config.worker_batch_size: batch_size on each
-of a worker's devices), so an epoch has N // (M b) iterations for N examples, the same number on every worker: nobody
-waits for a batch that another does not have. All examples are put in an order that seed and epoch settle; iteration i
-takes the i-th slice of M b examples, worker m the m-th b of it. Shares are disjoint, and the N mod (M b) examples left
-over at the end of the order sit out this epoch; the next has another order. It follows that two workers with batch b
-see together what one sees with batch 2 b.
-
-A batch is a function of (seed, epoch, iteration, rank), and what augmentation does to an example one of (seed, epoch,
-example): a resumed run asks for `train(epoch, start=i)` and gets the same bits. No process is forked, no thread kept:
-fork() would stop MXNet's engine with an exchange under way.
+docs/reference/data.md says how an epoch is divided. A resumed run asks for `train(epoch, start=i)` and gets the same
+bits. No process is forked, no thread kept: fork() would stop MXNet's engine with an exchange under way.
 """
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator, List, Tuple
+from typing import Any, Iterator, List
 
 import numpy as np
 
@@ -28,10 +20,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config.train import TrainConfig
 from odsgd.training import datasets, devices
-from odsgd.training.records import RecordData
-
-Array = Any  # numpy.ndarray
-Batch = Tuple[List[Any], List[Any]]
+from odsgd.training.records import Batch, RecordData
 
 PAD = 4
 """Pixels that augmentation may shift an image by."""
@@ -55,13 +44,12 @@ def _arrays(config: TrainConfig) -> datasets.Arrays:
         return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
     if config.dataset == "digits":
         return datasets.digits()
-    readers = {"mnist": datasets.mnist, "cifar10": datasets.cifar10}
-    return readers[config.dataset](str(config.data_dir))
+    return (datasets.mnist if config.dataset == "mnist" else datasets.cifar10)(str(config.data_dir))
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """Who takes which examples when; numbers only. The rule is at the head of the module."""
+    """The examples that each worker takes in each iteration of an epoch; numbers only."""
 
     num_examples: int
     num_workers: int
@@ -78,11 +66,11 @@ class Shards:
         """Iterations of one epoch, on every worker."""
         return self.num_examples // (self.num_workers * self.worker_batch_size)
 
-    def order(self, epoch: int) -> Array:
+    def order(self, epoch: int) -> np.ndarray:
         """All examples in the order of `epoch`. RandomState's stream is frozen: the same in every NumPy."""
         return np.random.RandomState([self.seed, epoch]).permutation(self.num_examples)
 
-    def batch(self, order: Array, index: int, worker_rank: int) -> Array:
+    def batch(self, order: np.ndarray, index: int, worker_rank: int) -> np.ndarray:
         """The examples of worker `worker_rank` in iteration `index` of the epoch with `order`."""
         start = (index * self.num_workers + worker_rank) * self.worker_batch_size
         return order[start:start + self.worker_batch_size]
@@ -93,18 +81,10 @@ class ArrayData:
 
     def __init__(self, arrays: datasets.Arrays, shards: Shards, worker_rank: int, contexts: List[Any],
                  augment: bool) -> None:
-        self.arrays = arrays
-        self.shards = shards
-        self.worker_rank = worker_rank
-        self.contexts = contexts
-        self.augment = augment
+        self.arrays, self.shards, self.worker_rank = arrays, shards, worker_rank
+        self.contexts, self.augment, self.batches_per_epoch = contexts, augment, shards.batches_per_epoch
         self._mean = np.array(arrays.mean, np.float32)[:, None, None]
         self._scale = 1 / np.array(arrays.std, np.float32)[:, None, None]
-
-    @property
-    def batches_per_epoch(self) -> int:
-        """Iterations of one epoch, the same on every worker."""
-        return self.shards.batches_per_epoch
 
     def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of `epoch` from the `start`-th on."""
@@ -123,7 +103,7 @@ class ArrayData:
         for start in range(0, len(labels), step):
             yield self._place(images[start:start + step], labels[start:start + step])
 
-    def _place(self, images: Array, labels: Array) -> Batch:
+    def _place(self, images: np.ndarray, labels: np.ndarray) -> Batch:
         """Normalise, and give every device its part (an even one in training; a short test batch may use fewer)."""
         pixels = images.astype(np.float32)
         pixels -= self._mean
@@ -134,7 +114,7 @@ class ArrayData:
         return [x for x, _ in placed], [y for _, y in placed]
 
 
-def random_bits(seed: int, epoch: int, examples: Array) -> Array:
+def random_bits(seed: int, epoch: int, examples: np.ndarray) -> np.ndarray:
     """64 random bits for each example: splitmix64 of (seed, epoch, example), so that order and worker do not matter."""
     bits = np.full(len(examples), seed, np.uint64)
     for part in (np.full(len(examples), epoch), examples):
@@ -142,13 +122,13 @@ def random_bits(seed: int, epoch: int, examples: Array) -> Array:
     return bits
 
 
-def _mix(bits: Array) -> Array:
+def _mix(bits: np.ndarray) -> np.ndarray:
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
-def shift_and_mirror(images: Array, bits: Array) -> Array:
+def shift_and_mirror(images: np.ndarray, bits: np.ndarray) -> np.ndarray:
     """CIFAR's usual augmentation: pad with black, crop the old size at a random place, mirror every other image."""
     height, width = images.shape[2:]
     padded = np.pad(images, ((0, 0), (0, 0), (PAD, PAD), (PAD, PAD)))

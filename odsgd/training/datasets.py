@@ -2,9 +2,7 @@
 
 Images stay bytes, as in the files; a batch is normalised when it is made: (pixel - mean) / std per channel, with
 the statistics of the training set that everyone uses (below, in units of a pixel value, 0-255; digits 0-16).
-
-Every file is checked against the size that its format asks for, so that a download cut short is an error here, with
-the path and what was expected, and not a strange accuracy later.
+Files are checked against the size that their format asks for.
 """
 from __future__ import annotations
 
@@ -13,15 +11,12 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, List, NamedTuple, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.errors import ConfigError
 
-Array = Any  # numpy.ndarray
-
-PARTS = ("train", "test")
 MNIST_FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
                "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 CIFAR_FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
@@ -35,8 +30,8 @@ DIGITS_TEST = 5
 class Examples(NamedTuple):
     """Images (examples, channels, height, width) as bytes, and their labels as the loss takes them, float32."""
 
-    images: Array
-    labels: Array
+    images: np.ndarray
+    labels: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +43,6 @@ class Arrays:
     mean: Tuple[float, ...]
     std: Tuple[float, ...]
 
-
-# --- digits -----------------------------------------------------------------------------------------------------------
 
 def digits() -> Arrays:
     """scikit-learn's 1797 handwritten digits, 8x8: 1437 to train, 360 to test, each class in proportion.
@@ -69,12 +62,10 @@ def digits() -> Arrays:
     return Arrays(Examples(images[train], labels[train]), Examples(images[test], labels[test]), (4.884,), (6.017,))
 
 
-# --- mnist ------------------------------------------------------------------------------------------------------------
-
 def mnist(data_dir: str) -> Arrays:
     """MNIST from its four idx files, with or without .gz, in `data_dir`."""
     folder = folder_of(data_dir, "mnist")
-    train, test = (_mnist_part(*(find(folder, name, "mnist") for name in MNIST_FILES[part])) for part in PARTS)
+    train, test = (_mnist_part(*(find(folder, name, "mnist") for name in names)) for names in MNIST_FILES.values())
     return Arrays(train, test, mean=(33.318,), std=(78.566,))
 
 
@@ -86,7 +77,7 @@ def _mnist_part(images_path: Path, labels_path: Path) -> Examples:
     return Examples(images[:, None], _labels(labels, labels_path))
 
 
-def read_idx(path: Path, item_shape: Tuple[int, ...]) -> Array:
+def read_idx(path: Path, item_shape: Tuple[int, ...]) -> np.ndarray:
     """The bytes of an idx file of unsigned bytes, one item of `item_shape` per example.
 
     The header is 0, 0, 8 (unsigned bytes), the number of axes, then their lengths, all big-endian.
@@ -105,14 +96,13 @@ def read_idx(path: Path, item_shape: Tuple[int, ...]) -> Array:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-# --- cifar10 ----------------------------------------------------------------------------------------------------------
-
 def cifar10(data_dir: str) -> Arrays:
     """CIFAR-10 from its six binary files, with or without .gz, in `data_dir` or its cifar-10-batches-bin/."""
     folder = folder_of(data_dir, "cifar10")
     inner = folder / "cifar-10-batches-bin"
     folder = inner if inner.is_dir() else folder
-    train, test = (_joined([read_cifar(find(folder, name, "cifar10")) for name in CIFAR_FILES[part]]) for part in PARTS)
+    train, test = (_joined([read_cifar(find(folder, name, "cifar10")) for name in names])
+                   for names in CIFAR_FILES.values())
     return Arrays(train, test, mean=(125.31, 122.95, 113.87), std=(62.99, 62.09, 66.70))
 
 
@@ -127,8 +117,6 @@ def read_cifar(path: Path) -> Examples:
     records = np.frombuffer(content, np.uint8).reshape(CIFAR_RECORDS, -1)
     return Examples(records[:, 1:].reshape(-1, 3, 32, 32), _labels(records[:, 0], path))
 
-
-# --- synthetic --------------------------------------------------------------------------------------------------------
 
 def synthetic(shape: Sequence[int], classes: int, examples: int) -> Arrays:
     """Images that a small network can learn: one coarse pattern for each class, half hidden in noise.
@@ -147,8 +135,6 @@ def synthetic(shape: Sequence[int], classes: int, examples: int) -> Arrays:
         parts.append(Examples(images, labels.astype(np.float32)))
     return Arrays(parts[0], parts[1], mean=(127.0,) * channels, std=(52.3,) * channels)
 
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 def find(folder: Path, name: str, dataset: str) -> Path:
     """The file `name`, or `name`.gz, in `folder`."""
@@ -184,7 +170,7 @@ def _check_size(path: Path, got: int, expected: int) -> None:
                           f"{'cut short' if got < expected else 'something else'}. Fetch it again")
 
 
-def _labels(labels: Array, path: Path) -> Array:
+def _labels(labels: np.ndarray, path: Path) -> np.ndarray:
     if labels.size and labels.max() > 9:
         raise ConfigError(f"`{path}`: expected labels 0 to 9, got {labels.max()}")
     return labels.astype(np.float32)

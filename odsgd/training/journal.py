@@ -25,99 +25,78 @@ UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
 
 
-class Journal:
-    """One worker's journal; that of a worker other than 0 does nothing.
+class Journal(Progress):
+    """The lines and the files of a run, which begins with `iteration` of `total`; of a worker other than 0, neither."""
 
-    `iteration` is the one the run begins with, of `total`; `resumed` the checkpoint it goes on from.
-    """
-
-    def __init__(self, config: TrainConfig, worker_rank: int, iteration: int, total: int,
-                 resumed: Optional[Path]) -> None:
-        self._config, self._iteration, self._total, self._resumed = config, iteration, total, resumed
-        self._began = time.perf_counter()
-        self._progress = Progress(total, iteration, silent=worker_rank != 0)
-        self._file: Optional[MetricsFile] = None
+    def __init__(self, config: TrainConfig, worker_rank: int, iteration: int, total: int) -> None:
+        super().__init__(total, iteration, silent=worker_rank != 0)
+        self._config, self._iteration, self._began = config, iteration, time.perf_counter()
+        self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
         if worker_rank == 0:
-            folder = Path(str(config.out))
-            folder.mkdir(parents=True, exist_ok=True)
-            config.save(folder / "config.yaml")
-            self._file = MetricsFile(folder, append=resumed is not None)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            config.save(self._folder / "config.yaml")
+            self._file = MetricsFile(self._folder, append=config.resume)
 
     def seconds(self) -> float:
         """Since the run began."""
         return time.perf_counter() - self._began
 
-    def start(self, num_workers: int, batches_per_epoch: int, num_parameters: int, contexts: Any) -> None:
-        """Say once what runs, with the arithmetic that decides about it."""
+    def start(self, num_workers: int, batches_per_epoch: int, num_parameters: int, contexts: List[Any],
+              resumed: Optional[Path]) -> None:
+        """Say once what runs, with the arithmetic that decides about it, and the checkpoint it goes on from."""
         config = self._config
         self._write("start", {
             "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             "config": config.to_dict(), "versions": versions(), "host": socket.gethostname(),
             "devices": [str(context) for context in contexts], "num_workers": num_workers,
             "batches_per_epoch": batches_per_epoch, "parameters": num_parameters, "iteration": self._iteration})
-        self._progress.say("\n".join(line for line in config.to_yaml().splitlines() if not line.endswith(UNUSED)))
+        self.say("\n".join(line for line in config.to_yaml().splitlines() if not line.endswith(UNUSED)))
         several = f"{len(contexts)} devices x " if len(contexts) > 1 else ""
-        self._progress.say(
+        self.say(
             f"{num_workers} worker{'s' * (num_workers != 1)} x {several}batch {config.batch_size} = global batch "
             f"{num_workers * config.worker_batch_size}; {batches_per_epoch} iterations per epoch, {self._total} in all"
             f"; lr {config.lr:g}{lr_local_words(config)}; {num_parameters} parameters; "
             f"on {', '.join(map(str, contexts))} of each worker")
-        if self._resumed is not None:
+        if resumed is not None:
             done = "; nothing is left to do" if self._iteration >= self._total else ""
-            self._progress.say(f"resumed from {self._resumed}{done}")
+            self.say(f"resumed from {resumed}{done}")
 
     def warn(self, line: str) -> None:
         """Something about the run that its user may not want."""
         self._write("warning", {"text": line})
-        self._progress.say(f"warning: {line}")
-
-    def note(self, line: str) -> None:
-        """Something for the user that is no result."""
-        self._progress.say(line)
-
-    def iteration(self) -> None:
-        """One more has been queued."""
-        self._progress.advance()
+        self.say(f"warning: {line}")
 
     def interval(self, record: Dict[str, Any]) -> None:
-        """Numbers of the last iterations."""
         self._write("interval", record)
-        self._progress.interval(record)
+        super().interval(record)
 
-    def epoch(self, record: Dict[str, Any]) -> None:
-        """Numbers of an epoch."""
+    def epoch(self, record: Dict[str, Any], epochs: int) -> None:
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
-        self._progress.epoch(record, self._config.epochs)
+        super().epoch(record, epochs)
 
     def staleness(self, record: Dict[str, Any]) -> None:
         """What the servers of an asynchronous job have counted."""
         self._write("staleness", record)
         if self._file is not None:
-            (Path(str(self._config.out)) / STALENESS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        self._progress.say(f"staleness: mean {record['staleness_mean']:.2f}, max {record['staleness_max']}; "
-                           f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}"
-                           + without(record["lost_workers"]))
+            (self._folder / STALENESS).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        lost = f"; without workers {record['lost_workers']} at the end" if record["lost_workers"] else ""
+        self.say(f"staleness: mean {record['staleness_mean']:.2f}, max {record['staleness_max']}; "
+                 f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}{lost}")
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
         """The run is over."""
         self._write("end", {"iteration": iteration, "seconds": self.seconds(), **tested})
-        self._progress.say(f"done after {iteration} iterations, {self.seconds():.1f} s; "
-                           f"outputs lie in {self._config.out}")
+        self.say(f"done after {iteration} iterations, {self.seconds():.1f} s; outputs lie in {self._config.out}")
 
     def close(self) -> None:
         """Leave terminal and file in order, also after a failure."""
-        self._progress.close()
+        super().close()
         if self._file is not None:
             self._file.close()
 
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(event, fields)
-
-
-def without(lost_workers: List[int]) -> str:
-    """Who was lost on the way."""
-    return f"; without workers {lost_workers} at the end" if lost_workers else ""
 
 
 def lr_local_words(config: TrainConfig) -> str:

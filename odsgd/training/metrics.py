@@ -3,8 +3,7 @@
 Why late. Reading a number waits for the computation that makes it. The loop therefore reads the loss of iteration
 t - IN_FLIGHT after it has queued iteration t: by then it is there or about to be. The same read keeps MXNet's queue
 (and the batches in it) from growing without bound, and finds a loss that is not finite IN_FLIGHT iterations after it
-arose. Numbers logged at iteration t are therefore those of the iterations up to t - IN_FLIGHT; those of an epoch are
-of all its iterations.
+arose.
 """
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from kvstore.engine._mxnet import mx
 
@@ -51,8 +50,8 @@ class Sums:
 
 
 @dataclasses.dataclass
-class Window:
-    """What is counted from an iteration on, with the clock's reading at its begin."""
+class Lap:
+    """The iterations from one reading of the clock on, and what they counted."""
 
     iteration: int
     clock_s: float
@@ -90,30 +89,29 @@ class Meter:
 
     def _read(self) -> None:
         iteration, tallies, examples = self._queue.popleft()
-        parts = [tally.asnumpy() for tally in tallies]
-        self._on_read(iteration, Sums(sum(float(loss) for loss, _ in parts), sum(float(hits) for _, hits in parts),
-                                      examples))
+        losses, hits = zip(*(tally.asnumpy().tolist() for tally in tallies))
+        self._on_read(iteration, Sums(sum(losses), sum(hits), examples))
 
 
 class Clock:
     """Seconds spent training: evaluation and checkpoints stop it."""
 
     def __init__(self) -> None:
-        self._passed_s, self._since = 0.0, time.perf_counter()
-        self._stopped = False
+        self._passed_s = 0.0
+        self._since: Optional[float] = time.perf_counter()  # None while it is stopped
 
     def read(self) -> float:
         """Seconds so far."""
-        return self._passed_s if self._stopped else self._passed_s + time.perf_counter() - self._since
+        return self._passed_s + (0.0 if self._since is None else time.perf_counter() - self._since)
 
     def stop(self) -> None:
         """What follows is not training."""
-        self._passed_s, self._stopped = self.read(), True
+        self._passed_s, self._since = self.read(), None
 
     def go_on(self) -> None:
         """Training continues."""
-        if self._stopped:
-            self._since, self._stopped = time.perf_counter(), False
+        if self._since is None:
+            self._since = time.perf_counter()
 
 
 class MetricsFile:
@@ -124,8 +122,8 @@ class MetricsFile:
 
     def __init__(self, folder: Path, append: bool) -> None:
         path = folder / METRICS
-        if append and path.exists():
-            _drop_half_line(path)
+        if append and path.exists():  # a run that was killed may have left half a line, which would spoil the next one
+            os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
         self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  as long as this object
 
     def write(self, event: str, fields: Dict[str, Any]) -> None:
@@ -136,12 +134,6 @@ class MetricsFile:
     def close(self) -> None:
         """No more records."""
         self._file.close()
-
-
-def _drop_half_line(path: Path) -> None:
-    """A run that was killed may have left half a line, which would spoil the next one."""
-    content = path.read_bytes()
-    os.truncate(path, content.rfind(b"\n") + 1)
 
 
 def _json_safe(value: Any) -> Any:

@@ -1,22 +1,15 @@
 """Networks by name: ``mlp``, ``lenet``, Gluon's model zoo, and GluonCV's.
 
-Small images. Gluon's ResNets and MobileNets end in a global average and take images of any size, 28x28 and 32x32
-included, as they stand: their strides bring such an image down to 1x1, which is cheap and costs accuracy. With
-`thumbnail` they begin with a 3x3 convolution of stride 1 and no pooling (Gluon's own option for ResNets; for MobileNets
-the stride of the first convolution becomes 1), 4 to 16 times the work. GluonCV's cifar_* networks are made for 32x32.
-Networks that need larger images (alexnet, densenet, inceptionv3, vgg below 32) say so when they are made.
-
-Channels. Gluon's layers take their number of input channels from the data. A GluonCV network that insists on three gets
-a grey image three times over.
+docs/reference/data.md says what they make of small and of grey images.
 """
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterator
+from typing import Any
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError, unknown
-from odsgd.config.names import GLUON_MODELS, GLUONCV_MODELS, MODELS
+from kvstore.errors import ConfigError
+from odsgd.config.names import GLUON_MODELS
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices
 
@@ -45,11 +38,7 @@ def _network(config: TrainConfig) -> Any:
         return mlp(config.classes)
     if config.model == "lenet":
         return lenet(config.classes, pad=min(config.input_shape[1:]) < 16)
-    if config.model in GLUON_MODELS:
-        return _from_gluon(config)
-    if config.model in GLUONCV_MODELS:
-        return _from_gluoncv(config)
-    raise unknown("model", config.model, MODELS)
+    return _from_gluon(config) if config.model in GLUON_MODELS else _from_gluoncv(config)
 
 
 def mlp(classes: int) -> Any:
@@ -72,13 +61,11 @@ def lenet(classes: int, pad: bool = False) -> Any:
 
 
 def _from_gluon(config: TrainConfig) -> Any:
-    get_model = mx.gluon.model_zoo.vision.get_model
-    if not config.thumbnail:
-        return get_model(config.model, classes=config.classes)
-    if config.model.startswith("resnet"):
-        return get_model(config.model, classes=config.classes, thumbnail=True)
-    net = get_model(config.model, classes=config.classes)
-    net.features[0]._kwargs["stride"] = (1, 1)  # a MobileNet's first layer; Gluon has no option for it
+    """With `thumbnail` a ResNet begins with a 3x3 convolution of stride 1 and no pooling, an option of Gluon's."""
+    option = {"thumbnail": True} if config.thumbnail and config.model.startswith("resnet") else {}
+    net = mx.gluon.model_zoo.vision.get_model(config.model, classes=config.classes, **option)
+    if config.thumbnail and not option:
+        net.features[0]._kwargs["stride"] = (1, 1)  # a MobileNet's first layer; Gluon has no option for it
     return net
 
 
@@ -92,9 +79,8 @@ def _from_gluoncv(config: TrainConfig) -> Any:
                           "install it beside MXNet with: pip install 'gluoncv==0.10.5.post0' 'numpy<2' "
                           "'opencv-python-headless<4.12'") from None
     net = get_model(config.model, classes=config.classes)
-    if config.input_shape[0] == 1 and next(_convolutions(net)).weight.shape[1] == 3:
-        return Grey(net)
-    return net
+    first = next(parameter for parameter in net.collect_params().values() if len(parameter.shape) == 4)
+    return Grey(net) if config.input_shape[0] == 1 and first.shape[1] == 3 else net
 
 
 class Grey(mx.gluon.HybridBlock):
@@ -107,13 +93,6 @@ class Grey(mx.gluon.HybridBlock):
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """`net` of the image three times over."""
         return self.net(F.repeat(x, repeats=3, axis=1))
-
-
-def _convolutions(block: Any) -> Iterator[Any]:
-    if isinstance(block, nn.Conv2D):
-        yield block
-    for child in block._children.values():
-        yield from _convolutions(child)
 
 
 def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:

@@ -17,12 +17,10 @@ class Progress:
 
     def say(self, line: str) -> None:
         """One line (or several)."""
-        if self._silent:
-            return
-        if self._bar is None:
-            print(line, flush=True)
-        else:
+        if self._bar is not None:
             self._bar.write(line)
+        elif not self._silent:
+            print(line, flush=True)
 
     def advance(self) -> None:
         """One more iteration has been queued."""

@@ -1,13 +1,7 @@
 """ImageNet, or any images packed by MXNet's im2rec: train.rec, train.idx, val.rec and val.idx in one folder.
 
-MXNet's ImageRecordIter reads, decodes and augments in threads of its own. Worker m of M gets the m-th contiguous part
-of the index, ceil(N / M) records, the last worker what is left; an epoch has as many iterations as the smallest part
-has full batches, and what is over sits out. The order inside a part, and the augmentation, follow from seed and epoch:
-the iterator is made anew for every epoch. `train(epoch, start)` decodes and drops the first `start` batches.
-
-Pixels are normalised with ImageNet's mean and standard deviation. Without `augment`, training takes the centre crop of
-the image whose shorter side was scaled to 256/224 of the crop (the test always does); with it, a random part of 8 to
-100 % of the area and a mirror image half of the time.
+docs/reference/data.md says how they are divided, cropped and augmented. Each epoch has an iterator of its own, whose
+order and augmentation follow from seed and epoch; `train(epoch, start)` decodes and drops the first `start` batches.
 """
 from __future__ import annotations
 

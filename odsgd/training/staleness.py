@@ -5,10 +5,8 @@
     gauge.result()                    what goes to staleness.json
 
 Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
-0's of training; they stand still during evaluations and checkpoints, in which nobody pushes.
-
-What tau counts. One push of one bucket counts one. The epochs leave a mark: workers meet at an epoch's end, and who
-was early begins the next one with a gradient on the weights that the others have moved on meanwhile.
+0's of training; they stand still during evaluations and checkpoints, in which nobody pushes. What the numbers mean:
+docs/explanation/staleness.md.
 """
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Gauge:
         return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
 
     def result(self) -> Dict[str, Any]:
-        """All that was counted; after a resume the counts are of the whole run, the speed of what came since.
+        """All that was counted, for a JSON file; after a resume of the whole run, but the speed of what came since.
 
         `lost_workers`: those without whom the job has gone on (`--on-worker-loss continue`); what they pushed counts.
         """
@@ -43,11 +41,10 @@ class Gauge:
                 "staleness_mean": counted.mean, "staleness_max": counted.max,
                 "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
                 "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
-                "histogram": _texts(counted.histogram),
-                "lost_workers": sorted(control.lost_workers()),
-                "workers": {str(rank): {"staleness_mean": means[rank], "staleness_max": maxima[rank],
-                                        "pushes": sum(counted.by_worker[rank].values()),
-                                        "histogram": _texts(counted.by_worker[rank])} for rank in means}}
+                "histogram": counted.histogram, "lost_workers": sorted(control.lost_workers()),
+                "workers": {rank: {"staleness_mean": means[rank], "staleness_max": maxima[rank],
+                                   "pushes": sum(counted.by_worker[rank].values()),
+                                   "histogram": counted.by_worker[rank]} for rank in means}}
 
     def _read(self) -> _Reading:
         return _Reading(self._store.statistics(), self._clock.read())
@@ -68,8 +65,3 @@ class _Reading:
         """Updates of a bucket per second; 0 if no time has passed."""
         seconds = self.clock_s - before.clock_s
         return (self.counted.updates_per_bucket - before.counted.updates_per_bucket) / seconds if seconds > 0 else 0.0
-
-
-def _texts(histogram: Dict[int, int]) -> Dict[str, int]:
-    """Keys as JSON has them."""
-    return {str(tau): pushes for tau, pushes in histogram.items()}

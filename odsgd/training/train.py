@@ -10,15 +10,12 @@ the same number of batches; only worker 0 speaks, evaluates and writes metrics.
 In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations, and meet
 at the end of an epoch (to sum, and for the evaluation of weights that nobody changes meanwhile) and for checkpoints.
 
-Reported per epoch and per interval: loss and accuracy of the weights trained on (interval: worker 0's batches alone),
-samples_per_s of all workers together, without evaluation and checkpoints (an asynchronous job's intervals take the
-others to be as fast as worker 0). Asynchronous jobs report their staleness, too (staleness.py).
-
-With `emulate_compute` an emulated accelerator takes the place of forward and backward, and only time is reported: the
-gradients of the first batch are sent again and again, so that there is no loss, and no weights worth a checkpoint.
+docs/reference/run-folder.md says what is reported. With `emulate_compute` that is time alone: there is no loss, and
+there are no weights worth a checkpoint.
 """
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -40,7 +37,7 @@ from odsgd.lab import tracing
 from odsgd.training import checkpoint, data, devices, models, randomness
 from odsgd.training.emulate import Emulated
 from odsgd.training.journal import Journal, versions
-from odsgd.training.metrics import Clock, Meter, Sums, Tally, Window
+from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import Gauge
@@ -82,7 +79,7 @@ class Training:
     """All parts of one run, made from its configuration."""
 
     def __init__(self, config: TrainConfig, transport: Transport) -> None:
-        self.config, self.out = config, Path(str(config.out))
+        self.config, self.checkpoints = config, Path(str(config.out)) / "checkpoints"
         self.data = data.load(config, transport.worker_rank, transport.num_workers)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
@@ -92,12 +89,13 @@ class Training:
         for block in (self.loss, self.tally):
             block.hybridize(config.hybridize)
         self.batches_per_epoch = self.data.batches_per_epoch
+        self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
         self.draws = randomness.draws(self.net)
         self.meter, self.clock = Meter(self._take), Clock()
         self.clock.stop()
-        self.interval = self.epoch = Window(0, 0.0)
-        self.tested: Optional[Sums] = None
+        self.interval = self.epoch = Lap(0, 0.0)
+        self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
 
@@ -105,12 +103,13 @@ class Training:
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
-        resumed = self._resume() if self.config.resume else self._begin_afresh()
-        self.interval = self._window()
-        self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total, resumed)
+        resumed = self._resume()
+        self.interval = self._lap()
+        self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total)
         try:
-            self.journal.start(self.store.num_workers, self.batches_per_epoch, count_parameters(self.net),
-                               devices.contexts(self.config))
+            self.journal.start(self.store.num_workers, self.batches_per_epoch,
+                               sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
+                               devices.contexts(self.config), resumed)
             for line in warnings_about(self.config, self.store.num_workers):
                 self.journal.warn(line)
             if self.config.emulate_compute is not None:
@@ -122,7 +121,7 @@ class Training:
             if self.gauge is not None:
                 self.journal.staleness(self.gauge.result())
             self._finish_trace()
-            self.journal.end(self.store.iteration, self._test_fields())
+            self.journal.end(self.store.iteration, self.tested)
         finally:
             self.journal.close()
         self.store.close()
@@ -136,7 +135,7 @@ class Training:
         recorder.on.flush()
         self.store.barrier()
         if self.store.rank == 0:
-            self.journal.note(tracing.finish(Path(str(recorder.folder))))
+            self.journal.say(tracing.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
@@ -144,7 +143,7 @@ class Training:
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
-        self.epoch = self._window()
+        self.epoch = self._lap()
         for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
             self._iterate(xs, ys)
             if self.store.iteration < end and self._checkpoint_due():
@@ -161,17 +160,19 @@ class Training:
         self.store.lr_local = lr_local
         if self.draws:
             randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
-        tallies = self._compute(xs, ys) if self.emulated is None else self._pretend()
+        tallies = self._compute(xs, ys)
         self.trainer.step(self.config.worker_batch_size)
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
-        self.journal.iteration()
+        self.journal.advance()
         if self.gauge is None and self.config.asynchronous and self.store.rank == 0:
             self.gauge = Gauge(self.store, self.clock)
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
     def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
-        """Queue forward and backward on every device; what they count."""
+        """Queue forward and backward on every device; what they count. An emulated accelerator counts nothing."""
+        if self.emulated is not None:
+            return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
         outputs, losses = self._passes(xs, ys)
         return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
 
@@ -187,8 +188,7 @@ class Training:
         """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
         gradient, which is written last.
         """
-        passes = self._passes
-        first = next(parameter for parameter in self.net.collect_params().values() if parameter.grad_req != "null")
+        passes, first = self._passes, self.trainable[0]
 
         def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
             bars = on.compute(first.list_data())
@@ -205,11 +205,6 @@ class Training:
         self.journal.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
                           "learned, evaluated or kept")
 
-    def _pretend(self) -> List[Any]:
-        """Queue an iteration of the emulated accelerator, which counts nothing."""
-        assert self.emulated is not None
-        return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
-
     def _batches(self, epoch: int, position: int) -> Iterator[Any]:
         """What is left of an epoch; an emulated accelerator needs no data."""
         if self.emulated is not None:
@@ -223,9 +218,9 @@ class Training:
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _window(self) -> Window:
+    def _lap(self) -> Lap:
         """Count from here on."""
-        return Window(self.store.iteration, self.clock.read())
+        return Lap(self.store.iteration, self.clock.read())
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -245,22 +240,18 @@ class Training:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
             live = {} if self.gauge is None else self.gauge.interval()
             self.journal.interval({**self._record(self.interval), **live})
-            self.interval = self._window()
+            self.interval = self._lap()
 
-    @property
-    def _present(self) -> int:
-        """Workers that have not been lost."""
-        return self.store.num_workers - len(control.lost_workers())
-
-    def _record(self, window: Window) -> Dict[str, Any]:
-        """Numbers of a window that ends here, as interval and epoch records have them."""
-        iterations, seconds = self.store.iteration - window.iteration, self.clock.read() - window.clock_s
+    def _record(self, lap: Lap) -> Dict[str, Any]:
+        """Numbers of a lap that ends here, as interval and epoch records have them."""
+        iterations, seconds = self.store.iteration - lap.iteration, self.clock.read() - lap.clock_s
+        present = self.store.num_workers - len(control.lost_workers())
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.method.steps_locally(self.config.options) else None
-        learned = {"train_loss": window.sums.mean_loss, "train_accuracy": window.sums.accuracy}
+        learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
         return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),
-                "samples_per_s": iterations * self.config.worker_batch_size * self._present / seconds,
+                "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local}
 
@@ -270,16 +261,14 @@ class Training:
         It is over, and the clock stops, when the slowest worker is through.
         """
         self.meter.drain()
-        self.epoch.sums = self._over_workers(self.epoch.sums)
+        mine = np.array(dataclasses.astuple(self.epoch.sums), np.float32)
+        self.epoch.sums = Sums(*map(float, self.store.allreduce(mine)))
         self.clock.stop()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
             self.tested = self._evaluate()
-            record.update(self._test_fields())
-        self.journal.epoch({**record, "seconds": self.journal.seconds() - began})
-
-    def _over_workers(self, sums: Sums) -> Sums:
-        return Sums(*map(float, self.store.allreduce(np.array([sums.loss, sums.hits, sums.examples], np.float32))))
+            record.update(self.tested)
+        self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -288,7 +277,7 @@ class Training:
         every = self.config.eval_every
         return bool(every) and ((epoch + 1) % every == 0 or self.store.iteration == self.total)
 
-    def _evaluate(self) -> Sums:
+    def _evaluate(self) -> Dict[str, float]:
         """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange
         and wait there for it, as long as `timeout_s` allows.
 
@@ -306,18 +295,9 @@ class Training:
                 meter.drain()
         if self.config.asynchronous:
             self.store.barrier()
-        return sums
-
-    def _test_fields(self) -> Dict[str, Any]:
-        if self.tested is None:
-            return {}
-        return {"test_loss": self.tested.mean_loss, "test_accuracy": self.tested.accuracy}
+        return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
-
-    @property
-    def _checkpoints(self) -> Path:
-        return self.out / "checkpoints"
 
     def _checkpoint_due(self) -> bool:
         if self.emulated is not None:
@@ -332,38 +312,32 @@ class Training:
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
-        checkpoint.save(self._checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
+        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
         self.clock.go_on()
 
-    def _begin_afresh(self) -> Optional[Path]:
-        """A new run must not mix with one that is there."""
-        there = checkpoint.complete(self._checkpoints) if self.store.rank == 0 else []
-        if there:
-            raise ConfigError(f"`{self.out}` holds a run with checkpoints up to iteration {there[-1]}; go on with it "
-                              "(--resume), take another --out, or remove it")
-        return None
+    def _resume(self) -> Optional[Path]:
+        """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
-    def _resume(self) -> Path:
-        """Take up the newest complete checkpoint of worker 0. Collective."""
-        manifest = self._newest() if self.store.rank == 0 else None
-        manifest = checkpoint.share_manifest(self.store, manifest)
-        folder = self._checkpoints / str(manifest["iteration"])
+        Collective.
+        """
+        there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
+        if not self.config.resume:
+            if there:
+                raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
+                                  f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
+            return None
+        manifest = checkpoint.from_worker_0(self.store, self._newest(there) if self.store.rank == 0 else None)
+        folder = self.checkpoints / str(manifest["iteration"])
         checkpoint.restore(folder, manifest, self.store, self.net)
         return folder
 
-    def _newest(self) -> Dict[str, Any]:
-        there = checkpoint.complete(self._checkpoints)
+    def _newest(self, there: List[int]) -> Dict[str, Any]:
+        """Its manifest, if it goes with this run."""
         if not there:
-            raise ConfigError(f"no complete checkpoint in `{self._checkpoints}`; check --out, or leave --resume out to "
+            raise ConfigError(f"no complete checkpoint in `{self.checkpoints}`; check --out, or leave --resume out to "
                               "begin a new run")
-        manifest = checkpoint.read_manifest(self._checkpoints / str(there[-1]))
+        manifest = checkpoint.read_manifest(self.checkpoints / str(there[-1]))
         now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
         checkpoint.check_model(manifest, self.net)
         return manifest
-
-
-def count_parameters(net: Any) -> int:
-    """Numbers that are trained."""
-    return sum(int(np.prod(parameter.shape)) for parameter in net.collect_params().values()
-               if parameter.grad_req != "null")
