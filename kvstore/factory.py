@@ -18,7 +18,7 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
         if option not in method.option_names():
             raise unknown(f"option of store {name}", option, method.option_names())
     try:
-        checked = method.Options(**options)
+        checked = method.Options(**options).in_iterations()
     except ConfigError as error:
         raise ConfigError(f"store {name}: {error}") from None
     if not isinstance(transport, Transport):

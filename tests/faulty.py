@@ -5,6 +5,9 @@ import sys
 import time
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path[0] = os.path.dirname(sys.path[0])  # beside this script lie the tests of kvstore, under that name
+
 import odsgd  # noqa: F401  comes first, as in every script
 
 # isort: split

@@ -58,7 +58,8 @@ class AsyncUpdate(Rule):
 
     facts: ClassVar[Sequence[str]] = ("version", "lr_sum", "staleness")
 
-    def start(self, w: np.ndarray) -> None:
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.staleness: Dict[str, int] = {}  # "WORKER_RANK TAU" -> pushes
         self.lr_sum = 0.0  # of the effective rates of all pushes
 

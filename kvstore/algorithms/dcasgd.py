@@ -45,7 +45,6 @@ class CompensatedC(AsyncUpdate):
     arrays = {"backups": "what each worker was last sent"}
 
     def start(self, w: np.ndarray) -> None:
-        super().start(w)
         self.backups: List[np.ndarray] = [w.copy() for _ in range(self.num_workers)]  # all began with W_0
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:

@@ -105,7 +105,7 @@ class ODSGD(Delayed):
 
         def check(self) -> None:
             if self.optimizer_local == "none":
-                self.refuse(("lr_local", "wd_local", *optimizers.COMPENSATION),
+                self.refuse(("lr_local", "momentum_local", "wd_local", *optimizers.COMPENSATION),
                             "with optimizer_local `none`, which takes no local step")
             optimizers.fill_in(self, "optimizer_local", self.optimizer_local)
             optimizers.check_momentum("momentum_local", self.momentum_local, self.optimizer_local)

@@ -43,9 +43,9 @@ class Options:
         """ConfigError for options that do not go together; fills in defaults that depend on others."""
 
     def refuse(self, names: Sequence[str], because: str) -> None:
-        """ConfigError if one of these has a value."""
+        """ConfigError if one of these has a value that is not its default."""
         for name in names:
-            if getattr(self, name) is not None:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ConfigError(f"{name} has no meaning {because}")
 
     def plain(self) -> Dict[str, Any]:
@@ -144,6 +144,8 @@ class Update:
 
 class Rule:
     """The server's side of a method, for one bucket: what a push does to the global weights.
+
+    Before the first push there are no weights here, so `start` comes with it; `statistics` may be asked for earlier.
 
     version : updates done
     """

@@ -89,7 +89,7 @@ class SASGD(Method):
     name = "sasgd"
     worker = SparseAggregation
     transports = ("ring",)
-    plain_sgd = "none of these methods has it"
+    plain_sgd = "SASGD has none"
     resumes_from_optimizer = False
     waits = True
 

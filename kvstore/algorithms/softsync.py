@@ -34,7 +34,6 @@ class Softsync(AsyncUpdate):
     facts = (*AsyncUpdate.facts, "held")
 
     def start(self, w: np.ndarray) -> None:
-        super().start(w)
         self.c = self.num_workers // (self.options.n or self.num_workers)
         self.sum, self.held = np.zeros_like(w), 0
 

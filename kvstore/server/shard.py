@@ -46,7 +46,12 @@ class Entry:
         self.rule.receive(header, grad, w)
 
     def saved(self) -> Dict[str, np.ndarray]:
-        """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON."""
+        """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.
+
+        Before the first push there is nothing of the rule's.
+        """
+        if not self._started:
+            return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
                   **{f"rule/{name}": array for name, array in keeping.arrays_of(self.rule).items()}}
         meta = {"optimizer": self.update.facts(), "rule": keeping.facts_of(self.rule)}
@@ -54,14 +59,16 @@ class Entry:
 
     def put_back(self, parts: Dict[str, np.ndarray]) -> None:
         """The inverse of `saved`."""
-        self.start(mx.nd.zeros(self.size))
         meta = array_text(parts["meta"])
+        if meta["rule"] is None:
+            return
+        self.start(mx.nd.zeros(self.size))
         self.update.put_back(_below(parts, "optimizer/"), meta["optimizer"])
         keeping.put_back(self.rule, _below(parts, "rule/"), meta["rule"])
 
 
 class Shard:
-    """The buckets of one server.
+    """The buckets of one server. `trusted`: whether a worker may name a method or an optimizer of the user's own.
 
     `trusted`: whether commands may name optimizers and methods that are not MXNet's or this package's.
 

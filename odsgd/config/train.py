@@ -137,10 +137,12 @@ class TrainConfig:
     trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
                                 "shows", result=False)
 
-    options: Options = dataclasses.field(init=False)
+    options: Options = dataclasses.field(default_factory=Options)
     """The method's."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
+        """`options`: where the method's come from that `values` does not name, for ``dataclasses.replace``."""
+        values = {**(options.plain() if options else {}), **values}
         for field in own_fields():
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             self._set(field.name, convert(field, values.pop(field.name, default), field.name))
@@ -174,14 +176,19 @@ class TrainConfig:
 
     @staticmethod
     def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str]]:
-        """The options given on a command line, each checked for itself, and the file after ``--config``."""
-        file = given(argv, "--method-file")
+        """The options given on a command line, each checked for itself, and the file after ``--config``.
+
+        A method of the user's own is loaded first, since its options are among those that are known.
+        """
+        config_file = given(argv, "--config")
+        said = _lines(config_file) if config_file and Path(config_file).exists() else {}
+        file = given(argv, "--method-file") or said.get("method_file")
         if file:
-            algorithms.load(file)
-        asked = given(argv, "--kvstore")
+            algorithms.load(str(file))
+        asked = given(argv, "--kvstore") or said.get("kvstore")
         if asked and asked not in _MXNETS:
             with contextlib.suppress(ConfigError):  # is told later
-                algorithms.find(asked)  # perhaps another package's, with options of its own
+                algorithms.find(str(asked))  # perhaps another package's, with options of its own
         return parse_flags(option_fields(), "odsgd train", argv)
 
     def to_dict(self) -> Dict[str, Any]:
@@ -313,7 +320,8 @@ class TrainConfig:
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
         if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):
-            raise ConfigError("lr_step_epochs_local has no meaning where no local step is taken")
+            raise ConfigError("lr_step_epochs_local has no meaning with optimizer_local "
+                              f"`{getattr(self.options, 'optimizer_local', 'none')}`, which takes no local step")
         if self.method.plain_sgd and (self.optimizer != "sgd" or self.momentum):
             raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
                               f"momentum out (momentum: {self.method.plain_sgd})")
@@ -354,7 +362,7 @@ class TrainConfig:
 
 def own_fields() -> List[dataclasses.Field[Any]]:
     """The options of a run that are no method's."""
-    return [field for field in dataclasses.fields(TrainConfig) if field.init]
+    return [field for field in dataclasses.fields(TrainConfig) if field.name != "options"]
 
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
@@ -377,6 +385,15 @@ def _goes_with(key: str, store: str, same: bool) -> bool:
 
 def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str = "odsgd train") -> Dict[str, Any]:
     """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
+    known = _lines(path)
+    for key in known:
+        if key not in fields:
+            raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")
+    return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in known.items()}
+
+
+def _lines(path: str) -> Dict[str, Any]:
+    """What a YAML file says, whether or not there are such options."""
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -385,11 +402,7 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
         raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
-    known = {str(key).replace("-", "_"): value for key, value in values.items()}
-    for key in known:
-        if key not in fields:
-            raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")
-    return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in known.items()}
+    return {str(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:

@@ -1,66 +1,23 @@
 """A run from its configuration to its files: one worker in this process, or several as threads that take turns."""
 import dataclasses
-import json
 import math
 import re
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.transports.inprocess import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import models, train
-
-TINY = dict(dataset="synthetic", image_shape=(1, 6, 6), num_classes=3, num_examples=80, batch_size=8, kvstore="local",
-            epochs=2, log_interval=4)  # 10 iterations per epoch for one worker, 5 for two
-
-
-def tiny(out, **options):
-    return TrainConfig(**{**TINY, "out": str(out), **options})
-
-
-def records(out, event=None):
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [record for record in map(json.loads, lines) if event in (None, record["event"])]
-
-
-def train_together(configs):
-    """One worker per configuration, as threads of this process."""
-    cluster = Stage(len(configs), timeout_s=60)
-
-    def make(worker_rank):
-        return (cluster.worker(worker_rank) if configs[0].needs_servers else
-                cluster.ring_worker(worker_rank, configs[0].codec or "none"))
-    cluster.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run(), make)
-
-
-def final_weights(out):
-    folders = sorted((out / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
-    return mx.nd.load(str(folders[-1] / "weights.params"))
-
-
-def same_bits(one, other):
-    one, other = ({name: array.asnumpy() for name, array in weights.items()} for weights in (one, other))
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
-@pytest.fixture
-def dropout_and_batchnorm(monkeypatch):
-    """In place of the mlp, a network with everything that could be forgotten in a checkpoint."""
-    def network(classes):
-        net = mx.gluon.nn.HybridSequential(prefix="test_")
-        with net.name_scope():
-            net.add(mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(12, activation="relu"), mx.gluon.nn.BatchNorm(),
-                    mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dense(classes))
-        return net
-    monkeypatch.setattr(models, "mlp", network)
-
+from odsgd.training import train
+from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
-def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(tmp_path, capsys):
+def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.run(tiny(tmp_path, epochs=3)) == 0
     kinds = [record["event"] for record in records(tmp_path)]
     assert kinds[0] == "start" and kinds[-1] == "end" and kinds.count("epoch") == 3 and kinds.count("interval") == 6
@@ -76,7 +33,8 @@ def test_a_run_learns_and_writes_a_record_for_start_intervals_epochs_and_end(tmp
     assert TrainConfig.from_flags(["--config", str(tmp_path / "config.yaml")]) == tiny(tmp_path, epochs=3)
 
 
-def test_emulated_compute_reports_speed_and_neither_loss_nor_accuracy(tmp_path, capsys):
+def test_emulated_compute_reports_speed_and_neither_loss_nor_accuracy(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.run(tiny(tmp_path, emulate_compute="10ms")) == 0
     epochs = records(tmp_path, "epoch")
     assert len(epochs) == 2 and not any("accuracy" in name or "loss" in name for record in epochs for name in record)
@@ -87,7 +45,7 @@ def test_emulated_compute_reports_speed_and_neither_loss_nor_accuracy(tmp_path, 
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_last(tmp_path):
+def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_last(tmp_path: Path) -> None:
     train.run(tiny(tmp_path, log_interval=1, epochs=1))
     shown = [record["iteration"] for record in records(tmp_path, "interval")]
     assert shown == [5, 6, 7, 8, 9, 10]  # four iterations are in flight when the first is read
@@ -95,7 +53,7 @@ def test_an_interval_has_the_numbers_of_all_iterations_that_were_read_since_the_
     assert math.isfinite(epoch["train_loss"]) and epoch["iteration_ms"] > 0
 
 
-def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path):
+def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path: Path) -> None:
     config = tiny(tmp_path, kvstore="odsgd", lr=0.4, lr_local=0.2, lr_step_epochs="1", lr_step_epochs_local="2",
                   warmup=2, lr_warmup=4, epochs=3, log_interval=10 ** 6)
     train_together([config, config])
@@ -104,12 +62,13 @@ def test_learning_rates_follow_their_schedules_and_are_logged(tmp_path):
 
 
 @pytest.mark.parametrize("local, shown", [("none", None), ("sgd", 0.1)])
-def test_a_local_rate_that_is_not_given_is_shown_as_what_it_follows(tmp_path, local, shown):
+def test_a_local_rate_that_is_not_given_is_shown_as_what_it_follows(
+        tmp_path: Path, local: str, shown: Optional[float]) -> None:
     train_together([tiny(tmp_path, kvstore="odsgd", optimizer_local=local, epochs=1)] * 2)
     assert records(tmp_path, "epoch")[0]["lr_local"] == shown
 
 
-def test_training_numbers_are_those_of_all_workers(tmp_path):
+def test_training_numbers_are_those_of_all_workers(tmp_path: Path) -> None:
     alone = tiny(tmp_path / "alone", lr=0, epochs=1)
     train.run(alone)
     train_together([dataclasses.replace(alone, kvstore="ssgd", batch_size=4, out=str(tmp_path / "two"))] * 2)
@@ -118,7 +77,7 @@ def test_training_numbers_are_those_of_all_workers(tmp_path):
     assert one["train_accuracy"] == two["train_accuracy"] and one["test_loss"] == pytest.approx(two["test_loss"])
 
 
-def test_two_devices_train_as_one_does(tmp_path):
+def test_two_devices_train_as_one_does(tmp_path: Path) -> None:
     for count in (1, 2):
         train.run(tiny(tmp_path / str(count), num_cpus=count, batch_size=8 // count))
     one, two = (final_weights(tmp_path / name) for name in ("1", "2"))
@@ -126,25 +85,25 @@ def test_two_devices_train_as_one_does(tmp_path):
 
 
 @pytest.mark.parametrize("every, tested", [(0, []), (1, [1, 2, 3]), (2, [2, 3])])
-def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path, every, tested):
+def test_evaluation_comes_every_so_many_epochs_and_at_the_end(tmp_path: Path, every: int, tested: List[int]) -> None:
     train.run(tiny(tmp_path, epochs=3, eval_every=every))
     assert [record["epoch"] for record in records(tmp_path, "epoch") if "test_accuracy" in record] == tested
 
 
-def test_a_run_that_stops_within_an_epoch_is_evaluated_and_saved(tmp_path):
+def test_a_run_that_stops_within_an_epoch_is_evaluated_and_saved(tmp_path: Path) -> None:
     train.run(tiny(tmp_path, iterations=13))
     epochs = records(tmp_path, "epoch")
     assert [(record["epoch"], record["iteration"]) for record in epochs] == [(1, 10), (2, 13)]
     assert "test_accuracy" in epochs[-1] and (tmp_path / "checkpoints" / "13" / "manifest.json").exists()
 
 
-def test_only_worker_0_speaks(tmp_path, capsys):
+def test_only_worker_0_speaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train_together([tiny(tmp_path, kvstore="ssgd", epochs=1)] * 3)
     assert capsys.readouterr().out.count("global batch 24") == 1
     assert len(records(tmp_path, "start")) == len(records(tmp_path, "end")) == 1
 
 
-def test_local_in_a_job_of_several_is_refused(tmp_path, monkeypatch):
+def test_local_in_a_job_of_several_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DMLC_NUM_WORKER", "2")
     with pytest.raises(ConfigError, match="`local` is for one process and this job has 2 workers"):
         train.run(tiny(tmp_path))
@@ -152,31 +111,33 @@ def test_local_in_a_job_of_several_is_refused(tmp_path, monkeypatch):
 
 # --- a loss that is not finite ----------------------------------------------------------------------------------------
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_iteration_and_settings(tmp_path, capsys):
+def test_a_loss_that_is_not_finite_stops_the_run_with_iteration_and_settings(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.run(tiny(tmp_path, lr=1e30, momentum=0.5, checkpoint_every=0)) == 70
     line = capsys.readouterr().err
     assert re.match(r"odsgd train: iteration [12]: the loss of this worker is (nan|inf) \(", line)
-    assert "(lr 1e+30, optimizer sgd, momentum 0.5, wd 0.0, batch_size 8" in line and "--on-nan continue" in line
+    assert "(lr 1e+30, batch_size 8, optimizer sgd, momentum 0.5, wd 0.0" in line and "--on-nan continue" in line
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_loss_that_is_not_finite_is_met_with_a_shrug_if_asked(tmp_path):
+def test_a_loss_that_is_not_finite_is_met_with_a_shrug_if_asked(tmp_path: Path) -> None:
     assert train.run(tiny(tmp_path, lr=1e30, on_nan="continue")) == 0
     assert records(tmp_path, "epoch")[-1]["train_loss"] is None
 
 
-def test_the_worker_that_sees_it_first_stops_the_others(tmp_path):
+def test_the_worker_that_sees_it_first_stops_the_others(tmp_path: Path) -> None:
     config = tiny(tmp_path, kvstore="odsgd", lr=1e30, lr_local=0.5, warmup=1)
-    with pytest.raises(train.DivergedError, match="lr_local 0.5, optimizer sgd.* optimizer_local sgd.* warmup 1"):
+    with pytest.raises(train.DivergedError, match=r"lr_local 0\.5, .*optimizer sgd.* warmup 1.* optimizer_local sgd"):
         train_together([config] * 2)
 
 
 # --- going on with a run ----------------------------------------------------------------------------------------------
 
-MOMENTUM = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
-COMPENSATED = dict(kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2",
-                   warmup=4, **MOMENTUM)
-WITHOUT_SERVERS = {
+MOMENTUM: Dict[str, Any] = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
+COMPENSATED: Dict[str, Any] = dict(
+    kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2", warmup=4,
+    **MOMENTUM)
+WITHOUT_SERVERS: Dict[str, Dict[str, Any]] = {
     "dsync": dict(kvstore="dsync", **MOMENTUM),
     "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
     "sasgd": dict(kvstore="sasgd", T=4, lr=0.05, wd=1e-3, epochs=3, lr_step_epochs="1"),
@@ -186,7 +147,8 @@ WITHOUT_SERVERS = {
 
 @pytest.mark.parametrize("stop", [3, 10, 17])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, stop, devices):
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices: int) -> None:
     whole, parts = (tiny(tmp_path / name, num_cpus=devices, batch_size=8 // devices, **MOMENTUM)
                     for name in ("whole", "parts"))
     train.run(whole)
@@ -199,8 +161,9 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path, dropout_and_batchnorm, st
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
                                        COMPENSATED, *WITHOUT_SERVERS.values()],
                          ids=["ssgd", "delayed", "odsgd", *WITHOUT_SERVERS])
-def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path, dropout_and_batchnorm, algorithm,
-                                                                       stop):
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(
+        tmp_path: Path, algorithm: Dict[str, Any], stop: int) -> None:
     whole, parts = (tiny(tmp_path / name, **algorithm) for name in ("whole", "parts"))
     train_together([whole] * 2)
     train_together([dataclasses.replace(parts, iterations=stop)] * 2)
@@ -210,13 +173,14 @@ def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(tmp_path,
 
 @pytest.mark.parametrize("algorithm", [COMPENSATED, WITHOUT_SERVERS["sasgd"], WITHOUT_SERVERS["pipesgd"]],
                          ids=["odsgd", "sasgd", "pipesgd"])
-def test_how_often_checkpoints_are_made_does_not_change_the_result(tmp_path, dropout_and_batchnorm, algorithm):
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+def test_how_often_checkpoints_are_made_does_not_change_the_result(tmp_path: Path, algorithm: Dict[str, Any]) -> None:
     for every in (0, 3):
         train_together([tiny(tmp_path / str(every), checkpoint_every=every, **algorithm)] * 2)
     assert same_bits(final_weights(tmp_path / "0"), final_weights(tmp_path / "3"))
 
 
-def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_path):
+def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_path: Path) -> None:
     hosts = [tmp_path / "host0", tmp_path / "host1"]
     first = [tiny(host, iterations=7, keep_checkpoints=1, checkpoint_every=3, **COMPENSATED) for host in hosts]
     train_together(first)
@@ -227,7 +191,8 @@ def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_
     assert same_bits(final_weights(hosts[0]), final_weights(tmp_path / "whole"))
 
 
-def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path, dropout_and_batchnorm):
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path: Path) -> None:
     """What a checkpoint keeps of the global optimizer does not depend on who holds it."""
     train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
     for first, second in (("server", "ring"), ("ring", "server")):
@@ -237,7 +202,7 @@ def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path, dropout_and_b
         assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / first))
 
 
-def test_a_resumed_run_adds_to_the_metrics_and_drops_the_line_that_was_cut(tmp_path):
+def test_a_resumed_run_adds_to_the_metrics_and_drops_the_line_that_was_cut(tmp_path: Path) -> None:
     train.run(tiny(tmp_path, epochs=1))
     with open(tmp_path / "metrics.jsonl", "a") as file:
         file.write('{"event": "epo')
@@ -246,7 +211,7 @@ def test_a_resumed_run_adds_to_the_metrics_and_drops_the_line_that_was_cut(tmp_p
     assert [record["iteration"] for record in records(tmp_path, "start")] == [0, 10]
 
 
-def test_resuming_a_finished_run_does_nothing(tmp_path, capsys):
+def test_resuming_a_finished_run_does_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train.run(tiny(tmp_path))
     before = final_weights(tmp_path)
     assert train.run(tiny(tmp_path, resume=True)) == 0
@@ -254,7 +219,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path, capsys):
     assert same_bits(before, final_weights(tmp_path))
 
 
-def refusal(config, capsys):
+def refusal(config: TrainConfig, capsys: pytest.CaptureFixture[str]) -> str:
     """The one line with which a run is refused."""
     assert train.run(config) == 64
     line = capsys.readouterr().err
@@ -262,29 +227,29 @@ def refusal(config, capsys):
     return line
 
 
-def test_what_changes_the_result_must_be_as_it_was(tmp_path, capsys):
+def test_what_changes_the_result_must_be_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train.run(tiny(tmp_path, epochs=1))
     line = refusal(tiny(tmp_path, resume=True, lr=0.2, model="lenet"), capsys)
     assert "model: mlp in the saved run, lenet now; lr: 0.1 in the saved run, 0.2 now" in line
 
 
-def test_what_does_not_change_the_result_may_differ(tmp_path):
+def test_what_does_not_change_the_result_may_differ(tmp_path: Path) -> None:
     train.run(tiny(tmp_path, epochs=1))
     assert train.run(tiny(tmp_path, resume=True, epochs=2, log_interval=3, keep_checkpoints=1, on_nan="continue")) == 0
     assert [folder.name for folder in (tmp_path / "checkpoints").iterdir()] == ["20"]
 
 
-def test_another_number_of_workers_is_refused(tmp_path):
+def test_another_number_of_workers_is_refused(tmp_path: Path) -> None:
     config = tiny(tmp_path, kvstore="ssgd", epochs=1)
     train_together([config] * 2)
     with pytest.raises(ConfigError, match="num_workers: 2 in the saved run, 1 now; batches_per_epoch: 5"):
         train_together([dataclasses.replace(config, resume=True, epochs=2)])
 
 
-def test_a_new_run_does_not_mix_with_one_that_is_there(tmp_path, capsys):
+def test_a_new_run_does_not_mix_with_one_that_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train.run(tiny(tmp_path))
     assert "holds a run with checkpoints up to iteration 20" in refusal(tiny(tmp_path), capsys)
 
 
-def test_resuming_what_is_not_there_is_refused(tmp_path, capsys):
+def test_resuming_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no complete checkpoint in" in refusal(tiny(tmp_path, resume=True), capsys)

@@ -1,4 +1,6 @@
 """Which networks draw random numbers, and that each iteration's draws are its own."""
+from typing import Any, Tuple
+
 import pytest
 
 from kvstore.engine._mxnet import mx
@@ -12,7 +14,7 @@ nn = mx.gluon.nn
                                            (nn.Lambda(lambda x: mx.nd.Dropout(x, mode="always")), True),
                                            (nn.HybridLambda(lambda F, x: x + F.random.normal(shape=(2, 2))), True),
                                            (nn.HybridLambda(lambda F, x: F.LeakyReLU(x, act_type="rrelu")), True)])
-def test_networks_that_draw_are_told_from_those_that_do_not(layer, random):
+def test_networks_that_draw_are_told_from_those_that_do_not(layer: Any, random: bool) -> None:
     net = nn.HybridSequential() if isinstance(layer, mx.gluon.HybridBlock) else nn.Sequential()
     net.add(nn.Dense(2), layer)
     assert randomness.draws(net) is random
@@ -20,20 +22,20 @@ def test_networks_that_draw_are_told_from_those_that_do_not(layer, random):
 
 @pytest.mark.parametrize("model, random", [("mlp", False), ("resnet18_v2", False), ("squeezenet1.0", True),
                                            ("cifar_resnet20_v1", False)])
-def test_models_of_the_zoos(model, random):
+def test_models_of_the_zoos(model: str, random: bool) -> None:
     assert randomness.draws(models._network(TrainConfig(model=model))) is random
 
 
-def draw():
+def draw() -> Tuple[float, ...]:
     return tuple(mx.nd.Dropout(mx.nd.ones(64), mode="always").asnumpy())
 
 
-def drawn(seed, iteration, worker_rank):
+def drawn(seed: int, iteration: int, worker_rank: int) -> Tuple[float, ...]:
     randomness.seed_iteration(seed, iteration, worker_rank)
     return draw()
 
 
-def test_draws_follow_from_seed_iteration_and_rank():
+def test_draws_follow_from_seed_iteration_and_rank() -> None:
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]
     first = [drawn(*place) for place in places]
     draw()

@@ -1,14 +1,22 @@
 """Options: where they come from, what they turn into, and what is said when they cannot work."""
 import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 import pytest
 import yaml
 
+from kvstore import algorithms
+from kvstore.algorithms import optimizers
 from kvstore.errors import ConfigError
-from kvstore.options import Span
-from odsgd.config.train import ASYNCHRONOUS, LOCAL_OPTIMIZERS, STORES, TrainConfig, options_table
+from kvstore.options import Span, plain
+from odsgd.config import methods
+from odsgd.config.kinds import Compute
+from odsgd.config.train import TrainConfig, option_fields, own_fields
+from scripts import docs_tables
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
     --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4
@@ -16,18 +24,28 @@ ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gp
     --lr-step-epochs 80,120 --lr-step-epochs-local 82,122 --lr-factor 0.1 --epochs 160"""
 
 
-def from_flags(line):
+def from_flags(line: str) -> TrainConfig:
     return TrainConfig.from_flags(line.split())
 
 
-def message(flags):
+def message(flags: str) -> str:
     with pytest.raises(ConfigError) as caught:
         from_flags(flags)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def yaml_file(tmp_path, text):
+def method_options(config: TrainConfig, batches_per_epoch: int = 1) -> Dict[str, Any]:
+    """What the method's own options come to, without those that have no value; lengths in iterations."""
+    plain = config.options.in_iterations(batches_per_epoch).plain()
+    return {name: value for name, value in plain.items() if name not in methods.COMMON and value is not None}
+
+
+def optimizer_local(config: TrainConfig) -> Optional[str]:
+    return getattr(config.options, "optimizer_local", None)
+
+
+def yaml_file(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     return path
@@ -35,29 +53,30 @@ def yaml_file(tmp_path, text):
 
 # --- flags ------------------------------------------------------------------------------------------------------------
 
-def test_the_command_line_of_the_published_code_is_understood():
+def test_the_command_line_of_the_published_code_is_understood() -> None:
     config = from_flags(ISSUE_EXAMPLE)
-    assert (config.kvstore, config.optimizer_local, config.lr_local, config.wd) == ("odsgd", "dcasgd_a", 0.5, 1e-4)
+    assert (config.kvstore, optimizer_local(config), config.lr_local, config.wd) == ("odsgd", "dcasgd_a", 0.5, 1e-4)
     assert (config.lr_step_epochs, config.lr_step_epochs_local) == ((80, 120), (82, 122))
-    assert config.store_options(batches_per_epoch=390) == {
-        "warmup": 200, "transport": "server", "optimizer_local": "dcasgd_a", "lr_local": 0.5, "momentum_local": 0.0,
+    assert method_options(config, batches_per_epoch=390) == {
+        "warmup": 200, "optimizer_local": "dcasgd_a", "lr_local": 0.5, "momentum_local": 0.0,
         "lamda": 2.0, "m": 0.95, "epsilon": 1e-7}
+    assert config.transport == "server"
     assert config.optimizer_arguments() == {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}
 
 
-def test_every_flag_is_understood_with_underscores_too():
+def test_every_flag_is_understood_with_underscores_too() -> None:
     underscored = " ".join("--" + word[2:].replace("-", "_") if word.startswith("--") else word
                            for word in ISSUE_EXAMPLE.split())
     assert "--optimizer_local" in underscored
     assert from_flags(underscored) == from_flags(ISSUE_EXAMPLE)
 
 
-def test_underscores_of_a_value_are_left_alone():
+def test_underscores_of_a_value_are_left_alone() -> None:
     assert from_flags("--out=my_run").out == "my_run"
     assert from_flags("--optimizer_params=clip_gradient=5").optimizer_params == {"clip_gradient": 5}
 
 
-def test_truth_values_have_a_flag_to_turn_them_off():
+def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     assert from_flags("").hybridize and not from_flags("--no_hybridize").hybridize
 
 
@@ -83,21 +102,48 @@ def test_truth_values_have_a_flag_to_turn_them_off():
     ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
     ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),
 ])
-def test_a_wrong_flag_is_one_line_that_names_it(flags, said):
+def test_a_wrong_flag_is_one_line_that_names_it(flags: str, said: str) -> None:
     assert said in message(flags)
 
 
-def test_help_names_every_option(capsys):
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # no word is cut
     with pytest.raises(SystemExit) as stop:
         from_flags("--help")
     assert stop.value.code == 0
     shown = capsys.readouterr().out
-    assert all("--" + field.name.replace("_", "-") in shown for field in dataclasses.fields(TrainConfig))
+    of_methods = {name for method in algorithms.METHODS.values() for name in method.option_names()}
+    for name in [*of_methods, *(field.name for field in own_fields())]:
+        assert f"--{name.replace('_', '-')} " in shown, name
+    words = " ".join(shown.split())
+    assert "--hybridize compile the network into one graph (default; --no-hybridize turns it off)" in words
+    assert "by its staleness (default: true; --no-modulate turns it off)" in words
+    assert "e.g. 200, or 2epochs (defaults: odsgd: 200; delayed, pipesgd: 0)" in words
+
+
+def default_shown(field: Any) -> str:
+    value = field.metadata["otherwise"] if field.default is None else plain(field.default)
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit):
+        from_flags("--help")
+    entries = [" ".join(entry.split()) for entry in capsys.readouterr().out.split("\n  --")]
+    said = {entry.partition(" ")[0].replace("-", "_"): entry for entry in entries}
+    for store, method in algorithms.METHODS.items():
+        for field in dataclasses.fields(method.Options):
+            entry, default = said[field.name], re.escape(default_shown(field))
+            alone = re.escape(field.metadata["help"]) + rf" \(default: {default}[;)]"
+            among = re.escape(field.metadata["help"]) + rf" \(defaults: .*\b{store}\b[^:;]*: {default}[;)]"
+            assert re.search(alone, entry) or re.search(among, entry), f"{store}: {entry}"
 
 
 # --- names of stores --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("flags, kvstore, optimizer_local", [
+@pytest.mark.parametrize("flags, kvstore, local", [
     ("", "odsgd", "sgd"),
     ("--kvstore dist_sync", "ssgd", None),
     ("--kvstore dist", "ssgd", None),
@@ -108,13 +154,14 @@ def test_help_names_every_option(capsys):
     ("--kvstore dist_async", "asgd", None),
     ("--kvstore dist_device_async", "asgd", None),
 ])
-def test_mxnets_names_of_stores_become_ours(flags, kvstore, optimizer_local):
+def test_mxnets_names_of_stores_become_ours(flags: str, kvstore: str, local: Optional[str]) -> None:
     config = from_flags(flags)
-    assert (config.kvstore, config.optimizer_local) == (kvstore, optimizer_local)
+    assert (config.kvstore, optimizer_local(config)) == (kvstore, local)
 
 
-def test_a_family_that_is_not_there_yet_is_said_to_be_so():
-    assert message("--kvstore byteps") == f"kvstore `byteps` is not available yet; available: {', '.join(STORES)}"
+def test_a_family_that_is_not_there_yet_is_said_to_be_so() -> None:
+    assert message("--kvstore byteps") == \
+        f"kvstore `byteps` is not available yet; available: {', '.join(algorithms.METHODS)}"
 
 
 # --- what goes together -----------------------------------------------------------------------------------------------
@@ -125,6 +172,10 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--kvstore ssgd --warmup 5", "warmup has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
     ("--kvstore local --warmup 5", "warmup has no meaning with kvstore `local`"),
     ("--optimizer-local none --lr-local 1", "lr_local has no meaning with optimizer_local `none`"),
+    ("--optimizer-local none --momentum-local 0.5", "momentum_local has no meaning with optimizer_local `none`, which"),
+    ("--optimizer-local none --lr-step-epochs-local 3",
+     "lr_step_epochs_local has no meaning with optimizer_local `none`, which takes no local step"),
+    ("--kvstore sasgd --optimizer adam", "leave optimizer and momentum out (momentum: SASGD has none)"),
     ("--optimizer-local sgd --lamda 1", "lamda goes with optimizer_local dcasgd_c or dcasgd_a, not with `sgd`"),
     ("--optimizer-local dcasgd_c --m 0.5", "m goes with optimizer_local dcasgd_a, not with `dcasgd_c`"),
     ("--kvstore ssgd --lamda 1", "lamda has no meaning with kvstore `ssgd`; it goes with odsgd or dcasgd_c or"),
@@ -133,7 +184,7 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--kvstore easgd --delta 0.5", "delta has no meaning with kvstore `easgd`; it goes with eamsgd"),
     ("--kvstore easgd --alpha 0.1 --beta 0.5", "beta has no meaning beside alpha"),
     ("--kvstore easgd --alpha 1", "--alpha: expected a number, at least 0 and below 1, got `1`"),
-    ("--kvstore easgd --momentum 0.9", "momentum: kvstore `eamsgd`, option delta"),
+    ("--kvstore easgd --momentum 0.9", "leave optimizer and momentum out (momentum: store `eamsgd`, option `delta`)"),
     ("--kvstore eamsgd --optimizer adam", "kvstore `eamsgd` takes plain SGD steps of its own"),
     ("--kvstore sasgd --momentum 0.9", "kvstore `sasgd` takes plain SGD steps of its own: leave optimizer and momentum "
                                        "out"),
@@ -154,23 +205,24 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so():
     ("--gpus 1,1", "gpus: 1,1 names a device twice"),
     ("--thumbnail", "thumbnail is for Gluon's ResNets and MobileNets, not for model `mlp`"),
 ])
-def test_a_contradiction_is_one_line(flags, said):
+def test_a_contradiction_is_one_line(flags: str, said: str) -> None:
     assert said in message(flags)
 
 
-def test_the_constructor_checks_as_the_command_line_does():
+def test_the_constructor_checks_as_the_command_line_does() -> None:
     with pytest.raises(ConfigError, match="lr: expected a number, at least 0, got `fast`"):
         TrainConfig(lr="fast")
-    assert TrainConfig(warmup="2epochs").warmup == Span(2, "epochs")
+    assert TrainConfig(warmup="2epochs").options == TrainConfig(warmup=Span(2, "epochs")).options
 
 
 # --- resolved values --------------------------------------------------------------------------------------------------
 
-def test_defaults_that_depend_on_other_options_are_filled_in():
+def test_defaults_that_depend_on_other_options_are_filled_in() -> None:
     config = TrainConfig()
-    assert (config.warmup, config.out, config.lamda) == (Span(200), "runs/digits-mlp-odsgd-sgd", None)
-    assert TrainConfig(optimizer_local="dcasgd_c").lamda == 0.04
-    assert TrainConfig(kvstore="delayed").warmup == Span(0)
+    assert config.out == "runs/digits-mlp-odsgd-sgd"
+    assert method_options(config) == {"warmup": 200, "optimizer_local": "sgd", "momentum_local": 0.0}
+    assert method_options(TrainConfig(optimizer_local="dcasgd_c"))["lamda"] == 0.04
+    assert method_options(TrainConfig(kvstore="delayed")) == {"warmup": 0}
     assert TrainConfig(dataset="synthetic").image_shape == (3, 32, 32)
 
 
@@ -184,9 +236,9 @@ def test_defaults_that_depend_on_other_options_are_filled_in():
     ("--kvstore easgd --alpha 0.3", {"T": 4, "alpha": 0.3}),
     ("--kvstore eamsgd --T 2 --delta 0", {"T": 2, "beta": 0.9, "delta": 0.0}),
 ])
-def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags, options):
+def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags: str, options: Dict[str, Any]) -> None:
     config = from_flags(flags)
-    assert config.asynchronous and config.needs_servers and config.store_options(1) == options
+    assert config.asynchronous and config.needs_servers and method_options(config) == options
     assert TrainConfig(**config.to_dict()) == config
 
 
@@ -196,18 +248,18 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
     ("--kvstore pipesgd --K 3 --codec truncate --warmup 2epochs", {"K": 3, "codec": "truncate", "warmup": 14}),
     ("--kvstore sasgd", {"T": 1}),
     ("--kvstore sasgd --T 4 --gamma-p 0.1 --lr-local 0.5", {"T": 4, "gamma_p": 0.1, "lr_local": 0.5}),
-    ("--kvstore delayed --transport ring", {"warmup": 0, "transport": "ring"}),
+    ("--kvstore delayed --transport ring", {"warmup": 0}),
 ])
-def test_stores_without_servers_need_none_and_get_their_options(flags, options):
+def test_stores_without_servers_need_none_and_get_their_options(flags: str, options: Dict[str, Any]) -> None:
     config = from_flags(flags)
-    assert not config.asynchronous and not config.needs_servers and config.store_options(7) == options
+    assert not config.asynchronous and not config.needs_servers and method_options(config, 7) == options
     assert TrainConfig(**config.to_dict()) == config
     assert TrainConfig().needs_servers and TrainConfig(transport="server").needs_servers
 
 
-def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread():
+def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread() -> None:
     config = TrainConfig.from_flags(["--emulate-compute", "0.2s,lognormal:0.1"])
-    assert (config.emulate_compute.seconds, config.emulate_compute.spread) == (0.2, 0.1)
+    assert config.emulate_compute == Compute(seconds=0.2, spread=0.1)
     assert config.to_dict()["emulate_compute"] == "200ms,lognormal:0.1" and config.eval_every == 0
     assert TrainConfig(**config.to_dict()) == config
     assert TrainConfig(emulate_compute="33.3ms").to_dict()["emulate_compute"] == "33.3ms"
@@ -218,29 +270,29 @@ def test_an_emulated_compute_time_has_a_unit_and_perhaps_a_spread():
         TrainConfig(emulate_compute="1ms", resume=True)
 
 
-def test_a_span_may_count_epochs():
-    assert [TrainConfig(warmup=text).warmup.iterations(50) for text in ("3epochs", "1epoch", "2e", "7", 7)] == \
-        [150, 50, 100, 7, 7]
+def test_a_span_may_count_epochs() -> None:
+    assert [method_options(TrainConfig(warmup=text), 50)["warmup"] for text in ("3epochs", "1epoch", "2e", "7", 7)] \
+        == [150, 50, 100, 7, 7]
 
 
-def test_options_of_no_concern_to_a_store_do_not_reach_it():
-    assert TrainConfig(kvstore="ssgd", timeout_s=5).store_options(10) == {"timeout_s": 5.0}
-    assert TrainConfig(kvstore="local").store_options(10) == {}
-    assert "lr_step_epochs_local" not in TrainConfig(lr_local=1, lr_step_epochs_local="3").store_options(10)
+def test_options_of_no_concern_to_a_store_do_not_reach_it() -> None:
+    assert TrainConfig(kvstore="ssgd", timeout_s=5).options.plain() == {"bucket_nbytes": None, "timeout_s": 5.0}
+    assert method_options(TrainConfig(kvstore="local")) == {}
+    assert "lr_step_epochs_local" not in TrainConfig(lr_local=1, lr_step_epochs_local="3").options.plain()
 
 
 @pytest.mark.parametrize("flags, count", [("", 1), ("--num-cpus 2", 2), ("--gpus 0,2", 2), ("--num-gpus 4", 4)])
-def test_devices_are_counted_before_any_is_opened(flags, count):
+def test_devices_are_counted_before_any_is_opened(flags: str, count: int) -> None:
     assert from_flags(flags).device_count == count
 
 
-def test_the_batch_size_is_that_of_one_device_as_in_gluons_scripts():
+def test_the_batch_size_is_that_of_one_device_as_in_gluons_scripts() -> None:
     config = from_flags(ISSUE_EXAMPLE)  # 4 GPUs
     assert (config.batch_size, config.worker_batch_size) == (32, 128)
     assert TrainConfig(batch_size=32).worker_batch_size == 32
 
 
-def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else():
+def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else() -> None:
     config = TrainConfig(lr=0.2, num_cpus=2)
     saved = TrainConfig(lr=0.1, model="lenet", log_interval=3, out="elsewhere", epochs=99).to_dict()
     assert config.mismatches(saved) == ["model: lenet in the saved run, mlp now", "lr: 0.1 in the saved run, 0.2 now",
@@ -252,43 +304,44 @@ def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else()
 
 # --- YAML -------------------------------------------------------------------------------------------------------------
 
-def test_the_resolved_configuration_reads_back_as_itself(tmp_path):
+def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     config = from_flags(ISSUE_EXAMPLE + " --optimizer-params clip_gradient=5,nesterov=true --checkpoint-every 2epochs")
     config.save(tmp_path / "config.yaml")
     assert from_flags(f"--config {tmp_path / 'config.yaml'}") == config
     assert TrainConfig(**config.to_dict()) == config
 
 
-def test_flags_win_over_the_file(tmp_path):
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "lr: 0.3\nepochs: 4\n")
     config = from_flags(f"--config {path} --lr 0.5")
     assert (config.lr, config.epochs) == (0.5, 4)
 
 
-def test_a_store_named_by_a_flag_wins_over_what_the_file_says_of_another(tmp_path):
+def test_a_store_named_by_a_flag_wins_over_what_the_file_says_of_another(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "lr: 0.3\nkvstore: odsgd\noptimizer_local: dcasgd_c\nlr_local: 0.5\ntimeout_s: 9\n")
     config = from_flags(f"--config {path} --kvstore ssgd")
-    assert (config.kvstore, config.lr, config.timeout_s, config.optimizer_local) == ("ssgd", 0.3, 9, None)
+    assert (config.kvstore, config.lr, config.options.timeout_s, config.lr_local) == ("ssgd", 0.3, 9, None)
+    assert optimizer_local(config) is None
     assert from_flags(f"--config {path} --kvstore dist_sync") == from_flags(f"--config {path}")
     assert "lr_local has no meaning" in message(f"--config {path} --kvstore ssgd --lr-local 1")
 
 
-def test_what_has_one_name_but_another_good_value_with_another_store_gives_way_too(tmp_path):
+def test_what_has_one_name_but_another_good_value_with_another_store_gives_way_too(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "kvstore: odsgd\noptimizer_local: dcasgd_a\nlamda: 0.95\nm: 0\nlr_local: 0.5\n")
-    assert from_flags(f"--config {path} --kvstore dcasgd_a").store_options(1) == \
-        TrainConfig(kvstore="dcasgd_a").store_options(1)
+    assert from_flags(f"--config {path} --kvstore dcasgd_a").options == TrainConfig(kvstore="dcasgd_a").options
     assert from_flags(f"--config {path} --kvstore downpour").lr_local is None
     elastic = yaml_file(tmp_path, "kvstore: easgd\nT: 7\nbeta: 0.5\n")
-    assert from_flags(f"--config {elastic} --kvstore eamsgd").T == 7
-    assert from_flags(f"--config {elastic} --kvstore easgd").beta == 0.5
+    assert method_options(from_flags(f"--config {elastic} --kvstore eamsgd")) == {"T": 7, "beta": 0.5, "delta": 0.9}
+    assert method_options(from_flags(f"--config {elastic} --kvstore easgd"))["beta"] == 0.5
 
 
-def test_yaml_values_may_be_written_as_one_writes_them(tmp_path):
+def test_yaml_values_may_be_written_as_one_writes_them(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "wd: 1e-4\nlr-step-epochs: [8, 12]\ngpus: 0\nwarmup: 2epochs\nlr_local: null\n"
                                "optimizer_params: {beta1: 0.5}\noptimizer: adam\n")
     config = from_flags(f"--config {path}")
     assert (config.wd, config.lr_step_epochs, config.gpus) == (1e-4, (8, 12), (0,))
-    assert (config.warmup, config.lr_local, config.optimizer_params) == (Span(2, "epochs"), None, {"beta1": 0.5})
+    assert (config.lr_local, config.optimizer_params) == (None, {"beta1": 0.5})
+    assert config.options.plain()["warmup"] == "2epochs"
 
 
 @pytest.mark.parametrize("text, said", [
@@ -300,41 +353,65 @@ def test_yaml_values_may_be_written_as_one_writes_them(tmp_path):
     ("- lr", "`{path}`: expected lines of the form `option: value`"),
     ("lr: [", "`{path}` is not YAML:"),
 ])
-def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path, text, said):
+def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path: Path, text: str, said: str) -> None:
     path = yaml_file(tmp_path, text)
     assert said.format(path=path) in message(f"--config {path}")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     assert message(f"--config {tmp_path}/no.yaml") == f"cannot read `{tmp_path}/no.yaml`: No such file or directory"
 
 
-def test_what_yaml_writes_is_plain():
+def test_what_yaml_writes_is_plain() -> None:
     assert yaml.safe_load(TrainConfig().to_yaml())["checkpoint_every"] == "1epoch"
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
-def test_options_are_checked_without_importing_mxnet():
-    code = "import sys, odsgd.cli, odsgd.config; sys.exit('mxnet' in sys.modules or 'gluoncv' in sys.modules)"
+def test_options_are_checked_without_importing_mxnet() -> None:
+    code = "import sys, odsgd.cli, odsgd.config.train; sys.exit('mxnet' in sys.modules or 'gluoncv' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_the_table_of_the_docs_has_a_row_for_every_option():
-    rows = options_table().splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == [field.name for field in dataclasses.fields(TrainConfig)]
-    assert all(field.metadata["help"] for field in dataclasses.fields(TrainConfig))
+def names_of_rows(table: str) -> List[str]:
+    return [row.split("`")[1] for row in table.splitlines()[2:]]
 
 
-def test_every_store_takes_the_options_it_is_given():
-    from kvstore import algorithms
-    assert [name for name, program in algorithms.STORES.items() if not program.synchronous] == list(ASYNCHRONOUS)
-    for name, program in algorithms.STORES.items():
-        taken = {field.name: field.default for field in dataclasses.fields(program.Options)}
-        assert set(STORES[name]) - {"lr_step_epochs_local"} <= set(taken)
-        ours = TrainConfig(kvstore=name).store_options(batches_per_epoch=1)
-        assert ours == {key: taken[key] for key in ours}  # the defaults are those of the store
+def test_the_tables_of_the_docs_have_a_row_for_every_option() -> None:
+    of_runs, of_methods = docs_tables.run_table(own_fields()), docs_tables.method_table()
+    assert names_of_rows(of_runs) == [field.name for field in own_fields()]
+    assert list(dict.fromkeys(names_of_rows(of_methods))) == list(methods.fields())
+    assert set(option_fields()) == {*names_of_rows(of_runs), *names_of_rows(of_methods)}
+    assert all(field.metadata["help"] for field in option_fields().values())
 
 
-def test_local_optimizers_include_those_of_the_paper():
-    assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= set(LOCAL_OPTIMIZERS)
+@pytest.mark.parametrize("store", algorithms.METHODS)
+def test_the_table_of_the_docs_says_of_every_store_which_options_it_takes_with_which_default(store: str) -> None:
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
+            for row in docs_tables.method_table().splitlines()[2:]]
+    told = {row[0].strip("` "): (row[2].strip("`"), row[4]) for row in rows
+            if row[1] == "all" or f"`{store}`" in row[1]}
+    for field in dataclasses.fields(algorithms.find(store).Options):
+        assert told.pop(field.name) == (default_shown(field), field.metadata["help"])
+    assert not told
+
+
+@pytest.mark.parametrize("store", algorithms.METHODS)
+def test_a_store_gets_its_own_defaults_and_its_configuration_reads_back_as_itself(store: str) -> None:
+    config = TrainConfig(kvstore=store)
+    assert config.options == algorithms.find(store).Options()
+    assert TrainConfig(**config.to_dict()) == config
+    assert set(config.to_dict()) == {*(field.name for field in own_fields()), *config.method.option_names()}
+
+
+def test_a_configuration_with_one_option_changed_keeps_those_of_its_method() -> None:
+    config = TrainConfig(kvstore="easgd", T=7, alpha=0.3)
+    assert dataclasses.replace(config, iterations=5) == TrainConfig(kvstore="easgd", T=7, alpha=0.3, iterations=5)
+    changes: Dict[str, Any] = {"T": 2}
+    assert dataclasses.replace(config, **changes) == TrainConfig(kvstore="easgd", T=2, alpha=0.3)
+
+
+def test_local_optimizers_include_those_of_the_paper() -> None:
+    assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= {"none", *optimizers.NAMES}
+    for name in ("none", "sgd", "dcasgd_c", "dcasgd_a"):
+        assert optimizer_local(TrainConfig(optimizer_local=name)) == name

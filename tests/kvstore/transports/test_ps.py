@@ -2,22 +2,23 @@
 import collections
 import contextlib
 import queue
+from typing import Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
-from kvstore.buckets import Keys, Parameter, plan
+from kvstore.buckets import DEFAULT_NBYTES, Keys, Parameter, plan
 from kvstore.engine import engine
-from kvstore.engine._mxnet import mx
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.transports import ps
-from kvstore.transports.ps import DEFAULT_NBYTES, LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
-from kvstore.wire.interfaces import Opening
+from kvstore.transports.ps import LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
+from kvstore.wire.interfaces import Opening, Traffic
 
 KIB = 1024
 
 
-def sizes(floats, servers, workers, waits):
+def sizes(floats: int, servers: int, workers: int, waits: bool) -> Dict[int, List[int]]:
     """Bytes of every bucket, by server."""
-    found = collections.defaultdict(list)
+    found: Dict[int, List[int]] = collections.defaultdict(list)
     for bucket in plan([Parameter(0, "w", (floats,))], Keys(servers), even_nbytes(floats, servers, workers, waits)):
         found[bucket.server_rank].append(4 * bucket.size)
     return found
@@ -27,7 +28,8 @@ def sizes(floats, servers, workers, waits):
 @pytest.mark.parametrize("servers", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("workers", [1, 4, 16])
 @pytest.mark.parametrize("waits", [True, False])
-def test_every_server_has_as_many_buckets_of_a_size_that_suits(floats, servers, workers, waits):
+def test_every_server_has_as_many_buckets_of_a_size_that_suits(floats: int, servers: int, workers: int,
+                                                                         waits: bool) -> None:
     found = sizes(floats, servers, workers, waits)
     numbers, largest = [len(buckets) for buckets in found.values()], max(max(buckets) for buckets in found.values())
     nbytes = 4 * floats
@@ -44,31 +46,32 @@ def test_every_server_has_as_many_buckets_of_a_size_that_suits(floats, servers, 
     (4_208_650, 1, True, 257, 1024), (505_058, 1, True, 132, 247), (271_098, 1, True, 132, 132),
     (271_098, 4, True, 132, 132), (23_520_970, 1, True, 1021, 1024), (23_520_970, 4, True, 1044, 1024),
     (271_098, 1, False, 132, 1024)])
-def test_the_sizes_that_benchmarks_md_speaks_of(floats, servers, waits, nbytes, under_way):
+def test_the_sizes_that_benchmarks_md_speaks_of(floats: int, servers: int, waits: bool, nbytes: int,
+                                                       under_way: int) -> None:
     found = [size for buckets in sizes(floats, servers, 4, waits).values() for size in buckets]
     assert max(found) / KIB == pytest.approx(nbytes, rel=0.01)
     assert window_nbytes(floats, waits) / KIB == pytest.approx(under_way, rel=0.01)
 
 
-def test_a_model_without_numbers_has_no_buckets():
+def test_a_model_without_numbers_has_no_buckets() -> None:
     assert plan([], Keys(2), even_nbytes(0, 2, 1, True)) == []
 
 
 class Servers:
     """A connection to servers that answer when they are told to."""
 
-    def __init__(self, num_servers):
+    def __init__(self, num_servers: int) -> None:
         self.worker_rank, self.num_workers, self.num_servers = 1, 2, num_servers
         self.keys, self.native, self._waiting = Keys(num_servers), self, contextlib.nullcontext
-        self.arrived = queue.Queue()
+        self.arrived: queue.Queue[Tuple[int, engine.Done]] = queue.Queue()
 
-    def init(self, ids, arrays):
-        pass
+    def init(self, ids: Sequence[int], arrays: Sequence[NDArray]) -> None:
+        """These keep no weights."""
 
-    def pushpull(self, key, value, out):
+    def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
         engine.push_async(lambda answer: self.arrived.put((key, answer)), [], [out])
 
-    def receive(self, number):
+    def receive(self, number: int) -> List[Tuple[int, engine.Done]]:
         """So many messages, and no more for now: keys and what answers them."""
         found = [self.arrived.get(timeout=20) for _ in range(number)]
         with pytest.raises(queue.Empty):
@@ -78,22 +81,24 @@ class Servers:
 
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("waits, under_way", [(False, 3), (True, 2)])
-def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch, servers, waits, under_way):
+def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pytest.MonkeyPatch, servers: int,
+                                                                    waits: bool, under_way: int) -> None:
     monkeypatch.setattr(ps, "WINDOW_NBYTES", 3 * 400)
     there = Servers(servers)
     monkeypatch.setattr(ps, "connection", lambda timeout_s, synchronous: there)
     worker = ps.ParameterServer()
-    buckets = worker.plan([Parameter(0, "w", (600,))], 400, False, waits)
-    opening = Opening("odsgd", {}, {}, buckets, True, waits)
+    traffic = Traffic(waits=waits, bucket_nbytes=400)
+    buckets = worker.plan([Parameter(0, "w", (600,))], traffic)
+    opening = Opening("odsgd", {}, {}, buckets, traffic)
     worker.open(opening, lambda bucket: mx.nd.zeros(bucket.size))
     order = {bucket.id: place for place, bucket in enumerate(buckets)}
-    waiting = {rank: {} for rank in range(servers)}
+    waiting: Dict[int, Dict[int, Callable[[], None]]] = {rank: {} for rank in range(servers)}
 
-    def messages_come(number):
+    def messages_come(number: int) -> None:
         for key, answer in there.receive(number):
             waiting[buckets[order[key]].server_rank][order[key]] = answer
 
-    pending = [worker.exchange(bucket, mx.nd.ones(bucket.size)) for bucket in buckets]
+    pending = [worker.exchange(bucket, mx.nd.ones(bucket.size), 0.1) for bucket in buckets]
     messages_come(servers * under_way)
     for _ in range(len(buckets) // servers - under_way):
         for messages in waiting.values():

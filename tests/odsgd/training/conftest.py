@@ -1,12 +1,14 @@
-"""Tiny files in the formats of the real data sets."""
+"""Tiny files in the formats of the real data sets, and a network that keeps more than weights."""
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from odsgd.training import datasets
+from kvstore.engine._mxnet import mx
+from odsgd.training import datasets, models
 
 
 def write(path: Path, content: bytes, packed: bool = False) -> Path:
@@ -48,3 +50,15 @@ def cifar_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, name in enumerate(datasets.CIFAR_FILES["train"] + datasets.CIFAR_FILES["test"]):
         write(tmp_path / "cifar-10-batches-bin" / name, cifar_bytes(4, seed=number), packed=number % 2 == 0)
     return tmp_path
+
+
+@pytest.fixture
+def dropout_and_batchnorm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the mlp, a network with everything that could be forgotten in a checkpoint."""
+    def network(classes: int) -> Any:
+        net = mx.gluon.nn.HybridSequential(prefix="test_")
+        with net.name_scope():
+            net.add(mx.gluon.nn.Flatten(), mx.gluon.nn.Dense(12, activation="relu"), mx.gluon.nn.BatchNorm(),
+                    mx.gluon.nn.Dropout(0.5), mx.gluon.nn.Dense(classes))
+        return net
+    monkeypatch.setattr(models, "mlp", network)

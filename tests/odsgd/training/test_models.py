@@ -11,7 +11,7 @@ import pytest
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config import names
-from odsgd.config.train import DELAY_COMPENSATED, TrainConfig
+from odsgd.config.train import TrainConfig
 from odsgd.training import models
 
 
@@ -113,18 +113,3 @@ def test_gluon_has_every_model_listed(name: str) -> None:
 def test_gluoncv_has_every_model_listed() -> None:
     from gluoncv.model_zoo import model_zoo
     assert not set(names.GLUONCV_MODELS) - set(model_zoo._models)
-
-
-def test_mxnet_has_every_optimizer_listed_and_momentum_where_we_say() -> None:
-    registry = mx.optimizer.Optimizer.opt_registry
-    assert not set(names.MXNET_OPTIMIZERS) - set(registry)
-    with_momentum = {name for name in names.MXNET_OPTIMIZERS
-                     if "momentum" in inspect.signature(registry[name]).parameters}
-    assert with_momentum == set(names.WITH_MOMENTUM)
-
-
-@pytest.mark.parametrize("name", DELAY_COMPENSATED)
-def test_defaults_of_delay_compensation_are_those_of_the_optimizers(name: str) -> None:
-    pytest.importorskip("kvstore.engine.updaters")
-    signature = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
-    assert {key: signature[key].default for key in DELAY_COMPENSATED[name]} == DELAY_COMPENSATED[name]

@@ -143,12 +143,20 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
 
 
 @pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
-                                        ('{"schema": 99}', "expected schema 1, got 99")])
+                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 2")])
 def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
         checkpoint.read_manifest(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema": 1, "versions": {"odsgd": "0.1.7"}}')
+    with pytest.raises(ConfigError) as caught:
+        checkpoint.read_manifest(tmp_path)
+    assert str(caught.value).startswith(f"`{tmp_path}/manifest.json` was written by odsgd 0.1.7, in schema 1; odsgd ")
+    assert str(caught.value).endswith("Resume it with odsgd 0.1.7, or begin a new run with another --out")
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

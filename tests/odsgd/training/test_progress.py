@@ -1,21 +1,23 @@
 """What a user sees."""
 import io
 import sys
+from typing import Any, Dict, Type
 
 import pytest
 
 from odsgd.training.progress import Progress
 
-RECORD = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912, "samples_per_s": 1234.5,
-          "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}
+RECORD: Dict[str, Any] = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912,
+                          "samples_per_s": 1234.5,
+                          "iteration_ms": 12.345, "lr": 0.1, "lr_local": 0.05}
 
 
 class Terminal(io.StringIO):
-    def isatty(self):
+    def isatty(self) -> bool:
         return True
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys):
+def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(80, 0, silent=False)
     progress.interval(RECORD)
     progress.epoch({**RECORD, "lr_local": None, "test_loss": 0.3, "test_accuracy": 0.95}, epochs=4)
@@ -25,29 +27,34 @@ def test_plain_lines_where_there_is_no_terminal(capsys):
         "epoch 2/4: loss 0.2500, accuracy 91.20%, 1234 samples/s, 12.35 ms, lr 0.1; test: loss 0.3000, accuracy 95.00%"]
 
 
-def test_staleness_is_shown_where_it_is_measured(capsys):
+def test_staleness_is_shown_where_it_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     progress = Progress(80, 0, silent=False)
     progress.interval({**RECORD, "staleness_mean": 0.987, "updates_per_s": 151.4})
     assert capsys.readouterr().out.endswith(", lr_local 0.05, staleness 0.99, 151 updates/s\n")
 
 
-def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stderr", Terminal())
+def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkeypatch: pytest.MonkeyPatch,
+                                                                            capsys: pytest.CaptureFixture[str]
+                                                                            ) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     progress = Progress(80, 39, silent=False)
     progress.advance()
     progress.interval(RECORD)
     progress.say("a line")
     progress.close()
-    assert "40/80" in sys.stderr.getvalue() and "loss 0.2500, 91.20%" in sys.stderr.getvalue()
+    assert "40/80" in terminal.getvalue() and "loss 0.2500, 91.20%" in terminal.getvalue()
     assert capsys.readouterr().out == "a line\n"
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_the_other_workers_are_silent(monkeypatch, capsys, stream):
-    monkeypatch.setattr(sys, "stderr", stream())
+def test_the_other_workers_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                      stream: Type[io.StringIO]) -> None:
+    stderr = stream()
+    monkeypatch.setattr(sys, "stderr", stderr)
     progress = Progress(80, 0, silent=True)
     progress.advance()
     progress.interval(RECORD)
     progress.epoch(RECORD, epochs=4)
     progress.close()
-    assert capsys.readouterr().out == sys.stderr.getvalue() == ""
+    assert capsys.readouterr().out == stderr.getvalue() == ""

@@ -4,19 +4,20 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Callable, List
 
 import numpy as np
 import pytest
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import mx
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE
 
 
-def later(function):
+def later(function: Callable[[], None]) -> Callable[[engine.Done], None]:
     """An operation's start: `function` runs after a while on a thread of its own."""
-    def start(done):
-        def run():
+    def start(done: engine.Done) -> None:
+        def run() -> None:
             time.sleep(0.2)
             function()
             done()
@@ -24,16 +25,16 @@ def later(function):
     return start
 
 
-def set_to(array, value):
-    def function():
+def set_to(array: NDArray, value: float) -> Callable[[], None]:
+    def function() -> None:
         engine.view(array)[:] = value
     return function
 
 
-def test_operations_run_in_the_order_that_their_arrays_ask_for():
+def test_operations_run_in_the_order_that_their_arrays_ask_for() -> None:
     first, second = mx.nd.ones(10), mx.nd.zeros(10)
 
-    def double():
+    def double() -> None:
         engine.view(second)[:] = engine.view(first) * 2
 
     engine.push_async(later(set_to(first, 3)), [], [first])
@@ -43,11 +44,12 @@ def test_operations_run_in_the_order_that_their_arrays_ask_for():
     np.testing.assert_array_equal(first.asnumpy(), 5)
 
 
-def test_the_caller_does_not_wait():
+def test_the_caller_does_not_wait() -> None:
     array = mx.nd.zeros(10)
-    go, went = threading.Event(), []
+    go = threading.Event()
+    went: List[bool] = []
 
-    def hold():
+    def hold() -> None:
         went.append(go.wait(60))
 
     engine.push(hold, [], [array])
@@ -59,13 +61,13 @@ def test_the_caller_does_not_wait():
     assert went == [True]
 
 
-def test_an_array_that_was_never_written_can_be_viewed():
+def test_an_array_that_was_never_written_can_be_viewed() -> None:
     array = mx.nd.empty(10)
     engine.push(set_to(array, 4), [], [array])
     np.testing.assert_array_equal(array.asnumpy(), 4)
 
 
-def test_a_view_is_the_memory_itself():
+def test_a_view_is_the_memory_itself() -> None:
     array = mx.nd.zeros(10)
     engine.memory(array)[3] = 7
     assert array.asnumpy().tolist() == [0, 0, 0, 7, 0, 0, 0, 0, 0, 0]
@@ -73,7 +75,7 @@ def test_a_view_is_the_memory_itself():
 
 
 @pytest.mark.parametrize("start_child", ["fork", "subprocess"])
-def test_a_child_starts_while_an_operation_is_under_way(start_child):
+def test_a_child_starts_while_an_operation_is_under_way(start_child: str) -> None:
     """MXNet waits for it inside the fork, with Python's lock held, unless somebody has waited before."""
     array = mx.nd.zeros(10)
     engine.push_async(later(set_to(array, 1)), [], [array])
@@ -88,13 +90,14 @@ def test_a_child_starts_while_an_operation_is_under_way(start_child):
 
 
 @pytest.mark.parametrize("push", ["push(lambda: 1 / 0, [], [array])", "push_async(lambda done: 1 / 0, [], [array])"])
-def test_an_error_ends_the_process_and_is_told(push):
-    script = f"from kvstore.engine import engine, _mxnet\narray = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()"
-    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, universal_newlines=True, timeout=60)
+def test_an_error_ends_the_process_and_is_told(push: str) -> None:
+    script = ("from kvstore.engine import engine, _mxnet\n"
+              f"array = _mxnet.mx.nd.zeros(1)\nengine.{push}\narray.wait_to_read()")
+    done = subprocess.run([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True, timeout=60)
     assert done.returncode == EXIT_FAILURE and "ZeroDivisionError" in done.stderr
 
 
-def test_the_end_of_a_process_waits_for_operations():
+def test_the_end_of_a_process_waits_for_operations() -> None:
     script = """if True:
         import threading, time
         from kvstore.engine import _mxnet
@@ -104,12 +107,12 @@ def test_the_end_of_a_process_waits_for_operations():
             threading.Thread(target=lambda: (time.sleep(0.3), print("over"), done())).start()
         engine.push_async(start, [], [array])
     """
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "over\n")
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_the_gradient_of_the_last_layer_does_not_wait_for_the_first_layers(hybridize):
+def test_the_gradient_of_the_last_layer_does_not_wait_for_the_first_layers(hybridize: bool) -> None:
     net = mx.gluon.nn.HybridSequential()
     net.add(mx.gluon.nn.Dense(4), mx.gluon.nn.Dense(3))
     net.initialize()
@@ -117,10 +120,14 @@ def test_the_gradient_of_the_last_layer_does_not_wait_for_the_first_layers(hybri
     x = mx.nd.ones((2, 5))
     net(x).wait_to_read()
     goes_on, appeared = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        goes_on.wait(60)
+
     with mx.autograd.record():
         loss = net(x).sum()
     loss.wait_to_read()
-    engine.push(lambda: goes_on.wait(60) and None, [], [x])  # the first layer's gradient is computed from it
+    engine.push(hold, [], [x])  # the first layer's gradient is computed from it
     loss.backward()
     engine.push(appeared.set, [net[1].weight.grad()], [])
     try:

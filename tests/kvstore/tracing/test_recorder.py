@@ -1,55 +1,71 @@
 """The recorder: what its bars say, what it leaves behind, and that nothing is there when it is off."""
+import functools
 import json
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
 
 import numpy as np
 import pytest
 
 import kvstore
-from kvstore.buckets import Keys, Parameter, plan
+from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.tracing import recorder as trace
 from kvstore.transports.inprocess import Stage
-from tests.jobs import ROOT, environment, until
+from tests.jobs import ROOT, Result, environment, until
 from tests.scenarios import Scenario, train
 
-LONG_S = 20
+LONG_S = 60
 
 
 @pytest.fixture
-def recorder(tmp_path, monkeypatch):
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[trace.Recorder]:
     monkeypatch.setattr(trace, "folder", str(tmp_path))
     monkeypatch.setattr(trace, "on", None)
-    trace.begin("worker", 0)
-    made = trace.on
+    made = trace.begin("worker", 0)
+    assert made is not None
     yield made
     mx.nd.waitall()
     made.close()
 
 
-def events(tmp_path):
+def events(tmp_path: Path) -> Dict[str, List[Dict[str, Any]]]:
     """The bars of worker 0, by lane."""
     mx.nd.waitall()
+    assert trace.on is not None
     trace.on.close()
     bars = [event for event in json.loads((tmp_path / "worker-0.json").read_text()) if event["ph"] == "X"]
     return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in trace.LANES}
 
 
-def a_bucket():
+def a_bucket() -> Bucket:
     return plan([Parameter(0, "w", (4,), "float32", 1.0, 1.0)], Keys(1), 1024, False)[0]
 
 
-def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path, recorder, monkeypatch):
-    bucket, released, looked, moment = a_bucket(), [], [], recorder.moment
-    monkeypatch.setattr(recorder, "moment", lambda arrays: looked.append(moment(arrays)) or looked[-1])
+def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path: Path, recorder: trace.Recorder,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket, moment = a_bucket(), recorder.moment
+    released: List[float] = []
+    looked: List[trace.Moment] = []
+
+    def noted(arrays: List[Any]) -> trace.Moment:
+        looked.append(moment(arrays))
+        return looked[-1]
+
+    monkeypatch.setattr(recorder, "moment", noted)
     inputs, output = mx.nd.zeros(4), mx.nd.zeros(4)
     read, written = threading.Event(), threading.Event()
-    engine.push(lambda: read.wait(LONG_S), [], [inputs])
-    engine.push(lambda: written.wait(LONG_S), [inputs], [output])
+
+    def wait_for(event: threading.Event) -> None:
+        event.wait(LONG_S)
+
+    engine.push(functools.partial(wait_for, read), [], [inputs])
+    engine.push(functools.partial(wait_for, written), [inputs], [output])
     recorder.span("gather", bucket, reads=[inputs], writes=[output])
     for event, array in ((read, inputs), (written, output)):
         released.append(1e6 * time.monotonic())
@@ -61,7 +77,7 @@ def test_a_bar_lasts_from_what_is_read_to_what_is_written(tmp_path, recorder, mo
     assert bar["args"] == {"bucket": bucket.id, "bytes": 16, "round": 0}
 
 
-def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path, recorder):
+def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path: Path, recorder: trace.Recorder) -> None:
     recorder.add("scatter", "scatter", 1.0, 2.0, bucket=3)
     recorder.add("scatter", "scatter", 1.5, 1.8, bucket=4)
     recorder.add("exchange", "exchange", 1.0, 4.0, bucket=3)
@@ -73,7 +89,8 @@ def test_bars_of_a_lane_do_not_overlap_and_exchanges_have_a_row_each(tmp_path, r
 
 
 @pytest.mark.parametrize("local, copies", [("dcasgd_c", 3), ("sgd", 0)])  # SGD writes its result elsewhere at once
-def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path, recorder, local, copies):
+def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path: Path, recorder: trace.Recorder, local: str,
+                                                                     copies: int) -> None:
     scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64, "optimizer_local": local},
                         iterations=5)
     Stage(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))
@@ -86,19 +103,22 @@ def test_the_lanes_of_the_host_have_a_bar_per_bucket_and_iteration(tmp_path, rec
     assert len(bars["scatter"]) >= 5 * len(buckets)  # and what shows the global weights
 
 
-def test_training_is_the_same_to_the_bit_with_and_without(tmp_path, recorder, monkeypatch):
+def test_training_is_the_same_to_the_bit_with_and_without(tmp_path: Path, recorder: trace.Recorder,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = Scenario("odsgd", {"warmup": 2, "lr_local": 0.05, "bucket_nbytes": 64}, iterations=5)
 
-    def path():
-        return Stage(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]["path"]
+    def path() -> np.ndarray:
+        result: Result = Stage(1, timeout_s=LONG_S).run(lambda transport: train(scenario, 0, transport))[0]
+        return result["path"]
+
     traced = path()
     assert events(tmp_path)["gather"]
     monkeypatch.setattr(trace, "folder", None)
-    trace.on = None
+    monkeypatch.setattr(trace, "on", None)
     np.testing.assert_array_equal(traced, path())
 
 
-def test_a_process_that_dies_leaves_what_it_has_written(tmp_path):
+def test_a_process_that_dies_leaves_what_it_has_written(tmp_path: Path) -> None:
     script = ("import os, time; from kvstore.tracing import recorder as trace; trace.begin('worker', 0); "
               "trace.on.add('compute', 'forward', 1.0, 2.0, iteration=0)\n"
               "while 'iteration' not in open(os.environ['ODSGD_TRACE'] + '/worker-0.json').read():\n"
@@ -111,7 +131,7 @@ def test_a_process_that_dies_leaves_what_it_has_written(tmp_path):
     assert json.loads(lines[-1])["args"] == {"iteration": 0}
 
 
-def test_it_is_off_unless_a_folder_is_named(monkeypatch):
+def test_it_is_off_unless_a_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "folder", None)
     kvstore.create("local")
     assert trace.on is None

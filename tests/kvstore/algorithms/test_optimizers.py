@@ -1,0 +1,25 @@
+"""Names and defaults of optimizers, known without MXNet, beside MXNet's own."""
+import dataclasses
+import inspect
+
+import pytest
+
+from kvstore.algorithms import optimizers
+from kvstore.engine import optimizers as registered  # noqa: F401  ours join MXNet's
+from kvstore.engine._mxnet import mx
+
+REGISTRY = mx.optimizer.Optimizer.opt_registry
+
+
+def test_mxnet_has_every_optimizer_listed_and_momentum_where_we_say() -> None:
+    assert not set(optimizers.NAMES) - set(REGISTRY)
+    with_momentum = {name for name in optimizers.NAMES if "momentum" in inspect.signature(REGISTRY[name]).parameters}
+    assert {*with_momentum, *optimizers.COMPENSATED} == set(optimizers.WITH_MOMENTUM)
+
+
+@pytest.mark.parametrize("name", optimizers.COMPENSATED)
+def test_defaults_of_delay_compensation_are_those_of_the_stores(name: str) -> None:
+    options = {field.name: field.default for field in dataclasses.fields(optimizers.COMPENSATED[name])
+               if field.name in optimizers.COMPENSATION}
+    made = REGISTRY[name]()
+    assert options and {key: getattr(made, key) for key in options} == options

@@ -1,0 +1,139 @@
+"""A session's state by names that are declared, beside what a method and an optimizer really keep."""
+import collections
+import json
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import algorithms
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.gluon.store import Store
+from kvstore.saving import Saved
+from kvstore.transports.inprocess import Stage
+from kvstore.wire.interfaces import Transport
+
+SIZE = 5
+
+
+def stepped(name: str, transport: Transport, steps: int = 1, momentum: float = 0.0,
+            states: Optional[Sequence[Saved]] = None, **options: Any) -> Store:
+    """A store that has done some steps of one parameter `w`."""
+    store = kvstore.create(name, transport, **options)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum))
+    if states is not None:
+        store.load_state(*states)
+    w = mx.nd.ones(SIZE) if states is None else mx.nd.array(states[0][0]["local/w"])
+    store.broadcast("w", w, w)
+    store.begin()
+    for _ in range(steps):
+        store.pushpull("w", w - transport.worker_rank, w)
+    store.wait()
+    return store
+
+
+def alone(name: str, **settings: Any) -> Tuple[Store, Stage]:
+    """The same in a job of one worker."""
+    stage = Stage(1)
+    transport = stage.ring_worker(0) if algorithms.find(name).transports == ("ring",) else stage.worker(0)
+    return stepped(name, transport, **settings), stage
+
+
+@pytest.mark.parametrize("name, settings, worker, servers", [
+    ("ssgd", {"momentum": 0.5}, [], ["optimizer/state"]),
+    ("odsgd", {"warmup": 0, "momentum_local": 0.5, "momentum": 0.5}, ["optimizer_local/state"], ["optimizer/state"]),
+    ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"},
+     ["optimizer_local/state/w_read", "optimizer_local/state/mean_square"], []),
+    ("dcasgd_a", {"momentum": 0.5}, [], ["optimizer/state", "rule/backups/0", "rule/mean_square"]),
+    ("softsync", {}, [], ["rule/sum"]),
+    ("downpour", {"T": 1}, ["worker/accrued"], []),
+    ("eamsgd", {"T": 1}, ["worker/x", "worker/v"], []),
+    ("sasgd", {}, ["worker/x_shared", "worker/accumulated"], []),
+    ("pipesgd", {"K": 3, "momentum": 0.5}, ["worker/in_flight/0"], ["optimizer/state"]),
+])
+def test_a_saved_state_carries_the_declared_names(name: str, settings: Dict[str, Any], worker: List[str],
+                                                  servers: List[str]) -> None:
+    store, _ = alone(name, **settings)
+    (mine, my_meta), (theirs, their_meta) = store.worker_state(), store.server_state()
+    assert list(mine) == [f"{part}/w" for part in ("global", "local", *worker)]
+    assert list(theirs) == [f"{part}/w" for part in servers] and their_meta["arrays"] == servers
+    assert all(array.shape == (SIZE,) and array.dtype == np.float32 for array in {**mine, **theirs}.values())
+    assert (my_meta["store"], my_meta["iteration"]) == (name, 1)
+    assert json.loads(json.dumps([my_meta, their_meta])) == [my_meta, their_meta]
+
+
+@pytest.mark.parametrize("name", algorithms.METHODS)
+def test_every_array_that_a_worker_or_a_rule_makes_is_declared(name: str) -> None:
+    """Else a resumed run would begin it anew, and the memory report would not count it."""
+    store, stage = alone(name, steps=2)
+    given = {"arriving"}  # by the session
+    for worker in store.session.workers.values():
+        made = {key for key, value in vars(worker).items() if list(arrays_in(value))}
+        assert made - given <= {*worker.arrays, *worker.scratch}, type(worker)
+        assert {*worker.arrays, *worker.scratch, *worker.facts} <= set(vars(worker)), type(worker)
+    for entry in stage.shard._entries.values():
+        made = {key for key, value in vars(entry.rule).items() if list(arrays_in(value))}
+        assert made == set(entry.rule.arrays), type(entry.rule)
+        assert set(entry.rule.facts) <= set(vars(entry.rule)), type(entry.rule)
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (np.ndarray, mx.nd.NDArray)):
+        yield value
+    elif isinstance(value, (list, tuple, collections.deque)):
+        for part in value:
+            yield from arrays_in(part)
+    elif hasattr(value, "untaken"):
+        yield value.untaken()
+
+
+@pytest.mark.parametrize("name", algorithms.METHODS)
+def test_the_memory_report_names_what_a_method_declares(name: str) -> None:
+    store, _ = alone(name, steps=2)
+    kind, counted = store.session.method.worker, store.memory()
+    meant = {f"{array}: {meaning}" for array, meaning in {**kind.arrays, **kind.scratch}.items()}
+    there: Set[str] = {label for label in meant if any(
+        list(arrays_in(getattr(worker, label.partition(":")[0]))) for worker in store.session.workers.values())}
+    assert set(counted) == there
+    assert all(nbytes == 4 * SIZE for label, nbytes in counted.items()), counted
+
+
+def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() -> None:
+    store, _ = alone("pipesgd", K=4, steps=5)
+    assert store.memory() == {"w: weights, the same on every worker": 4 * SIZE,
+                              "in_flight: sums that have not been applied": 3 * 4 * SIZE}
+    store, _ = alone("odsgd", warmup=0, optimizer_local="dcasgd_a", momentum_local=0.5)
+    assert store.memory()["state of the local optimizer"] == 3 * 4 * SIZE
+    with pytest.raises(ConfigError, match="memory before the first step"):
+        kvstore.create("local").memory()
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("dcasgd_a", {"momentum": 0.5}), ("softsync", {"n": 1}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2}),
+    ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
+def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
+                                                                                 settings: Dict[str, Any]) -> None:
+    stage, ring = Stage(2), algorithms.find(name).transports == ("ring",)
+
+    def first(transport: Transport) -> Tuple[Saved, Saved]:
+        store = stepped(name, transport, steps=3, **settings)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+    states = stage.run(first, stage.ring_worker if ring else stage.worker)
+    stage = Stage(2)
+
+    def second(transport: Transport) -> Tuple[Saved, Saved]:
+        store = stepped(name, transport, steps=0, states=states[transport.worker_rank], **settings)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+    for before, after in zip(states, stage.run(second, stage.ring_worker if ring else stage.worker)):
+        for (arrays, meta), (arrays_again, meta_again) in zip(before, after):
+            if name == "sasgd" and "optimizer_local" in meta:  # it counts the looks at the global weights, too
+                del meta["optimizer_local"], meta_again["optimizer_local"]
+            assert meta == meta_again and list(arrays) == list(arrays_again)
+            for key, array in arrays.items():
+                np.testing.assert_array_equal(array, arrays_again[key], err_msg=key)
