@@ -4,6 +4,8 @@ A worker of OD-SGD takes any of them for its local step; with `dcasgd_c` or `dca
 of that name (`dcasgd`).
 """
 import dataclasses
+import os
+import sys
 from typing import Any, Dict
 
 from kvstore.algorithms import dcasgd
@@ -27,7 +29,17 @@ WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED
 PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
 """Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
 
-LOCAL = name("local optimizer", ("none", *NAMES))
+_listed = name("local optimizer", ("none", *NAMES))
+
+
+def _local(value: Any) -> str:
+    """One of the list, or one that a script has registered with MXNet; a server takes the worker's word for that."""
+    mxnet = sys.modules.get("mxnet")
+    registered = mxnet is not None and str(value).lower() in mxnet.optimizer.Optimizer.opt_registry
+    return value if registered or os.environ.get("DMLC_ROLE") == "server" else str(_listed.convert(value))
+
+
+LOCAL = dataclasses.replace(_listed, convert=_local)
 
 
 def own(option_name: str) -> Any:

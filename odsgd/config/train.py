@@ -94,8 +94,8 @@ class TrainConfig:
 
     kvstore: str = _algorithm("odsgd", TEXT, f"{', '.join(algorithms.METHODS)}; or MXNet's dist_sync (odsgd when "
                               "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
-    method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; --kvstore "
-                                            "may then name it")
+    method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
+                                            "the one that runs, unless --kvstore names another", result=False)
     transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring")), "odsgd, delayed: what sums and "
                                           "updates: parameter servers, or a ring of the workers", otherwise="server",
                                           result=False)
@@ -143,6 +143,8 @@ class TrainConfig:
     def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
         """`options`: where the method's come from that `values` does not name, for ``dataclasses.replace``."""
         values = {**(options.plain() if options else {}), **values}
+        if values.get("method_file"):
+            values.setdefault("kvstore", algorithms.load(values["method_file"]).name)
         for field in own_fields():
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             self._set(field.name, convert(field, values.pop(field.name, default), field.name))
@@ -166,6 +168,8 @@ class TrainConfig:
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
         flags, config_file = cls.parse(argv)
+        if "method_file" in flags:
+            flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
         values = read_yaml(option_fields(), config_file) if config_file else {}
         if "kvstore" in flags:
             local = {**values, **flags}.get("optimizer_local")
@@ -302,9 +306,6 @@ class TrainConfig:
     def _resolve_method(self, given: Dict[str, Any]) -> None:
         """`given`: what is no option of TrainConfig itself."""
         asked = self.kvstore
-        if self.method_file is not None:
-            method = algorithms.load(self.method_file)
-            asked = method.name if asked == TrainConfig.kvstore else asked
         self._set("kvstore", _store_named(asked, given.get("optimizer_local")))
         for key in given:
             if not methods.takers(key):

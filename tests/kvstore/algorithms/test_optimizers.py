@@ -4,9 +4,11 @@ import inspect
 
 import pytest
 
+import kvstore
 from kvstore.algorithms import optimizers
 from kvstore.engine import optimizers as registered  # noqa: F401  ours join MXNet's
 from kvstore.engine._mxnet import mx
+from kvstore.transports.inprocess import Stage
 
 REGISTRY = mx.optimizer.Optimizer.opt_registry
 
@@ -23,3 +25,21 @@ def test_defaults_of_delay_compensation_are_those_of_the_stores(name: str) -> No
                if field.name in optimizers.COMPENSATION}
     made = REGISTRY[name]()
     assert options and {key: getattr(made, key) for key in options} == options
+
+
+@mx.optimizer.register
+class OwnLocal(mx.optimizer.SGD):
+    """As a script may register it."""
+
+
+def test_a_script_s_own_optimizer_takes_the_local_steps() -> None:
+    def path(name: str) -> float:
+        store = kvstore.create("odsgd", Stage(1).worker(0), warmup=0, optimizer_local=name)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        w = mx.nd.array([4.0])
+        store.broadcast("w", w, w)
+        for _ in range(3):
+            store.pushpull("w", w, w)
+        return float(w.asscalar())
+
+    assert path("ownlocal") == path("sgd") != path("none")

@@ -10,6 +10,7 @@ import pytest
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.wire.saved import read_npz
 from odsgd.training import checkpoint
 
 Trained = Tuple[Any, Any, Callable[[], None]]
@@ -55,7 +56,7 @@ def test_arrays_and_json_come_back_as_they_were(tmp_path: Path) -> None:
     meta = {"t": [1, None]}
     written = checkpoint.write_arrays(tmp_path / "a.npz", arrays, meta)
     assert written == checkpoint.digest(tmp_path / "a.npz") and written["nbytes"] == (tmp_path / "a.npz").stat().st_size
-    read, read_meta = checkpoint.read_arrays(tmp_path / "a.npz")
+    read, read_meta = read_npz(tmp_path / "a.npz")
     assert read_meta == meta and read.keys() == arrays.keys()
     assert all(np.array_equal(read[name], arrays[name]) and read[name].dtype == arrays[name].dtype for name in arrays)
 
@@ -162,7 +163,7 @@ def test_a_checkpoint_of_another_version_is_refused_with_the_version_that_wrote_
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "evil.npz", w=np.array([{}], dtype=object), meta=np.frombuffer(b"{}", np.uint8))
     with pytest.raises(ConfigError, match="allow_pickle=False"):
-        checkpoint.read_arrays(tmp_path / "evil.npz")
+        read_npz(tmp_path / "evil.npz")
 
 
 def test_another_model_is_refused_with_the_difference(tmp_path: Path, trained: Trained) -> None:
