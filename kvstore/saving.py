@@ -12,7 +12,6 @@ import numpy as np
 
 from kvstore import buckets as layout
 from kvstore import keeping
-from kvstore.algorithms.method import Step
 from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
@@ -65,11 +64,6 @@ def load_worker(session: Session, saved: Saved) -> None:
         assert isinstance(session.transport, Servers)
         session.transport.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                         for bucket in session.buckets})
-
-
-def step_of(saved: Saved) -> Step:
-    """The last iteration before it was saved."""
-    return Step(saved[1]["iteration"], saved[1]["lr"], saved[1]["lr_local"])
 
 
 def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:

@@ -2,8 +2,7 @@
 
 A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer. This knows none of them:
 
-    session = Session(method, options, transport)
-    session.use(optimizer)
+    session = Session(method, options, transport); session.use(optimizer)
     buckets = session.plan(parameters)             all workers come to the same
     session.begin(weights)                         W_0 of every bucket goes to what holds the global weights
     step = session.next_step(lr, lr_local)

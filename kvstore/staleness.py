@@ -14,10 +14,8 @@ class Staleness:
 
     pushes: int
     updates_per_bucket: float
-    lr_mean: float
-    """Mean effective learning rate of a gradient: the trainer's, times what its staleness left of it."""
-    by_worker: Dict[int, Dict[int, int]]
-    """Worker rank -> tau -> pushes."""
+    lr_mean: float  # mean effective learning rate of a gradient: the trainer's, times what its staleness left of it
+    by_worker: Dict[int, Dict[int, int]]  # worker rank -> tau -> pushes
 
     @classmethod
     def of(cls, buckets: List[Dict[str, Any]]) -> "Staleness":
@@ -41,20 +39,13 @@ class Staleness:
 
     @property
     def mean(self) -> float:
-        return _mean(self.histogram)
+        return mean(self.histogram)
 
     @property
     def max(self) -> int:
         return max(self.histogram, default=0)
 
-    def worker_means(self) -> Dict[int, float]:
-        """Worker rank -> mean tau of its gradients."""
-        return {rank: _mean(counts) for rank, counts in self.by_worker.items()}
 
-    def worker_maxima(self) -> Dict[int, int]:
-        """Worker rank -> largest tau of its gradients."""
-        return {rank: max(counts) for rank, counts in self.by_worker.items()}
-
-
-def _mean(histogram: Dict[int, int]) -> float:
+def mean(histogram: Dict[int, int]) -> float:
+    """The mean tau of a histogram."""
     return sum(tau * count for tau, count in histogram.items()) / max(sum(histogram.values()), 1)

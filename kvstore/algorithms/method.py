@@ -69,10 +69,8 @@ class Step:
     """One iteration: its number, of which 1 is the first, and its learning rates."""
 
     t: int
-    lr: float
-    """The trainer's, for the global weights."""
-    lr_local: float
-    """For a worker's own steps; the trainer's, unless `lr_local` says otherwise."""
+    lr: float  # the trainer's, for the global weights
+    lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
 
 
 class LocalStep:
@@ -95,21 +93,16 @@ class Worker:
     facts: ClassVar[Sequence[str]] = ()
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
-    scratch: ClassVar[Mapping[str, str]] = {}
-    """Further arrays, which no checkpoint keeps."""
+    scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
 
     options: Any
     num_workers: int
     bucket: Bucket
     wire: GlobalWeights
-    arriving: Pending
-    """The exchange asked for last; it holds W_0 to begin with."""
-    wd: float
-    """The trainer's weight decay, times the bucket's multiplier."""
-    local: Optional[LocalStep]
-    """The optimizer of `Method.local_optimizer`."""
-    update: Optional[LocalStep]
-    """U, where the worker applies the global optimizer itself: on a ring."""
+    arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
+    wd: float  # the trainer's weight decay, times the bucket's multiplier
+    local: Optional[LocalStep]  # the optimizer of `Method.local_optimizer`
+    update: Optional[LocalStep]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
 
     def __post_init__(self, w_local: Array) -> None:
@@ -175,15 +168,12 @@ class Method:
     name: ClassVar[str]
     Options: ClassVar[Type[Options]] = Options
     worker: ClassVar[Type[Worker]]
-    rule: ClassVar[Type[Rule]]
-    """Where it runs on servers."""
+    rule: ClassVar[Type[Rule]]  # where it runs on servers
 
     transports: ClassVar[Tuple[str, ...]] = ("server",)
     """What it runs on: `server`, `ring`, or either; the first is the default."""
-    asynchronous: ClassVar[bool] = False
-    """Whether workers wait for nobody while they train."""
-    waits: ClassVar[bool] = False
-    """Whether the next iteration waits for this one's exchange."""
+    asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
+    waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
     resumes_from_optimizer: ClassVar[bool] = True

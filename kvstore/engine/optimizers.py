@@ -1,16 +1,9 @@
 """Optimizers as MXNet has them: those with delay compensation, and how any optimizer is carried as text.
 
 `dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``), made
-of the equations in `kvstore.algorithms.dcasgd`:
-
-    dcasgd_c    w <- w - lr (g + lamda g⊙g⊙(w - w_read))                                         Eq. 4
-    dcasgd_a    w <- w - lr (g + lamda / sqrt(MS + epsilon) g⊙g⊙(w - w_read))                    Eq. 5
-                MS <- m MS + (1 - m) g⊙g     (before it is used)                                 Eq. 6
-
-    w_read      what this optimizer last left in w: the next gradient is taken there
-
-Weight decay is added beside g and is not part of g⊙g, momentum is applied to the compensated gradient, both as in
-MXNet's own DCASGD. On one machine w never moves between two updates, w - w_read is 0, and both are plain SGD.
+of the equations in `kvstore.algorithms.dcasgd`; w_read is what they last left in w. Weight decay is added beside g and
+is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's own DCASGD. On one machine w
+never moves between two updates, w - w_read is 0, and both are plain SGD.
 """
 import importlib
 import inspect

@@ -14,11 +14,6 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 
 
-def wire_context(devices: Sequence[mx.Context]) -> mx.Context:
-    """Where flat arrays live: CPU memory, page-locked if GPUs copy from and to it."""
-    return mx.cpu_pinned() if any(device.device_type == "gpu" for device in devices) else mx.cpu()
-
-
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
     """What copies each source to its target, in single precision."""
     return engine.Prepared("amp_multicast", sources, targets, num_outputs=len(sources))
@@ -51,7 +46,8 @@ class Lane:
         self.bucket, self.keyed = bucket, keyed
         self.devices = [array.context for array in keyed[0].weights]
         self._make = _copy if bucket.first.dtype == WIRE_DTYPE else _convert
-        self.context = wire_context(self.devices)
+        with_gpus = any(device.device_type == "gpu" for device in self.devices)
+        self.context = mx.cpu_pinned() if with_gpus else mx.cpu()  # of flat arrays; page-locked if GPUs copy
         self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in self.devices
                            if device != self.context}
         self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for _ in self.devices[1:]]

@@ -5,8 +5,6 @@ parameter. When all have been handed in, which is long before they are computed,
 algorithm; the last layer's go first, since its gradients appear first:
 
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
-
-Nothing here waits for the network in a training step. Methods that do say so.
 """
 import contextlib
 import dataclasses
@@ -17,7 +15,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
 import numpy as np
 
 from kvstore import saving
-from kvstore.algorithms.method import Method, Options
+from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -72,7 +70,7 @@ class Store(mx.kvstore.KVStoreBase):
     @property
     def iteration(self) -> int:
         """Iterations done."""
-        return self.session.iteration
+        return self.session.step.t
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -233,7 +231,7 @@ class Store(mx.kvstore.KVStoreBase):
         if worker[1]["store"] != self.type:
             raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
         self._saved, self._saved_servers = worker, server
-        self.session.step = saving.step_of(worker)
+        self.session.step = Step(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
 
     def close(self) -> None:
         """Leave the job. Collective; waits."""

@@ -14,10 +14,10 @@ def check(transport: Transport, what: str, mine: List[Any]) -> None:
     """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
-    digests = gather(transport, digest)
+    digests = _gather(transport, digest)
     if np.all(digests == digests[0]):
         return
-    texts = _gather_texts(transport, "\n".join(lines))
+    texts = gather_texts(transport, "\n".join(lines))
     for worker_rank, text in enumerate(texts):
         if text != texts[0]:
             diff = difflib.unified_diff(texts[0].splitlines(), text.splitlines(), "worker 0", f"worker {worker_rank}",
@@ -26,21 +26,22 @@ def check(transport: Transport, what: str, mine: List[Any]) -> None:
                                 "\nAll workers must run the same script with the same settings.")
 
 
-def gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
+def _gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
     """Every worker's bytes, one row each: a sum in which each has its own row."""
     table = np.zeros((transport.num_workers, mine.size), np.float32)
     table[transport.worker_rank] = mine
     return transport.total(table).astype(np.uint8)
 
 
-def _gather_texts(transport: Transport, mine: str) -> List[str]:
+def gather_texts(transport: Transport, mine: str) -> List[str]:
+    """Every worker's text; empty for one that the job has lost. Collective; waits."""
     data = np.frombuffer(mine.encode(), np.uint8)
     lengths = np.zeros(transport.num_workers, np.float32)
     lengths[transport.worker_rank] = data.size
     lengths = transport.total(lengths).astype(int)
     padded = np.zeros(lengths.max(), np.uint8)
     padded[:data.size] = data
-    return [row[:length].tobytes().decode() for row, length in zip(gather(transport, padded), lengths)]
+    return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]
 
 
 def from_worker_0(transport: Transport, data: bytes) -> bytes:

@@ -3,10 +3,8 @@
 Commands. A worker's command to the servers is a line of text: sender, counter, signature, JSON. The signature is an
 HMAC over all the rest under the job's secret; the counter of each sender only grows, so a recorded command
 cannot be played again. A server acts on nothing else.
-
-Environment. ODSGD_SECRET and ODSGD_REPORT_FD come from the launcher. A foreign tracker sets neither: then
-commands are signed with a key that anyone on the network could derive, `trusted()` is False, and servers accept only
-optimizers that come with MXNet or with this package.
+A foreign tracker gives no secret. Then commands are signed with a key that anyone on the network could derive, and
+servers take only optimizers and methods of MXNet's and this package's (`trusted`).
 """
 import atexit
 import contextlib

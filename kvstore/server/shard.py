@@ -16,6 +16,7 @@ from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import AtOnce
 from kvstore.errors import ProtocolError
+from kvstore.wire.interfaces import State
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
 from kvstore.wire.saved import array_text, by_bucket, npz, text_array, un_npz
 
@@ -139,12 +140,12 @@ class Shard:
             return
         self._incoming.write(base64.b64decode(piece))
         if last:
-            self.restore(un_npz(self._incoming.getvalue()))
+            self.restore(by_bucket(un_npz(self._incoming.getvalue())))
             self._incoming = io.BytesIO()
 
-    def restore(self, arrays: Dict[str, np.ndarray]) -> None:
-        """Put back what `export` gave, in its arrays and names."""
-        for key, parts in by_bucket(arrays).items():
+    def restore(self, state: State) -> None:
+        """Put back what `export` gave."""
+        for key, parts in state.items():
             self._entries[key].put_back(parts)
 
 

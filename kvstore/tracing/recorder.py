@@ -7,9 +7,8 @@ wrapped from outside (`wraps`), with a bar added after the operation has been qu
 
 Times are the engine's, not those at which Python queues. An operation's bar begins when all that it reads has been
 written and, in its lane, the bar before has ended; it ends when what it writes has been written. Probes see to that:
-operations that read these arrays and look at the clock. Since probes only read, they can hold up nobody but who
-writes the same arrays next, and on the data path that is an iteration later. What one operation writes and another
-reads is looked at once.
+operations that read these arrays and look at the clock. They can hold up only what writes the same arrays next, and on
+the data path that is an iteration later. What one operation writes and another reads is looked at once.
 
 A recorder writes a Chrome trace (Perfetto opens it), an array of events, a quarter of a second behind; where a process
 was killed only the closing bracket is missing. Seconds are CLOCK_MONOTONIC's, which processes of one host share.
@@ -63,11 +62,8 @@ def end() -> None:
         on.close()
 
 
-@atexit.register  # early, so that it comes late: who leaves a job has done so by then
-def _end() -> None:
-    if on is not None:
-        mx.nd.waitall()
-        on.close()
+atexit.register(end)  # early, so that it comes late: a worker has left its job by then
+atexit.register(mx.nd.waitall)  # and before that
 
 
 class Moment:

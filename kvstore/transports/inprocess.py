@@ -28,7 +28,7 @@ from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.wire.codecs import Codec, codec
 from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
 from kvstore.wire.messages import FETCH
-from kvstore.wire.saved import by_bucket, by_name, un_npz
+from kvstore.wire.saved import by_bucket, un_npz
 
 _threads = ThreadPoolExecutor(1000)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
@@ -270,7 +270,7 @@ class InProcess(Wired):
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is not None and self.worker_rank == 0:
-            self._stage.shard.restore(by_name(state))
+            self._stage.shard.restore(state)
 
 
 class InProcessRing(Ring):

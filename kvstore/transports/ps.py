@@ -27,16 +27,13 @@ from kvstore.wire.messages import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open
 from kvstore.wire.saved import by_bucket, npz, un_npz
 
 WINDOW_NBYTES = 1024 * 1024
-"""How much a worker has under way to one server. Less does not fill the link and hide what the server does; much more,
-and the workers' streams through the server's link drift apart: the answer to a bucket waits for the worker that is
-furthest behind, while the way back stands idle. Who waits for the answers has an eighth of a small model under way to
-each server. A bound is safe only because all workers send their buckets in one order, which the store sees to."""
+"""How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
+not fill the link; with much more the workers' streams drift apart, and the way back stands idle. The bound is safe only
+because all workers send their buckets in one order, which the store sees to."""
 LARGEST_NBYTES, OF_A_MODEL = 1024 * 1024, 1 / 64
-"""A message costs processor time, whatever its size; the first and the last one of a model are hidden behind nothing.
-So a bucket is about this part of the model, from DEFAULT_NBYTES to the largest."""
+"""A bucket is about this part of the model, from DEFAULT_NBYTES to the largest: every message costs processor time."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
-"""Where a server's link carries the traffic of several workers so many buckets are worth smaller ones, down to these:
-while some are pushed and some answered, others hide what the server does."""
+"""Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 

@@ -21,14 +21,10 @@ from kvstore.job.control import watch
 from kvstore.wire.codecs import Codec, NotFiniteError, Plain
 
 MESSAGE_NBYTES = 256 * 1024
-"""A message that suits a ring: a smaller one takes as much of a core, a larger one is late to be added (16.8 MB, 4
-workers on 2 cores, 1 Gbit/s: `quantize` takes 59 ms so, 74 ms with messages a quarter as long)."""
-LEAST_ROUNDS = 8
-"""So many share the work of a small model, for one to transfer while another adds (0.27 million floats at 1 Gbit/s: 14
-ms, in one round 20)."""
+"""A message that suits a ring: a smaller one takes as much of a core, a larger one is late to be added."""
+LEAST_ROUNDS = 8  # so many share the work of a small model, for one to transfer while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
-"""The latter where an iteration passes before the sum is needed (`pipesgd`, 4 workers on 2 cores, 0.27 million floats:
-25 ms per iteration, with 128 KiB 26; `dsync` the other way round: 35 and 30)."""
+"""The latter where an iteration passes before the sum is needed. How these were found: docs/benchmarks/tried.md."""
 
 Messages = Iterator[Tuple[np.ndarray, np.ndarray]]
 

@@ -7,9 +7,8 @@
 There are two kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
 (`Ring`); `kvstore.transports.replicas` makes `exchange` of that, with the global weights on every worker.
 
-On a real transport `result` returns at once with an array that is still being written; MXNet's engine lets everything
-that reads it wait. A transport that runs in a script's time (`inprocess`) may wait in `result`. Hence the rule for
-algorithms: call `result` where the answer is needed, not earlier.
+On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
+that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
 Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
 exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
@@ -25,9 +24,7 @@ import numpy as np
 
 from kvstore.buckets import Bucket, Parameter
 
-Array = Any
-"""An array of MXNet's, which carries no types. A worker's arrays are flat, single precision, and as long as the bucket.
-"""
+Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
 State = Dict[int, Dict[str, np.ndarray]]
 """Bucket id -> what is saved of it: arrays by name, and ``meta``, JSON as bytes."""
@@ -60,17 +57,12 @@ class Pending:
 class Traffic:
     """How a method uses the wire."""
 
-    asynchronous: bool = False
-    """Whether servers answer each push by itself, or when all workers have pushed."""
-    waits: bool = False
-    """Whether the next iteration waits for this one's exchange, so that every moment of that counts."""
-    depth: int = 2
-    """How many sums of a bucket are read at a time."""
+    asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
+    waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
+    depth: int = 2  # how many sums of a bucket are read at a time
     codec: str = "none"
-    bucket_nbytes: Optional[int] = None
-    """Most bytes of a bucket; None: what suits the transport."""
-    whole: bool = False
-    """Whether a bucket is one parameter, however large."""
+    bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
+    whole: bool = False  # whether a bucket is one parameter, however large
 
 
 @dataclass(frozen=True)

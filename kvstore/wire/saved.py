@@ -56,8 +56,3 @@ def by_bucket(arrays: Dict[str, np.ndarray]) -> State:
         bucket, _, part = name.partition("/")
         state.setdefault(int(bucket), {})[part] = array
     return state
-
-
-def by_name(state: State) -> Dict[str, np.ndarray]:
-    """The inverse of `by_bucket`."""
-    return {f"{bucket}/{part}": array for bucket, parts in state.items() for part, array in parts.items()}

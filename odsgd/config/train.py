@@ -137,8 +137,7 @@ class TrainConfig:
     trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
                                 "shows", result=False)
 
-    options: Options = dataclasses.field(default_factory=Options)
-    """The method's."""
+    options: Options = dataclasses.field(default_factory=Options)  # the method's
 
     def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
         """`options`: where the method's come from that `values` does not name, for ``dataclasses.replace``."""

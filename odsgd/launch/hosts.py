@@ -25,8 +25,7 @@ class Host(NamedTuple):
     address: str
     user: Optional[str] = None
     port: Optional[int] = None
-    here: bool = False
-    """The launching machine, reached without ssh."""
+    here: bool = False  # the launching machine, reached without ssh
 
     @property
     def target(self) -> str:

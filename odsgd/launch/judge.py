@@ -49,8 +49,7 @@ class Member:
     code: Optional[int] = None
     error: Optional[str] = None
     joined: bool = False
-    lost: bool = False
-    """The job goes on without it."""
+    lost: bool = False  # the job goes on without it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
     def reached(self, phase: str) -> None:
@@ -110,20 +109,16 @@ class Verdict:
     exit_code: int
     message: str
     culprit: Optional[str] = None
-    by_signal: bool = False
-    """The launcher was told to end; nothing has failed."""
+    by_signal: bool = False  # the launcher was told to end; nothing has failed
 
 
 @dataclass
 class _Failure:
-    member: Optional[Member]
-    """None: a host was lost."""
+    member: Optional[Member]  # None: a host was lost
     text: str = ""
-    admitted: bool = False
-    """It has said itself that something else came before it."""
+    admitted: bool = False  # it has said itself that something else came before it
     on_host: Sequence[Member] = ()
-    tail: Sequence[str] = ()
-    """The last lines from a lost host."""
+    tail: Sequence[str] = ()  # the last lines from a lost host
 
     @property
     def consequence(self) -> bool:

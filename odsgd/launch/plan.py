@@ -42,12 +42,10 @@ class Job:
 
     command: Tuple[str, ...]
     num_workers: int
-    num_servers: int
-    """0: a job without parameter server, hence without scheduler."""
+    num_servers: int  # 0: a job without parameter server, hence without scheduler
     servers_beside_workers: bool = False
     launcher: str = "local"
-    slots: Tuple[Host, ...] = ()
-    """One entry per slot of the hostfile; none for a local job."""
+    slots: Tuple[Host, ...] = ()  # one entry per slot of the hostfile; none for a local job
     port: int = 0
     host_ip: Optional[str] = None
     sync_dst_dir: Optional[str] = None
@@ -58,8 +56,7 @@ class Job:
     startup_timeout_s: float = 300.0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
-    server_command: Optional[Tuple[str, ...]] = None
-    """Stands in for ``python -m kvstore.server`` (bench, tests)."""
+    server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
 
 
 class Process(NamedTuple):

@@ -7,7 +7,7 @@ each, and is answered with a line:
     cmd=put kvsname=… key=… value=…     cmd=get kvsname=… key=…
     cmd=barrier_in                      answered when every rank has asked
 
-Others ask for the limits, for the name of the table, and to leave. That is all of the protocol that a start needs.
+Others ask for the limits, for the name of the table, and to leave.
 
 The table knows no socket: a line and its sender go in, answers by rank come out. PMI has no secrets of its own, so
 PMI_ID, which the processes take for any number, is one of 31 random bits here. Without it a visitor is cut off.

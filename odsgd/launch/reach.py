@@ -35,13 +35,10 @@ class Outpost:
     host: str
     processes: List[Process]
     channel: Channel
-    carrier: "Optional[subprocess.Popen[bytes]]" = None
-    """The local process that carries the channel; none for a socket."""
+    carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
     carrier_name: str = "its agent"
-    greeted: bool = False
-    """The agent has spoken: there may be processes of the job there."""
-    ended: bool = False
-    """The agent has said that nothing is left there."""
+    greeted: bool = False  # the agent has spoken: there may be processes of the job there
+    ended: bool = False  # the agent has said that nothing is left there
 
     @property
     def occupied(self) -> bool:

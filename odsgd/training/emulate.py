@@ -14,8 +14,7 @@ The device does one thing at a time, in the order in which it was asked to:
 
     start = max(end of the step before, moment at which all inputs were ready),    end = start + duration
 
-Ends follow from these numbers and not from when a thread woke up, so that lateness does not add up. No thread of the
-engine's is held meanwhile.
+so that lateness does not add up. No thread of the engine's is held meanwhile.
 """
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Dict
 
 from kvstore.job import control
-from kvstore.staleness import Staleness
+from kvstore.staleness import Staleness, mean
 from odsgd.training.metrics import Clock
 
 
@@ -36,15 +36,14 @@ class Gauge:
         """
         reading = self._read()
         counted = reading.counted
-        means, maxima = counted.worker_means(), counted.worker_maxima()
         return {"store": self._store.type, "num_workers": self._store.num_workers,
                 "staleness_mean": counted.mean, "staleness_max": counted.max,
                 "pushes": counted.pushes, "updates_per_bucket": counted.updates_per_bucket,
                 "updates_per_s": reading.speed_since(self._first), "lr_mean": counted.lr_mean,
                 "histogram": counted.histogram, "lost_workers": sorted(control.lost_workers()),
-                "workers": {rank: {"staleness_mean": means[rank], "staleness_max": maxima[rank],
-                                   "pushes": sum(counted.by_worker[rank].values()),
-                                   "histogram": counted.by_worker[rank]} for rank in means}}
+                "workers": {rank: {"staleness_mean": mean(taus), "staleness_max": max(taus),
+                                   "pushes": sum(taus.values()), "histogram": taus}
+                            for rank, taus in counted.by_worker.items()}}
 
     def _read(self) -> _Reading:
         return _Reading(self._store.statistics(), self._clock.read())

@@ -32,8 +32,7 @@ NO_CLUSTER = "none"
 class ComputingTime:
     """T_cop of one iteration: milliseconds, or a multiple of one server's T_wire; of all models or of one."""
 
-    text: str = "0"
-    """As it was written."""
+    text: str = "0"  # as it was written
     model: Optional[str] = None
     ms: float = 0.0
     wires: float = 0.0

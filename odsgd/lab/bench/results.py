@@ -16,12 +16,9 @@ class Finding(NamedTuple):
     setting: Setting
     system: str
     compute_ms: float
-    iterations_ms: List[float]
-    """Of each job, the mean iteration."""
-    limit_ms: float
-    """0: there is none that says anything (loopback, and nothing computed)."""
-    speedup: Optional[float]
-    """Iterations per second over the baseline's."""
+    iterations_ms: List[float]  # of each job, the mean iteration
+    limit_ms: float  # 0: there is none that says anything (loopback, and nothing computed)
+    speedup: Optional[float]  # iterations per second over the baseline's
     worker_cpu_ms: float
     server_cpu_ms: Optional[float]
     worker_memory_mb: float

@@ -45,10 +45,8 @@ class Reading(NamedTuple):
     setting: Setting
     system: str
     compute_ms: float
-    iteration_ms: float
-    """The mean, as a training run takes: a median would hide iterations that are long in turn."""
-    times_ms: List[List[float]]
-    """Of every worker, of every iteration."""
+    iteration_ms: float  # the mean, as a training run takes: a median would hide iterations that are long in turn
+    times_ms: List[List[float]]  # of every worker, of every iteration
     worker_cpu_ms: float
     worker_memory_mb: float
     server_cpu_ms: Optional[float]
@@ -59,8 +57,7 @@ class Measured(NamedTuple):
     """All that a benchmark measured."""
 
     readings: List[Reading]
-    goodputs: Dict[str, List[float]]
-    """Per rate, bytes per second over the links each way, before and after the jobs."""
+    goodputs: Dict[str, List[float]]  # per rate, bytes per second over the links each way, before and after the jobs
     failures: List[str]
 
     def goodput(self, rate: str) -> float:

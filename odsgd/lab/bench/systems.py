@@ -39,8 +39,7 @@ class System:
     label: str
     name: str
     options: Mapping[str, Any]
-    servers: Optional[str]
-    """A number, `auto`, or None where gradients go round a ring."""
+    servers: Optional[str]  # A number, `auto`, or None where gradients go round a ring
 
     def __str__(self) -> str:
         return self.label
