@@ -80,6 +80,10 @@ class LocalStep:
         """out <- L(w, share grad); `out` None: `w` itself. Returns `out`."""
         raise NotImplementedError
 
+    def look(self, w: Array, grad: Array, lr: float, share: float = 1.0) -> None:
+        """The same, in place, as a trial: the optimizer counts no step."""
+        raise NotImplementedError
+
     def start(self, w: Array) -> None:
         """Begin at `w`, as an optimizer that has seen nothing yet."""
         raise NotImplementedError

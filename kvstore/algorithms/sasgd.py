@@ -34,7 +34,7 @@ Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint 
 weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
 """
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from kvstore.algorithms import method
 from kvstore.algorithms.method import LocalStep, Method, Step, Worker
@@ -62,24 +62,24 @@ class SparseAggregation(Worker):
         self.local(self.x, g, step.lr_local)                                        # x <- x - gamma g
         self.accumulated += g                                                       # g_s <- g_s + g
         if step.t % self.options.T == 0:
-            self.aggregate(self.x_shared, step)                                     # x' - gamma_p allreduce(g_s)
+            self.aggregate(self.x_shared, step, self.local)                         # x' - gamma_p allreduce(g_s)
             self.x_shared.copyto(self.x)                                            # x' <- x
             self.accumulated[:] = 0                                                 # g_s <- 0
         return self.x
 
-    def aggregate(self, w: Array, step: Step) -> None:
+    def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
         """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
         gamma_p, share = self.options.gamma_p, 1.0
         if gamma_p is None:
             gamma_p, share = step.lr_local, 1.0 / self.num_workers
         self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)
-        self.local(w, self.arriving.result(), gamma_p, share)
+        move(w, self.arriving.result(), gamma_p, share)
 
     def global_weights(self, step: Step) -> Array:
         """All workers ask together: it is an aggregation that leaves the interval as it is."""
         self.x_shared.copyto(self.w_seen)
         if step.t % self.options.T:
-            self.aggregate(self.w_seen, step)
+            self.aggregate(self.w_seen, step, self.local.look)
         return self.w_seen
 
 

@@ -78,6 +78,11 @@ class Queued(Applied, LocalStep):
             self._apply(out, grad)
         return out
 
+    def look(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0) -> None:
+        before = self.facts()
+        self(w, grad, lr, share)
+        optimizers.set_progress(self.optimizer, self.index, before)
+
     def copy(self, w: NDArray, out: NDArray) -> None:
         """out <- w"""
         w.copyto(out)
