@@ -6,10 +6,8 @@ A bucket is one message to one server: small parameters share one, a large param
     Segment     elements [start, stop) of one parameter, at `offset` of one bucket
     Bucket      segments side by side, one float32 array; id = the key on the wire
 
-What shares a bucket is updated by one call of the optimizer, so all of it has the same multipliers;
-an optimizer that looks at a whole parameter (LARS, LAMB, a stranger) gets one bucket per parameter.
-Both sides of the wire follow from `plan`, a pure function: the same parameters give the same buckets
-on every worker. Checkpoints are per parameter (`split`, `join`), so they outlive a plan.
+`plan` is a pure function: the same parameters give the same buckets on every worker. Checkpoints are per parameter
+(`split`, `join`), so they outlive a plan. docs/design.md, "Messages", says what shares a bucket.
 """
 import re
 from dataclasses import dataclass

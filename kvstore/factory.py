@@ -8,7 +8,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
 from kvstore.job import control
-from kvstore.wire.interfaces import Ring, Transport
+from kvstore.wire.interfaces import Ring, Servers, Transport
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> Store:
@@ -29,6 +29,9 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
 def make(name: str, options: Options, transport: Transport) -> Store:
     """A store with checked options on a transport that is there."""
     method = algorithms.find(name)
+    if not isinstance(transport, (Servers, Ring)):
+        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected one of servers "
+                          "or a ring (kvstore.wire.interfaces)")
     has, other = ("ring", "servers") if isinstance(transport, Ring) else ("server", "a ring")
     if has not in method.transports and method.transports != ("process",):
         raise ConfigError(f"store {name} needs {other} and the transport given has "

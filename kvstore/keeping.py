@@ -26,7 +26,7 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
 
 def facts_of(owner: Any) -> Dict[str, Any]:
     """The declared facts; they are JSON as they are."""
-    return {name: getattr(owner, name) for name in owner.facts}
+    return {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
 
 
 def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array = None) -> None:

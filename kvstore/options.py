@@ -139,7 +139,8 @@ def name(what: str, names: Tuple[str, ...]) -> Kind:
         near = difflib.get_close_matches(str(value), names, n=3)
         raise unknown(what, value, names) if few or not near else ConfigError(
             f"unknown {what} `{value}`; did you mean {', '.join(f'`{other}`' for other in near)}?")
-    return Kind("NAME" if len(names) > 6 else "{" + ",".join(names) + "}", f"the name of a {what}", convert)
+    metavar = "NAME" if len(names) > 6 else "{" + ",".join(names) + "}"
+    return Kind(metavar, f"the name of a{'n' * (what[0] in 'aeiou')} {what}", convert)
 
 
 TEXT = Kind("TEXT", "text", as_text)

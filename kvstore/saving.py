@@ -23,7 +23,7 @@ Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
 
 
 def worker_state(session: Session) -> Saved:
-    """What this worker knows. Nothing may be under way; in a synchronous job of a ring, collective."""
+    """What this worker knows. Nothing may be in flight; in a synchronous job of a ring, collective."""
     arrays: Dict[str, np.ndarray] = {}
     names: Dict[str, Any] = {}
     for bucket in session.buckets:
@@ -64,6 +64,13 @@ def load_worker(session: Session, saved: Saved) -> None:
         assert isinstance(session.transport, Servers)
         session.transport.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                         for bucket in session.buckets})
+
+
+def check_form(saved: Saved, key: str) -> None:
+    """ConfigError unless the JSON of a state has this entry, as every state of this version has."""
+    if key not in saved[1]:
+        raise ConfigError("the saved state is of another version of odsgd, which kept it in another form; go on with "
+                          "that version, or begin anew")
 
 
 def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:

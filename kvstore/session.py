@@ -1,22 +1,14 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
-A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer. This knows none of them:
-
-    session = Session(method, options, transport); session.use(optimizer)
-    buckets = session.plan(parameters)             all workers come to the same
-    session.begin(weights)                         W_0 of every bucket goes to what holds the global weights
-    step = session.next_step(lr, lr_local)
-    for bucket in buckets:                         all of them, in this order, on all workers alike
-        w = session.iterate(bucket, grad, step)    an array that holds the next weights, or will
-
-Nothing here waits for the network in a training step. Calls that do say so.
+A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer; this knows none of them. docs/design.md,
+"The seam", shows its calls. Nothing here waits for the network in a training step; calls that do say so.
 """
 import json
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 from kvstore import algorithms
-from kvstore.algorithms.method import LocalStep, Method, Options, Step, Worker
+from kvstore.algorithms.method import Method, Options, Step, Update, Worker
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -106,7 +98,7 @@ class Session:
                 method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
                 optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket), own)
 
-    def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[LocalStep]:
+    def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:
             return None
         multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
@@ -115,7 +107,7 @@ class Session:
         step.start(w)
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
-    def _update(self, bucket: Bucket) -> Optional[LocalStep]:
+    def _update(self, bucket: Bucket) -> Optional[Update]:
         if not isinstance(self.wire, Replicas):
             return None
         update = self.wire.updates[bucket.id]
@@ -132,6 +124,10 @@ class Session:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
         return self.step
+
+    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0) -> None:
+        """Iteration `t`, with these rates, is done."""
+        self.step = Step(t, lr, lr_local)
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
@@ -153,7 +149,7 @@ class Session:
                               "Check that all are alive, or raise `timeout_s`")
 
     def global_weights(self, bucket: Bucket) -> NDArray:
-        """W of one bucket. All workers ask, with nothing under way."""
+        """W of one bucket. All workers ask, with nothing in flight."""
         return self.workers[bucket.id].global_weights(self.step)
 
     def memory(self) -> Dict[str, int]:

@@ -26,11 +26,13 @@ METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD)}
 
 GROUP = "odsgd.methods"
-"""Entry points of other packages: a name, and where its Method is."""
+"""Entry points of other packages: the method's name, and where its Method is."""
 
 
 def register_method(method: Type[Method]) -> Type[Method]:
     """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
+    if not getattr(method, "name", None):
+        raise ConfigError(f"{where(method)} has no name; write `name = ...` in the class")
     known = METHODS.setdefault(method.name, method)
     if where(known) != where(method):
         raise ConfigError(f"method `{method.name}` is {where(known)} already; give {where(method)} another name")
@@ -41,18 +43,14 @@ def register_method(method: Type[Method]) -> Type[Method]:
 def find(name: str, what: str = "store", also: Iterable[str] = ()) -> Type[Method]:
     """The Method of this name; ConfigError with the nearest one, of these and the names in `also`."""
     if name not in METHODS:
-        _load_entry_points()
+        from importlib import metadata
+        found = metadata.entry_points()
+        for point in found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ()):
+            if point.name == name:
+                register_method(point.load())
     if name not in METHODS:
         raise unknown(what, name, [*METHODS, *also])
     return METHODS[name]
-
-
-def _load_entry_points() -> None:
-    """Register what installed packages offer."""
-    from importlib import metadata
-    found = metadata.entry_points()
-    for point in found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ()):
-        register_method(point.load())
 
 
 def where(method: Type[Method]) -> str:
@@ -61,22 +59,22 @@ def where(method: Type[Method]) -> str:
     return f"{source or method.__module__}:{method.__qualname__}"
 
 
+_BUILT_IN = {where(method) for method in METHODS.values()}
+
+
 def load(text: str, trusted: bool = True) -> Type[Method]:
     """Import and register the Method that `text` names: ``file.py``, ``file.py:Class`` or ``module:Class``.
 
     ConfigError if there is none. It executes the file; where the sender is not trusted, only this package's are taken.
     """
     module_name, _, class_name = text.rpartition(":") if ":" in text else (text, "", "")
-    if not trusted and not module_name.startswith("kvstore."):
+    if not trusted and text not in _BUILT_IN:
         raise ConfigError(f"method {text} is not this package's, and this job has no secret (ODSGD_SECRET) by which a "
                           "server could trust the request; start it with `odsgd launch`")
     module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)
              and (kind.__qualname__ == class_name if class_name else kind.__module__ == module.__name__)]
     if len(kinds) != 1:
-        if module_name == "__main__":
-            raise ConfigError(f"method {class_name} is defined in the script itself, which servers cannot import; move "
-                              "it to a file of its own")
         found = ", ".join(kind.__qualname__ for kind in kinds) or "none"
         raise ConfigError(f"`{text}`: expected one subclass of kvstore.algorithms.method.Method, found {found}"
                           + ("; name one as file.py:Class" if kinds else ""))
@@ -92,7 +90,7 @@ def _import(name: str) -> Any:
 
 def _load_file(path: Path) -> Any:
     """The module in a file; once, whatever it is asked for."""
-    path = path.resolve()
+    path = path.absolute()
     name = f"odsgd_method_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]

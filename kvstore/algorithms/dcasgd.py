@@ -14,6 +14,12 @@ expansion, with g⊙g for the Hessian, moves it along. The worker is ASGD's. The
     MeanSquare      mean_square    running mean of g⊙g; one for all workers
     m, epsilon      m, epsilon     its decay; what keeps the root away from zero
 
+How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
+
+    receive g_m                                    MXNet's server loop calls `receive` → `push`
+    w <- w - eta (g_m + lambda g_m⊙g_m⊙(w - bak))  `compensate`, then U
+    pull request of m: bak(m) <- w, send w         `push`; the transport sends: one round trip for push and pull
+
 As optimizers of MXNet both are in `kvstore.engine.optimizers`, made of the two functions below.
 """
 from dataclasses import dataclass

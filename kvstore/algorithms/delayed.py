@@ -20,7 +20,7 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there, and
     l.18  broadcast w_bak^{t-1} to the devices     the store scatters what `iterate` returned
     l.19  compute g_m                              Gluon; the store gathers it      ── a pass begins
     l.20  push g_m                                 `exchange`, which returns at once
-    l.22  update w_bak^t with g_m                  the local step, from W_t, which the last l.24 asked for
+    l.21  update w_bak^t with g_m                  the local step, from W_t, which the last l.24 asked for
     l.23  t <- t + 1                               the session counts
     l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
     l.25  until forever                                                             ── a pass ends
@@ -29,7 +29,7 @@ Invariant: past the warm-up, the weights a worker computes on lack exactly one g
 in for it.
 Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so
 exactly `warmup` = wp iterations wait.
-Reading: the index of w_bak in l.22 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
+Reading: the index of w_bak in l.21 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
 is W_t, which the pull of the previous iteration brought.
 """
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class OneStepDelay(Worker):
             return w_global                                                  #       w_{t+1} = W_t
         if step.t == wp + 1:
             self.local.start(w_global)                                       # l.12  w_t is W_t where the warm-up ends
-        return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.22  w_{t+1} = L(W_t, g_t; w_t)
+        return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.21  w_{t+1} = L(W_t, g_t; w_t)
 
 
 class Delayed(Method):

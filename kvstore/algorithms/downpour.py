@@ -20,6 +20,7 @@ How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate`
     if step mod n_push == 0: push accruedgradients        `iterate`: exchange            ── a pass ends
 
 The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
+Deviation: weight decay is U's and the local step's, and no part of what is accrued.
 Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.
 """
 from dataclasses import dataclass
@@ -27,15 +28,17 @@ from typing import Any, Dict, Optional, Tuple
 
 from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous
-from kvstore.algorithms.method import LocalStep, Step
+from kvstore.algorithms.method import Step, Update
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array
+
+INTERVAL = 1  # where no interval is given
 
 
 class Accruing(Asynchronous):
     """The worker, for one bucket."""
 
-    local: LocalStep
+    local: Update
     arrays = {"w": "the worker's own weights", "accrued": "gradients since the last push"}
     returned = "w"
 
@@ -67,7 +70,7 @@ class Downpour(ASGD):
     class Options(method.Options):
         """Options of Downpour SGD."""
 
-        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise="1")
+        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
         push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
         fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
@@ -77,7 +80,7 @@ class Downpour(ASGD):
             if self.push_every is not None and self.fetch_every is not None:
                 self.refuse(["T"], "beside push_every and fetch_every; leave one of them out")
             elif self.T is None:
-                self._set("T", 1)
+                self._set("T", INTERVAL)
 
     @classmethod
     def intervals(cls, options: Any) -> Tuple[int, int]:

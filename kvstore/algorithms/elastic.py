@@ -24,8 +24,9 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there:
 One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
 x - X' = (1 - alpha)(x - X) the worker finds e = alpha / (1 - alpha) (x - X').
 
-Reading: an exchange follows every Tth local step (the paper's precedes the step; the sequence is the same but for
-its first element). Reading: the trainer's learning rate and weight decay are those of the local steps.
+Deviation: an exchange follows every Tth local step, so the next gradient is taken after the elastic move. The paper's
+precedes the step, and its gradient is taken before the move.
+Reading: the trainer's learning rate and weight decay are those of the local steps.
 """
 from dataclasses import dataclass
 from typing import Any, Optional, Tuple
@@ -37,6 +38,8 @@ from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
 from kvstore.algorithms.method import Step
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array
+
+BETA = 0.9  # where neither beta nor alpha is given
 
 
 def strength(options: Any, num_workers: int) -> float:
@@ -90,7 +93,7 @@ class EASGD(ASGD):
         alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force in one exchange",
                                         tunes=True, otherwise="beta / number of workers")
         beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force of all workers",
-                                       tunes=True, otherwise="0.9")
+                                       tunes=True, otherwise=f"{BETA}")
 
         delta = 0.0
 
@@ -98,7 +101,7 @@ class EASGD(ASGD):
             if self.alpha is not None:
                 self.refuse(["beta"], "beside alpha; leave one of them out")
             elif self.beta is None:
-                self._set("beta", 0.9)
+                self._set("beta", BETA)
 
     @classmethod
     def intervals(cls, options: Any) -> Tuple[int, int]:

@@ -73,11 +73,14 @@ class Step:
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
 
 
-class LocalStep:
-    """L: one step of a worker's own optimizer, for one bucket. Queued; returns at once."""
+class Update:
+    """An optimizer for one bucket: U, the global one, or L, a worker's own. On a worker it is queued."""
 
-    def __call__(self, w: Array, grad: Array, lr: float, share: float = 1.0, out: Optional[Array] = None) -> Array:
-        """out <- L(w, share grad); `out` None: `w` itself. Returns `out`."""
+    def __call__(self, w: Any, grad: Any, lr: float, share: float = 1.0, out: Any = None) -> Any:
+        """out <- U(w, share grad); `out` None: `w` itself, as always on a server. Returns `out`.
+
+        A server's is applied at once to the `w` that `receive` was given, and may overwrite `grad`.
+        """
         raise NotImplementedError
 
     def look(self, w: Array, grad: Array, lr: float, share: float = 1.0) -> None:
@@ -105,8 +108,8 @@ class Worker:
     wire: GlobalWeights
     arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
     wd: float  # the trainer's weight decay, times the bucket's multiplier
-    local: Optional[LocalStep]  # the optimizer of `Method.local_optimizer`
-    update: Optional[LocalStep]  # U, where the worker applies the global optimizer itself: on a ring
+    local: Optional[Update]  # the optimizer of `Method.local_optimizer`
+    update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
 
     def __post_init__(self, w_local: Array) -> None:
@@ -120,23 +123,15 @@ class Worker:
         raise NotImplementedError
 
     def wait(self) -> None:
-        """Wait until nothing of this worker's is under way."""
+        """Wait until nothing of this worker's is in flight."""
         self.arriving.wait()
 
     def global_weights(self, step: Step) -> Array:
-        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing under way."""
+        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
         return self.arriving.result()
 
     def resumed(self) -> None:
         """The arrays and facts are those of a checkpoint now; ConfigError if they do not go with the options."""
-
-
-class Update:
-    """U: the global optimizer, for one bucket on a server."""
-
-    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0) -> None:
-        """W <- U(W, share grad), in place; may overwrite `grad`. Both are the arrays that `receive` was given."""
-        raise NotImplementedError
 
 
 class Rule:
@@ -203,7 +198,7 @@ class Method:
 
     @classmethod
     def in_flight(cls, options: Any, num_workers: int) -> int:
-        """How many gradients are under way at a time, each taken on weights that the others have moved on since."""
+        """How many gradients are in flight at a time, each taken on weights that the others have moved on since."""
         return num_workers if cls.asynchronous else 1
 
     @classmethod

@@ -34,9 +34,9 @@ _listed = name("local optimizer", ("none", *NAMES))
 
 def _local(value: Any) -> str:
     """One of the list, or one that a script has registered with MXNet; a server takes the worker's word for that."""
-    mxnet = sys.modules.get("mxnet")
-    registered = mxnet is not None and str(value).lower() in mxnet.optimizer.Optimizer.opt_registry
-    return value if registered or os.environ.get("DMLC_ROLE") == "server" else str(_listed.convert(value))
+    text, mxnet = str(value).lower(), sys.modules.get("mxnet")
+    registered = mxnet is not None and text in mxnet.optimizer.Optimizer.opt_registry
+    return text if registered or os.environ.get("DMLC_ROLE") == "server" else str(_listed.convert(text))
 
 
 LOCAL = dataclasses.replace(_listed, convert=_local)
@@ -60,6 +60,6 @@ def fill_in(options: Any, where: str, optimizer: str) -> None:
 
 
 def check_momentum(where: str, momentum: float, optimizer: str) -> None:
-    """ConfigError where an optimizer has no use for it."""
-    if momentum and optimizer not in WITH_MOMENTUM:
+    """ConfigError where an optimizer of the list has no use for it; another complains when it is made."""
+    if momentum and optimizer in NAMES and optimizer not in WITH_MOMENTUM:
         raise ConfigError(f"{where}: optimizer `{optimizer}` takes no momentum; leave it out")

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import Deque, List
 
 from kvstore.algorithms import method
-from kvstore.algorithms.method import LocalStep, Method, Step, Worker, warmup
+from kvstore.algorithms.method import Method, Step, Update, Worker, warmup
 from kvstore.errors import ConfigError
 from kvstore.options import Span, integer, name, option
 from kvstore.wire.codecs import CODECS
@@ -52,7 +52,7 @@ class Pipelined(Worker):
     """The worker, for one bucket."""
 
     wire: Replicated
-    update: LocalStep
+    update: Update
     arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
     facts = ("rates",)
     returned = "w"

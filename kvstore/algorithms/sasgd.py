@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from kvstore.algorithms import method
-from kvstore.algorithms.method import LocalStep, Method, Step, Worker
+from kvstore.algorithms.method import Method, Step, Update, Worker
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array, Replicated
 
@@ -46,7 +46,7 @@ class SparseAggregation(Worker):
     """The worker, for one bucket."""
 
     wire: Replicated
-    local: LocalStep
+    local: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
     scratch = {"w_seen": "global weights, to look at only"}
@@ -63,7 +63,7 @@ class SparseAggregation(Worker):
         self.accumulated += g                                                       # g_s <- g_s + g
         if step.t % self.options.T == 0:
             self.aggregate(self.x_shared, step, self.local)                         # x' - gamma_p allreduce(g_s)
-            self.x_shared.copyto(self.x)                                            # x' <- x
+            self.x_shared.copyto(self.x)                                            # x <- x'
             self.accumulated[:] = 0                                                 # g_s <- 0
         return self.x
 

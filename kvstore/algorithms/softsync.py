@@ -11,6 +11,9 @@ worker is ASGD's.
     n, lambda, c  n, M, c      splitting parameter, number of workers, gradients per update: c = floor(lambda / n)
     tau_l         tau          staleness: version now - version the gradient was taken on
     sum           sum, held    of the gradients since the last update; their number
+
+How the loop is cut: the worker's as in `asgd`. The server's: each gradient is added as it comes (`push`), so that the
+c-th finds the sum made, updates, and counts the version; the others are answered with the weights as they are.
 """
 from dataclasses import dataclass
 from typing import Any, Optional

@@ -12,12 +12,13 @@ Each iteration, every worker pushes its gradient and waits for the weights that 
 How the loop is cut. A pass of the worker begins where its gradient is there:
 
     worker   push g_t, pull W_{t+1}                iterate; the transport sends, and brings the answer
-             w_{t+1} = W_{t+1}                     iterate returns it; who reads it waits
+             w_{t+1} = W_{t+1}                     iterate returns it; its readers wait in the engine
     server   l.3   receive g_m                     MXNet's server loop
              l.4   gradient += g_m, count += 1     MXNet's server loop
              l.5   if count == M                   MXNet's server loop, which then calls receive
              l.6   W_{t+1} = U(W_t, G_t)           receive
-             l.7-8 version, answer                 receive; the transport sends
+             l.7-8 t <- t + 1, count <- 0          receive counts the version; MXNet's server loop
+             l.9-10 pull request: send W_{t+1}     the transport: one round trip for push and pull
 
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.

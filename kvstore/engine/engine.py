@@ -4,7 +4,7 @@ The engine runs an operation once every array it reads has been written and ever
 `push` and `push_async` make operations of Python functions, `Prepared` repeats one of MXNet's. `memory` and `floats`
 look at arrays in place without asking the engine, and are right only where their docstrings say so.
 
-A fork waits, with Python's lock held, for all that the engine has under way, and a Python function needs that lock.
+A fork waits, with Python's lock held, for all that the engine has in flight, and a Python function needs that lock.
 So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire), and so the
 end of the process, after which no Python runs.
 """
@@ -135,7 +135,7 @@ def _once() -> None:
     wait_before_forks()
 
 
-atexit.register(mx.nd.waitall)  # first, so that it comes last: who leaves a job, in good order or not, does so before
+atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
 
 
 class Prepared:

@@ -25,9 +25,9 @@ class _State:
 class _DelayCompensated(mx.optimizer.Optimizer):
     """SGD on a compensated gradient; the subclasses say how it is compensated."""
 
-    def __init__(self, lamda: float, momentum: float = 0.0, **options: Any) -> None:
-        super().__init__(**options)
-        self.lamda, self.momentum = lamda, momentum
+    def __init__(self, learning_rate: float, momentum: float, lamda: float, **options: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        self.momentum, self.lamda = momentum, lamda
 
     def create_state(self, index: Any, weight: NDArray) -> _State:
         momentum = mx.nd.zeros_like(weight) if self.momentum else None
@@ -59,8 +59,9 @@ class _DelayCompensated(mx.optimizer.Optimizer):
 class DCASGD_C(_DelayCompensated):
     """DC-ASGD with a constant lamda, Eq. 4."""
 
-    def __init__(self, lamda: float = DCASGDC.Options.lamda, **options: Any) -> None:
-        super().__init__(lamda, **options)
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDC.Options.lamda,
+                 **options: Any) -> None:
+        super().__init__(learning_rate, momentum, lamda, **options)
 
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
         return compensated_c(grad, moved, self.lamda)
@@ -70,9 +71,9 @@ class DCASGD_C(_DelayCompensated):
 class DCASGD_A(_DelayCompensated):
     """DC-ASGD with an adaptive lamda, Eq. 5 and 6."""
 
-    def __init__(self, lamda: float = DCASGDA.Options.lamda, m: float = DCASGDA.Options.m,
-                 epsilon: float = DCASGDA.Options.epsilon, **options: Any) -> None:
-        super().__init__(lamda, **options)
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDA.Options.lamda,
+                 m: float = DCASGDA.Options.m, epsilon: float = DCASGDA.Options.epsilon, **options: Any) -> None:
+        super().__init__(learning_rate, momentum, lamda, **options)
         self.m, self.epsilon = m, epsilon
 
     def create_mean_square(self, weight: NDArray) -> NDArray:

@@ -3,12 +3,12 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.algorithms.method import LocalStep, Update
+from kvstore.algorithms.method import Update
 from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 
 
-class Applied:
+class Applied(Update):
     """One optimizer's place in one bucket: its state, and what a checkpoint keeps of both."""
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
@@ -45,25 +45,29 @@ class Applied:
         self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
 
 
-class AtOnce(Applied, Update):
+class AtOnce(Applied):
     """U on a server, whose one thread would wait for the update anyway."""
 
     def bind(self, w: NDArray, grad: NDArray) -> Tuple[np.ndarray, np.ndarray]:
         """Weights and gradient of the push that is handled now; returned in place, as a rule sees them."""
-        self._w, self._grad = w, grad
-        return engine.memory(w), engine.memory(grad)
+        self._bound, self._seen = (w, grad), (engine.memory(w), engine.memory(grad))
+        return self._seen
 
-    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0) -> None:
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
+        assert w is self._seen[0] and out is None, "a rule updates the weights that `receive` gave it, in place"
         self._set(lr, share)
         if is_plain_sgd(self.optimizer):
             momentum = None if self.state is None else engine.memory(self.state)
             SGD(self.optimizer, self.index)(w, grad, momentum, out=w, room=grad)
         else:
-            self._apply(self._w, self._grad)
-            self._w.wait_to_read()  # a rule may look at it
+            if grad is not self._seen[1]:
+                self._seen[1][:] = grad
+            self._apply(*self._bound)
+            self._bound[0].wait_to_read()  # a rule may look at it
+        return w
 
 
-class Queued(Applied, LocalStep):
+class Queued(Applied):
     """L, or U on a ring: operations of the engine."""
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,

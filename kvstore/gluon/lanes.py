@@ -13,6 +13,8 @@ from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 
+FLATS = 8  # whose copies to a device are prepared
+
 
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
     """What copies each source to its target, in single precision."""
@@ -115,6 +117,9 @@ class Lane:
             if source is not flat:
                 flat.copyto(source)
             if (number, id(source)) not in self._scattering:
+                if len(self._flats) >= FLATS * len(self.devices):  # a method may return another array every time
+                    self._scattering.clear()
+                    self._flats.clear()
                 self._flats.append(source)
                 self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
             self._scattering[number, id(source)]()

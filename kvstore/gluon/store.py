@@ -7,7 +7,6 @@ algorithm; the last layer's go first, since its gradients appear first:
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
 import contextlib
-import dataclasses
 import operator
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
@@ -15,7 +14,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
 import numpy as np
 
 from kvstore import saving
-from kvstore.algorithms.method import Method, Options, Step
+from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -133,11 +132,12 @@ class Store(mx.kvstore.KVStoreBase):
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
         if not self.session.method.resumes_from_optimizer:
             raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
-                              "them (versions and backups, unfinished intervals, sums under way); use load_state "
+                              "them (versions and backups, unfinished intervals, sums in flight); use load_state "
                               "(`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         self._saved_servers = read_npz(fname)
+        saving.check_form(self._saved_servers, "arrays")
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
@@ -147,7 +147,7 @@ class Store(mx.kvstore.KVStoreBase):
         return self.session.transport.total(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
-        """Wait until every worker is here with nothing under way. Collective."""
+        """Wait until every worker is here with nothing in flight. Collective."""
         self.wait()
         self.allreduce(np.zeros(1))
 
@@ -156,8 +156,28 @@ class Store(mx.kvstore.KVStoreBase):
 
         The first `pushpull` does it, too.
         """
-        if not self._lanes:
-            self._begin()
+        if self._lanes:
+            return
+        self._global_optimizer()
+        self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
+                       for bucket in self.session.plan(self._trainable())]
+        for lane in self._lanes:
+            if self.session.on is not None:
+                wraps.lane(self.session.on, lane)
+            for key in lane.keys():
+                self._lanes_of.setdefault(key, []).append(lane)
+        if self._saved is None:
+            lanes = {lane.bucket.id: lane for lane in self._lanes}
+            self.session.begin(lambda bucket: lanes[bucket.id].weights())
+        else:
+            weights = [saving.weights_of(self._saved, prefix, self._lanes[0].context)
+                       for prefix in ("global/", "local/")]
+            self.session.begin(*weights)
+            saving.load_worker(self.session, self._saved)
+        updates = saving.load_servers(self.session, self._saved_servers)
+        if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
+            self.session.resume(updates)
+        self._saved = self._saved_servers = None
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -231,7 +251,8 @@ class Store(mx.kvstore.KVStoreBase):
         if worker[1]["store"] != self.type:
             raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
         self._saved, self._saved_servers = worker, server
-        self.session.step = Step(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
+        saving.check_form(worker, "lr_local")
+        self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
 
     def close(self) -> None:
         """Leave the job. Collective; waits."""
@@ -259,29 +280,6 @@ class Store(mx.kvstore.KVStoreBase):
         parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
                       f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in named.items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
-
-    def _begin(self) -> None:
-        """Lay out the buckets and give the servers their weights."""
-        self._global_optimizer()
-        self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
-                       for bucket in self.session.plan(self._trainable())]
-        for lane in self._lanes:
-            if self.session.on is not None:
-                wraps.lane(self.session.on, lane)
-            for key in lane.keys():
-                self._lanes_of.setdefault(key, []).append(lane)
-        if self._saved is None:
-            lanes = {lane.bucket.id: lane for lane in self._lanes}
-            self.session.begin(lambda bucket: lanes[bucket.id].weights())
-        else:
-            weights = [saving.weights_of(self._saved, prefix, self._lanes[0].context)
-                       for prefix in ("global/", "local/")]
-            self.session.begin(*weights)
-            saving.load_worker(self.session, self._saved)
-        updates = saving.load_servers(self.session, self._saved_servers)
-        if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
-            self.session.step = dataclasses.replace(self.session.step, t=updates)
-        self._saved = self._saved_servers = None
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None:
@@ -328,7 +326,7 @@ class Store(mx.kvstore.KVStoreBase):
         return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
 
     def _idle(self) -> None:
-        """Have nothing under way; in an asynchronous job no worker has, so that all see the same global weights."""
+        """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""
         self.wait()
         if self.session.method.asynchronous:
             self.barrier()

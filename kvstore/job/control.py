@@ -67,7 +67,7 @@ def die(message: str, status: int, consequence: bool = False) -> None:
         print(f"{who()}: {message}", file=sys.stderr, flush=True)
         report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
         sys.stdout.flush()
-    finally:  # whoever read our output may be gone
+    finally:  # the reader of our output may be gone
         os._exit(status)
 
 

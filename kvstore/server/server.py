@@ -89,7 +89,7 @@ class Server:
         self._everyone = set(range(num_workers))
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
-        self._timeout_s = 1.5 * timeout_s + 5  # workers, who know what they wait for, speak first
+        self._timeout_s = 1.5 * timeout_s + 5  # workers know what they wait for, and speak first
         self._update_bucket, self._add_up = self._shard.update, self._sum
         if control.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
@@ -144,7 +144,7 @@ def main() -> int:
         return 64
     if role == "server" and not control.trusted():
         print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
-              "optimizers of MXNet are accepted", file=sys.stderr)
+              "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     control.serving = True
     control.report("connecting")
     if role == "scheduler":

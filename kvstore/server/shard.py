@@ -1,7 +1,7 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
 `server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
-in number. Commands come from workers, through `commands.Verifier` where there is a network.
+in number. Commands come from workers, through `control.Verifier` where there is a network.
 """
 import base64
 import io
@@ -69,9 +69,7 @@ class Entry:
 
 
 class Shard:
-    """The buckets of one server. `trusted`: whether a worker may name a method or an optimizer of the user's own.
-
-    `trusted`: whether commands may name optimizers and methods that are not MXNet's or this package's.
+    """The buckets of one server. `trusted`: whether commands may name methods and optimizers of the user's own.
 
     Invariants
       1. a bucket's rule is made once, by `open`, before the first push to it.
@@ -102,7 +100,7 @@ class Shard:
         version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
         if mark != FETCH:
             entry.receive(Header(int(version), lr_high + lr_low, int(mark) - entry.marks), pushed, stored)
-        # The update writes the weights before it; whoever sends `stored` waits for the update.
+        # The update writes the weights before it; what sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
 
     # -- commands --------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ operations that read these arrays and look at the clock. They can hold up only w
 the data path that is an iteration later. What one operation writes and another reads is looked at once.
 
 A recorder writes a Chrome trace (Perfetto opens it), an array of events, a quarter of a second behind; where a process
-was killed only the closing bracket is missing. Seconds are CLOCK_MONOTONIC's, which processes of one host share.
-`odsgd.lab.tracing` puts the files of a job together.
+was killed only the closing bracket is missing. `odsgd.lab.tracing` puts the files of a job together.
 """
 import atexit
 import collections

@@ -57,6 +57,7 @@ class _Then(Pending):
     """What a function makes of a late answer, as soon as somebody asks."""
 
     def __init__(self, late: _Late, function: Callable[[NDArray], NDArray]) -> None:
+        super().__init__(None)
         self._late, self._function = late, function
         self._made: Optional[NDArray] = None
 
@@ -64,6 +65,8 @@ class _Then(Pending):
         if self._made is None:
             self._made = self._function(self._late.result())
         return self._made
+
+    untaken = result
 
     def wait(self) -> None:
         self.result().wait_to_read()
@@ -146,7 +149,7 @@ class Stage:
         """The first worker's weights are the global ones; all have the same."""
         if key not in self._stored:
             self._stored[key] = whole.copy()
-            self._stored[key].wait_to_read()  # as on a server, nothing is under way when an update begins
+            self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
         """One worker's message; its answer is written in its place, when all have pushed or at once."""

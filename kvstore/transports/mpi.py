@@ -119,6 +119,6 @@ def _check_place(worker_rank: int, num_workers: int, mpi: Any) -> None:
 
 
 def _size_said_by_mpiexec() -> Optional[str]:
-    """How many processes whoever started this one speaks of."""
+    """How many processes the starter of this one speaks of."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
     return next((os.environ[name] for name in names if os.environ.get(name)), None)

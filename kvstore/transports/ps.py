@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 
 import numpy as np
 
+from kvstore import algorithms
 from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
@@ -242,7 +243,7 @@ def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool) ->
 
 
 def window_nbytes(floats: int, waits: bool) -> float:
-    """How much of a model of so many floats may be under way to one server."""
+    """How much of a model of so many floats may be in flight to one server."""
     return min(WINDOW_NBYTES, WIRE_DTYPE.itemsize * floats / 8) if waits else WINDOW_NBYTES
 
 
@@ -263,6 +264,10 @@ class ParameterServer(Wired):
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        if opening.method.startswith("__main__:"):
+            raise ConfigError(f"method {opening.method[9:]} is defined in the script itself, which servers cannot "
+                              "import; move it to a file of its own")
+        algorithms.load(opening.method, control.trusted())  # complains here as the servers would
         if self.worker_rank == 0:
             self._connection.command("open", opening.command())
         ids = [bucket.id for bucket in opening.buckets]

@@ -52,7 +52,7 @@ class _Process:
         control.end_well(self._leave)
 
     def _leave(self) -> None:
-        mx.nd.waitall()  # rounds under way; their own deadline holds
+        mx.nd.waitall()  # rounds in flight; their own deadline holds
         self._world.close()
 
 

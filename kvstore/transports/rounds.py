@@ -4,7 +4,7 @@ An array is cut into as many blocks as there are workers. First the sums grow: p
 the ring, each worker adding its own (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends
 2 (p - 1)/p of the array's bytes, which no allreduce can beat. `messages` is all of it, without a network.
 
-One thread of each process moves all messages. It has several rounds under way at once, so that one adds while others
+One thread of each process moves all messages. It has several rounds in flight at once, so that one adds while others
 transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
 start on every worker in the order in which its script asked for them.
 """
@@ -76,7 +76,7 @@ def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
 
 
 def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> int:
-    """The size of buckets that suits a ring which sums so many floats in an iteration, and somebody who `waits`."""
+    """The size of buckets that suits a ring which sums so many floats per iteration, for a method that waits or not."""
     whole_messages = 4 * num_workers * (MESSAGE_NBYTES * 4096 // codec.nbytes(4096))
     least = LEAST_BUCKET_NBYTES if waits else LEAST_PATIENT_NBYTES
     return max(least, min(whole_messages, 4 * floats // LEAST_ROUNDS))
@@ -102,11 +102,11 @@ class Rounds:
 
     Invariants:
       1. Rounds begin in the order of their numbers: round n only when all before it have begun.
-      2. A slot has one round, and that one pair of messages under way.
+      2. A slot has one round, and that one pair of messages in flight.
       3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
     """
 
-    WINDOW = 8  # rounds under way
+    WINDOW = 8  # rounds in flight
     SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
@@ -149,7 +149,7 @@ class Rounds:
 
     def _guarded_run(self) -> None:
         try:
-            with np.errstate(all="ignore"):  # gradients may diverge; who looks at them will say so
+            with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
                 self._run()
         except self._mpi.Exception as error:
             control.die(f"{self._first()}: MPI reports an error: {error}; has another worker of the ring died, or "
@@ -229,6 +229,6 @@ class Rounds:
                 "taken fewer steps and left. Check that all are alive, or raise `timeout_s`")
 
     def _first(self) -> str:
-        """The first round that is under way."""
+        """The first round that is in flight."""
         under_way = [round_ for round_ in self._slots if round_]
         return str(min(under_way, key=lambda round_: round_.number)) if under_way else "between rounds"

@@ -12,7 +12,7 @@ from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.wire.interfaces import Pending, Servers
-from kvstore.wire.messages import FETCH, HEADER, mark, split_lr
+from kvstore.wire.messages import FETCH, HEADER, split_lr
 
 Tag = Tuple[float, float, int]
 """What follows the version in a message: learning rate, in two floats, and rank."""
@@ -33,7 +33,7 @@ class Buffer:
         return engine.view(self.whole)
 
     def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = ()) -> None:
-        """Queue: be a message of `payload`, from who has `version`, once all arrays `behind` have been written."""
+        """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written."""
         def write() -> None:
             self.floats[:self.size] = engine.view(payload)
             self.floats[self.size] = engine.view(version)[0]
@@ -43,7 +43,7 @@ class Buffer:
 
 
 class Window:
-    """The messages of a synchronous job that are under way to one server: about `nbytes` of them, two at least.
+    """The messages of a synchronous job that are in flight to one server: about `nbytes` of them, two at least.
 
     Each waits for those that made room for it, or, if none had to, for those that did so last: nothing else makes
     messages leave in the order in which they are asked for.
@@ -147,7 +147,7 @@ class Wired(Servers):
 
     def _tag(self, lr: float) -> Tag:
         """In a synchronous job only worker 0's learning rate counts."""
-        return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), mark(self.worker_rank))
+        return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), self.worker_rank + 1)
 
     def versions(self) -> Dict[int, int]:
         return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
@@ -157,4 +157,4 @@ class Wired(Servers):
             self._wires[key].version[:] = version
 
 
-FETCH_TAG: Tag = (0.0, 0.0, mark(FETCH))
+FETCH_TAG: Tag = (0.0, 0.0, FETCH)

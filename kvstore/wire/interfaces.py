@@ -115,7 +115,7 @@ class GlobalWeights:
         raise NotImplementedError
 
     def export_state(self) -> State:
-        """The global optimizer's state. One worker may ask alone, with nothing of its own under way."""
+        """The global optimizer's state. One worker may ask alone, with nothing of its own in flight."""
         raise NotImplementedError
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:

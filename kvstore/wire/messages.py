@@ -3,14 +3,8 @@
     push    [ payload … | version | lr_hi | lr_lo | mark ]
     answer  [ W …       | version | 0     | 0     | 0    ]
 
-In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself.
-
-`version`  how many updates the weights have seen. A push says which version the worker has; counted modulo a number
-           that keeps a sum over workers exact in a float, or, asynchronously, as large as a float can count.
-`lr`       the trainer's learning rate, which so takes effect in that very update; in two floats, which carry 48 of
-           the 53 bits of Python's. In a sum only worker 0's counts: the others send 0.
-`mark`     the worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. Never 0, so that a
-           buffer shows whether it holds a message or an answer.
+In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself. The mark is a
+worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. docs/design.md, "Messages", says why.
 """
 import struct
 from typing import NamedTuple, Tuple
@@ -29,11 +23,6 @@ class Header(NamedTuple):
     version: int
     lr: float
     worker_rank: int
-
-
-def mark(worker_rank: int) -> int:
-    """What a worker writes behind its messages."""
-    return worker_rank if worker_rank == FETCH else worker_rank + 1
 
 
 def split_lr(lr: float) -> Tuple[float, float]:

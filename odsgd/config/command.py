@@ -4,6 +4,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import List, Optional, Sequence
 
+from odsgd.config.flags import given
 from odsgd.config.train import TrainConfig
 
 SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train.py"
@@ -18,6 +19,9 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[T
     """
     flags = _flags_of_train(list(command))
     if flags is None:
+        return None
+    method_file = str(given(flags, "--method-file"))
+    if elsewhere and method_file.endswith(".py") and not Path(method_file).exists():
         return None
     _, config_file = TrainConfig.parse(flags)
     if elsewhere and config_file and not Path(config_file).exists():

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
@@ -201,10 +200,6 @@ class TrainConfig:
     def to_yaml(self) -> str:
         """The resolved configuration as a file for ``--config``."""
         return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=120))
-
-    def save(self, path: os.PathLike[str]) -> None:
-        """Write `to_yaml()`."""
-        Path(path).write_text(self.to_yaml(), encoding="utf-8")
 
     def mismatches(self, saved: Mapping[str, Any]) -> List[str]:
         """What keeps a run with configuration `saved` (a `to_dict()`) from being resumed with this one, by name."""

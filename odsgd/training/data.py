@@ -1,13 +1,10 @@
 """What a worker trains and evaluates on: batches on its devices, a fair share of every epoch.
 
-    data = load(config, worker_rank, num_workers)
-    for xs, ys in data.train(epoch, start=0):    # lists, one NDArray for each device of the worker
-        ...
-    for xs, ys in data.test():                   # the whole test set, for the one worker that evaluates
-        ...
+    for xs, ys in load(config, worker_rank, num_workers).train(epoch, start=0):
+        ...                                      # lists, one NDArray for each device of the worker
 
 docs/reference/data.md says how an epoch is divided. A resumed run asks for `train(epoch, start=i)` and gets the same
-bits. No process is forked, no thread kept: fork() would stop MXNet's engine with an exchange under way.
+bits. No process is forked, no thread kept: fork() would stop MXNet's engine with an exchange in flight.
 """
 from __future__ import annotations
 

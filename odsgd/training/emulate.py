@@ -10,11 +10,8 @@ forward pass of a layer reads that layer's weights, so it waits for them and for
 one gradient after the other, last layer first, when the readers of the last ones have done. A layer is one parameter,
 or whatever else the caller lists.
 
-The device does one thing at a time, in the order in which it was asked to:
-
-    start = max(end of the step before, moment at which all inputs were ready),    end = start + duration
-
-so that lateness does not add up. No thread of the engine's is held meanwhile.
+The device does one thing at a time. A step starts at the end of the one before, or when its inputs were ready, not when
+a thread woke up, so that lateness does not add up. No thread of the engine's is held meanwhile.
 """
 from __future__ import annotations
 

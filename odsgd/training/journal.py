@@ -34,7 +34,7 @@ class Journal(Progress):
         self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
         if worker_rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
-            config.save(self._folder / "config.yaml")
+            (self._folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
             self._file = MetricsFile(self._folder, append=config.resume)
 
     def seconds(self) -> float:

@@ -70,7 +70,7 @@ def _give_up(config: TrainConfig, error: Exception) -> int:
     """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
     status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     if config.kvstore != "local":
-        control.die(str(error), status)  # which says who we are
+        control.die(str(error), status)  # which names this process
     print(f"odsgd train: {error}", file=sys.stderr)
     return status
 

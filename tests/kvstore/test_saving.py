@@ -1,6 +1,7 @@
 """A session's state by names that are declared, beside what a method and an optimizer really keep."""
 import collections
 import json
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from kvstore.gluon.store import Store
 from kvstore.saving import Saved
 from kvstore.transports.inprocess import Stage
 from kvstore.wire.interfaces import Transport
+from kvstore.wire.saved import write_npz
 
 SIZE = 5
 
@@ -135,3 +137,28 @@ def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up
             assert meta == meta_again and list(arrays) == list(arrays_again)
             for key, array in arrays.items():
                 np.testing.assert_array_equal(array, arrays_again[key], err_msg=key)
+
+
+def test_a_state_that_is_kept_does_not_change_while_training_goes_on() -> None:
+    def work(transport: Transport) -> None:
+        store = stepped("pipesgd", transport, steps=4, K=3)
+        _, meta = store.worker_state()
+        before = json.dumps(meta)
+        w = mx.nd.ones(SIZE)
+        store.pushpull("w", w, w)
+        store.wait()
+        assert json.dumps(meta) == before
+    stage = Stage(1, timeout_s=60)
+    stage.run(work, stage.ring_worker)
+
+
+def test_states_of_another_form_are_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "states"
+    with open(file, "wb") as out:
+        write_npz(out, {"0/w": np.zeros(3)}, {"w@0": {"count": 3}})
+    store = kvstore.create("local")
+    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+        store.load_optimizer_states(str(file))
+    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+        store.load_state(({}, {"store": "local", "iteration": 3}))
+

@@ -1,15 +1,7 @@
 """The limit of an iteration: no schedule of a system's traffic pattern beats it.
 
-M workers, N bytes of parameters (times the part that a codec leaves), full-duplex links of B bytes per second, and
-T_wire the time that the busiest link needs for one direction:
-
-    S servers on hosts of their own       M N / (S B), or N / B if that is more: a worker's own link
-    one server beside every worker        2 (M-1)/M N / B       as a worker, and as a server
-    ring                                  2 (M-1)/M N / B
-
-An iteration that computes for T_cop takes at least max(T_cop, T_wire), whatever it overlaps. A method that
-communicates every T iterations needs T_wire / T on average; one that pushes and fetches at intervals of their own, each
-way by its own.
+max(T_cop, T_wire), T_wire being the time that the busiest link needs for one direction; docs/how-to/benchmark.md has
+it for each pattern. A method that communicates every T iterations needs T_wire / T on average.
 """
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
 """One clock for processes of several hosts, from events that must come before others.
 
-Processes of a host share its monotonic clock, so nothing is to be done. Between hosts, the offset is bounded by each
-round of each bucket: on no worker does it end before it has begun on every worker, no server updates before it has
-begun everywhere, and none of its answers arrives before the update is over. With hundreds of rounds the bounds close
-to about the time of the quickest exchange, one way; the middle is taken, and half the distance is the precision. A
+Between hosts, the offset is bounded by each round of each bucket: on no worker does it end before it has begun on every
+worker, no server updates before it has begun everywhere, and none of its answers arrives before the update is over. A
 begin may be noted late, by a probe that waited for a core, and would then move a bound too far: so the tightest tenth
-of the bounds is left out.
-
-In an asynchronous job no round is everybody's. Then the hosts' wall clocks have to do, as well as they are set.
+of the bounds is left out. In an asynchronous job no round is everybody's: there the hosts' wall clocks have to do.
 """
 from __future__ import annotations
 

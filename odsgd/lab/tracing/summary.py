@@ -1,15 +1,8 @@
 """How much of each worker's time communication takes, and how much of that compute hides.
 
-Time is divided in two by compute, and each part in two by exchanges:
-
-    compute      the device computes; `hidden`: an exchange runs beside it
-    exposed      an exchange runs, and the device waits
-    idle         neither: gathering, updates, scattering, Python, input; or nothing to do
-
-    compute + exposed + idle = 1
-
-An iteration lasts from the begin of its compute to that of the next one's. The last one has no end, and the first one's
-time is that of starting; both are left out unless they are asked for.
+docs/how-to/timelines.md explains the shares; compute + exposed + idle = 1. An iteration lasts from the begin of its
+compute to that of the next one's. The last one has no end, and the first one's time is that of starting; both are left
+out unless they are asked for.
 """
 from __future__ import annotations
 

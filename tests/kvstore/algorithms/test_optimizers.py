@@ -6,7 +6,7 @@ import pytest
 
 import kvstore
 from kvstore.algorithms import optimizers
-from kvstore.engine import optimizers as registered  # noqa: F401  ours join MXNet's
+from kvstore.engine import optimizers as registered
 from kvstore.engine._mxnet import mx
 from kvstore.transports.inprocess import Stage
 
@@ -43,3 +43,17 @@ def test_a_script_s_own_optimizer_takes_the_local_steps() -> None:
         return float(w.asscalar())
 
     assert path("ownlocal") == path("sgd") != path("none")
+
+
+@pytest.mark.parametrize("asked, made", [("SGD", "sgd"), ("DCASGD_A", "dcasgd_a"), ("OwnLocal", "ownlocal")])
+def test_names_of_local_optimizers_are_known_in_capitals_too(asked: str, made: str) -> None:
+    options = kvstore.create("odsgd", Stage(1).worker(0), optimizer_local=asked, momentum_local=0.5).options
+    assert options.optimizer_local == made and options.momentum_local == 0.5
+
+
+def test_ours_take_their_arguments_in_the_order_of_mxnets() -> None:
+    made = registered.DCASGD_A(0.3, 0.5, 1.5, 0.9, 1e-3)
+    assert (made.lr, made.momentum, made.lamda, made.m, made.epsilon) == (0.3, 0.5, 1.5, 0.9, 1e-3)
+    made = registered.DCASGD_C(0.3, 0.5, 1.5)
+    assert (made.lr, made.momentum, made.lamda) == (0.3, 0.5, 1.5)
+

@@ -1,5 +1,5 @@
 """The servers' rules by themselves: what they refuse."""
-from typing import Type
+from typing import Any, Type
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ from kvstore.wire.messages import ASYNC_MODULUS, Header
 class Descent(Update):
     """Plain SGD, by the book."""
 
-    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0) -> None:
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
         w -= np.float32(lr * share) * grad
+        return w
 
 
 def started(rule: Type[Rule], workers: int = 3) -> Rule:

@@ -105,3 +105,20 @@ def test_the_state_of_an_optimizer_is_kept_by_names_and_put_back(name: str, arra
         step(weight, mx.nd.array([1.0, 2.0, 3.0]), 0.1)
     np.testing.assert_array_equal(w.asnumpy(), w_resumed.asnumpy())
     assert whole.facts() == resumed.facts() and whole.facts()["count"] == 4
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_rule_may_hand_over_a_gradient_of_its_own(name: str) -> None:
+    """With any optimizer the gradient that counts is the one that is given, not the one that was pushed."""
+    def after(grad: float, factor: float) -> np.ndarray:
+        update = AtOnce(mx.optimizer.create(name), 0, None)
+        w, g = mx.nd.ones(3), mx.nd.ones(3) * grad
+        update.start(w)
+        seen, pushed = update.bind(w, g)
+        for _ in range(2):
+            pushed[:] = grad  # an update may overwrite it
+            update(seen, np.float32(factor) * pushed, 0.1)
+        return np.array(seen)
+
+    np.testing.assert_array_equal(after(4.0, 0.5), after(2.0, 1.0))
+    assert not np.array_equal(after(4.0, 0.5), after(-2.0, 1.0))

@@ -8,6 +8,7 @@ import pytest
 import kvstore
 from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.gluon.lanes import FLATS
 from kvstore.gluon.store import Store
 from kvstore.saving import Saved
 from kvstore.transports.inprocess import Stage
@@ -545,3 +546,16 @@ def test_a_ring_has_no_counts_of_staleness() -> None:
     store.begin()
     with pytest.raises(ConfigError, match="nothing to count without a server"):
         store.statistics()
+
+
+def test_weights_that_come_in_ever_new_arrays_are_not_all_kept() -> None:
+    """As from a method that returns `w - lr * grad`, a new array in each iteration."""
+    store = make()
+    arrays = two_keys(store)
+    store.begin()
+    for t in range(5 * FLATS):
+        for lane in store._lanes:
+            lane.show(mx.nd.ones(lane.bucket.size) * t)
+            assert len(lane._flats) <= FLATS
+            assert arrays["a"].asnumpy().tolist() == [t] * 3
+

@@ -6,9 +6,12 @@ from typing import Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
+from kvstore.algorithms import where
+from kvstore.algorithms.delayed import ODSGD
 from kvstore.buckets import DEFAULT_NBYTES, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
 from kvstore.transports import ps
 from kvstore.transports.ps import LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
 from kvstore.wire.interfaces import Opening, Traffic
@@ -89,7 +92,7 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
     worker = ps.ParameterServer()
     traffic = Traffic(waits=waits, bucket_nbytes=400)
     buckets = worker.plan([Parameter(0, "w", (600,))], traffic)
-    opening = Opening("odsgd", {}, {}, buckets, traffic)
+    opening = Opening(where(ODSGD), {}, {}, buckets, traffic)
     worker.open(opening, lambda bucket: mx.nd.zeros(bucket.size))
     order = {bucket.id: place for place, bucket in enumerate(buckets)}
     waiting: Dict[int, Dict[int, Callable[[], None]]] = {rank: {} for rank in range(servers)}
@@ -110,3 +113,12 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
     for one in pending:
         one.wait()
     worker.close()
+
+
+def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ODSGD_SECRET", raising=False)
+    monkeypatch.setattr(ps, "connection", lambda timeout_s, synchronous: Servers(1))
+    for method, said in (("__main__:Mine", "method Mine is defined in the script itself, which servers cannot import"),
+                         ("/tmp/mine.py:Mine", "is not this package's, and this job has no secret")):
+        with pytest.raises(ConfigError, match=said):
+            ps.ParameterServer().open(Opening(method, {}, {}, [], Traffic()), lambda bucket: None)

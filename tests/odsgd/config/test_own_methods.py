@@ -60,7 +60,7 @@ def test_its_option_may_stand_in_yaml(file: Path, tmp_path: Path, named: str) ->
 
 def test_the_resolved_configuration_reads_back_as_itself(file: Path, tmp_path: Path) -> None:
     config = TrainConfig.from_flags(["--method-file", str(file), "--sent-part", "0.25"])
-    config.save(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     assert TrainConfig.from_flags(["--config", str(tmp_path / "config.yaml")]) == config
 
 

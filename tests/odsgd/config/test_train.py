@@ -306,7 +306,7 @@ def test_what_changes_a_result_keeps_a_run_from_being_resumed_and_nothing_else()
 
 def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:
     config = from_flags(ISSUE_EXAMPLE + " --optimizer-params clip_gradient=5,nesterov=true --checkpoint-every 2epochs")
-    config.save(tmp_path / "config.yaml")
+    (tmp_path / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
     assert from_flags(f"--config {tmp_path / 'config.yaml'}") == config
     assert TrainConfig(**config.to_dict()) == config
 
