@@ -16,7 +16,7 @@ from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.session import Session
-from kvstore.wire.interfaces import Servers
+from kvstore.wire.interfaces import AsynchronousServers
 from kvstore.wire.saved import array_text, text_array
 
 Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
@@ -37,7 +37,8 @@ def worker_state(session: Session) -> Saved:
         for prefix, flat in flats.items():
             layout.split(bucket, flat.asnumpy().reshape(-1), arrays, prefix + "/")
     first, step = session.buckets[0], session.step
-    versions = session.transport.versions() if isinstance(session.transport, Servers) else {}
+    wire = session.wire
+    versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
     return arrays, {
         "store": session.method.name, "iteration": step.t, "lr": step.lr, "lr_local": step.lr_local,
         "arrays": list(names), "facts": {bucket.label: keeping.facts_of(session.workers[bucket.id])
@@ -61,9 +62,9 @@ def load_worker(session: Session, saved: Saved) -> None:
         if bucket.id in session.local_steps:
             session.local_steps[bucket.id].put_back(below("optimizer_local/"), meta["optimizer_local"])
     if meta["versions"]:
-        assert isinstance(session.transport, Servers)
-        session.transport.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
-                                        for bucket in session.buckets})
+        assert isinstance(session.wire, AsynchronousServers)
+        session.wire.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
+                                   for bucket in session.buckets})
 
 
 def check_form(saved: Saved, key: str) -> None:

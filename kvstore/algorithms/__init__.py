@@ -25,9 +25,6 @@ from kvstore.errors import ConfigError, unknown
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD)}
 
-GROUP = "odsgd.methods"
-"""Entry points of other packages: the method's name, and where its Method is."""
-
 
 def register_method(method: Type[Method]) -> Type[Method]:
     """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
@@ -44,8 +41,8 @@ def find(name: str, what: str = "store", also: Iterable[str] = ()) -> Type[Metho
     """The Method of this name; ConfigError with the nearest one, of these and the names in `also`."""
     if name not in METHODS:
         from importlib import metadata
-        found = metadata.entry_points()
-        for point in found.select(group=GROUP) if hasattr(found, "select") else found.get(GROUP, ()):
+        found, group = metadata.entry_points(), "odsgd.methods"
+        for point in found.select(group=group) if hasattr(found, "select") else found.get(group, ()):
             if point.name == name:
                 register_method(point.load())
     if name not in METHODS:
@@ -71,7 +68,10 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
     if not trusted and text not in _BUILT_IN:
         raise ConfigError(f"method {text} is not this package's, and this job has no secret (ODSGD_SECRET) by which a "
                           "server could trust the request; start it with `odsgd launch`")
-    module = _load_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+    try:
+        module = _load_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"cannot import the method's module `{module_name}`: {error}") from None
     kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Method)
              and (kind.__qualname__ == class_name if class_name else kind.__module__ == module.__name__)]
     if len(kinds) != 1:
@@ -79,13 +79,6 @@ def load(text: str, trusted: bool = True) -> Type[Method]:
         raise ConfigError(f"`{text}`: expected one subclass of kvstore.algorithms.method.Method, found {found}"
                           + ("; name one as file.py:Class" if kinds else ""))
     return register_method(kinds[0])
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import the method's module `{name}`: {error}") from None
 
 
 def _load_file(path: Path) -> Any:

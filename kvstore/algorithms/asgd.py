@@ -30,14 +30,14 @@ import numpy as np
 
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
-from kvstore.wire.interfaces import Array, Servers
+from kvstore.wire.interfaces import Array, AsynchronousServers
 from kvstore.wire.messages import ASYNC_MODULUS, Header
 
 
 class Asynchronous(Worker):
     """The worker, for one bucket."""
 
-    wire: Servers
+    wire: AsynchronousServers
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""

@@ -25,7 +25,7 @@ from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
-from kvstore.wire.interfaces import Servers, Transport
+from kvstore.wire.interfaces import AsynchronousServers, Transport
 from kvstore.wire.saved import read_npz, write_npz
 
 
@@ -223,10 +223,11 @@ class Store(mx.kvstore.KVStoreBase):
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
         self._check_begun("statistics")
-        transport = self.session.transport
-        if not isinstance(transport, Servers):
-            raise ConfigError("there is nothing to count without a server: the staleness of every gradient is known")
-        counted = transport.statistics()
+        wire = self.session.wire
+        if not self.session.method.asynchronous or not isinstance(wire, AsynchronousServers):
+            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
+                              "every gradient is known")
+        counted = wire.statistics()
         return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
 
     def memory(self) -> Dict[str, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.wire.interfaces import Pending, Servers
+from kvstore.wire.interfaces import AsynchronousServers, Pending
 from kvstore.wire.messages import FETCH, HEADER, split_lr
 
 Tag = Tuple[float, float, int]
@@ -135,7 +135,7 @@ class Taken(Pending):
         return super().result()
 
 
-class Wired(Servers):
+class Wired(AsynchronousServers):
     """What transports whose messages go through wires have in common: buffers, tags and versions.
 
     `_wires` is empty until the store opens.
@@ -150,7 +150,7 @@ class Wired(Servers):
         return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), self.worker_rank + 1)
 
     def versions(self) -> Dict[int, int]:
-        return {} if self._synchronous else {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+        return {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
 
     def set_versions(self, versions: Dict[int, int]) -> None:
         for key, version in versions.items():

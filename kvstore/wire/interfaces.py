@@ -138,7 +138,11 @@ class Replicated(GlobalWeights):
 
 
 class Servers(Transport, GlobalWeights):
-    """Parameter servers. The rest of the calls is for asynchronous jobs, in which bucket versions go apart."""
+    """Parameter servers."""
+
+
+class AsynchronousServers(Servers):
+    """Servers that answer each push by itself, so that the versions of buckets go apart."""
 
     def fetch(self, bucket: Bucket, after: Array) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
@@ -152,7 +156,7 @@ class Servers(Transport, GlobalWeights):
         raise NotImplementedError
 
     def versions(self) -> Dict[int, int]:
-        """Bucket id -> version of the weights this worker has taken; empty in a synchronous job."""
+        """Bucket id -> version of the weights this worker has taken."""
         raise NotImplementedError
 
     def set_versions(self, versions: Dict[int, int]) -> None:

@@ -95,9 +95,9 @@ class TrainConfig:
                               "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
     method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
                                             "the one that runs, unless --kvstore names another", result=False)
-    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring")), "odsgd, delayed: what sums and "
-                                          "updates: parameter servers, or a ring of the workers", otherwise="server",
-                                          result=False)
+    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring")), "what sums and updates, for a "
+                                          "method that runs on either: parameter servers, or a ring of the workers",
+                                          otherwise="the method's first choice", result=False)
     optimizer: str = _algorithm("sgd", name("optimizer", optimizers.NAMES), "optimizer of the global weights",
                                 tunes=True)
     lr: float = _algorithm(0.1, real(at_least=0), "its learning rate, before the schedule")

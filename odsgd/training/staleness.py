@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from kvstore.gluon.store import Store
 from kvstore.job import control
 from kvstore.staleness import Staleness, mean
 from odsgd.training.metrics import Clock
@@ -20,7 +21,7 @@ from odsgd.training.metrics import Clock
 class Gauge:
     """Reads a store's statistics against the clock."""
 
-    def __init__(self, store: Any, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._first = self._last = self._read()
 
