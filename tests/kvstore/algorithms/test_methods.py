@@ -14,7 +14,7 @@ from kvstore.algorithms.asgd import AsyncUpdate
 from kvstore.algorithms.method import Method, Rule, Worker
 from kvstore.errors import ConfigError
 from kvstore.options import Span
-from kvstore.wire.interfaces import GlobalWeights, Replicated, Servers
+from kvstore.wire.interfaces import AsynchronousServers, GlobalWeights, Replicated
 from tests import methods
 from tests.jobs import ROOT, environment
 
@@ -36,7 +36,7 @@ def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) ->
     wire = typing.get_type_hints(method.worker)["wire"]
     on_servers = bool({"server", "process"} & set(method.transports))
     assert method.transports and set(method.transports) <= {"server", "ring", "process"}
-    assert wire is (Servers if method.asynchronous else GlobalWeights if on_servers else Replicated)
+    assert wire is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
     assert not (method.asynchronous and "ring" in method.transports)
     assert hasattr(method, "rule") is on_servers
     if on_servers:
