@@ -202,8 +202,9 @@ class Cluster:
     def _end(self) -> None:
         self._hang_up()
         init = self._init()
-        if init:
-            os.kill(init, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # once hung up it may end by itself
+            if init:
+                os.kill(init, signal.SIGKILL)
         deadline = time.monotonic() + DOWN_WITHIN_S
         while self._init():
             for command in self._commands:
