@@ -36,14 +36,13 @@ def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, A
     for name in owner.arrays:
         value = getattr(owner, name)
         if isinstance(value, collections.deque):
-            value.extend(Pending(_filled(like.copy(), arrays[saved])) for saved in arrays
-                         if saved.rpartition("/")[0] == name)
-    for name, mine in arrays_of(owner).items():
-        if name not in arrays:
+            value.extend(Pending(like.copy()) for saved in arrays if saved.rpartition("/")[0] == name)
+    fill(arrays_of(owner), arrays)
+
+
+def fill(arrays: Mapping[str, Array], saved: Mapping[str, np.ndarray]) -> None:
+    """Write what was saved into the arrays of the same names, whatever its shape."""
+    for name, array in arrays.items():
+        if name not in saved:
             raise ConfigError(f"no array `{name}` in the saved state; it belongs to another version or other options")
-        _filled(mine, arrays[name])
-
-
-def _filled(array: Array, saved: np.ndarray) -> Array:
-    array[:] = saved.reshape(array.shape)
-    return array
+        array[:] = saved[name].reshape(array.shape)

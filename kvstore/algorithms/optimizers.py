@@ -8,18 +8,18 @@ import os
 import sys
 from typing import Any, Dict
 
-from kvstore.algorithms import dcasgd
+from kvstore.algorithms import dcasgd, method
 from kvstore.errors import ConfigError
 from kvstore.options import name, option
 
 MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lamb", "lars", "lbsgd", "nadam", "nag",
          "rmsprop", "sgd", "sgld", "signum")
 
-COMPENSATED: Dict[str, Any] = {method.name: method.Options for method in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
+COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
 """Name -> the options among which its own are."""
 
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
-                     if field.name not in {"bucket_nbytes", "timeout_s"})
+                     if field.name not in method.Options.__dataclass_fields__)
 
 NAMES = (*MXNET, *COMPENSATED)
 

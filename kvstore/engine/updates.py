@@ -3,6 +3,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
+from kvstore import keeping
 from kvstore.algorithms.method import Update
 from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -31,8 +32,7 @@ class Applied(Update):
     def put_back(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The inverse of `arrays` and `facts`, after `start`."""
         optimizers.set_progress(self.optimizer, self.index, facts)
-        for name, mine in self.arrays().items():
-            mine[:] = arrays[name].reshape(mine.shape)
+        keeping.fill(self.arrays(), arrays)
 
     def _shaped(self, flat: NDArray) -> NDArray:
         """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""

@@ -18,7 +18,7 @@ from kvstore.engine.updates import AtOnce
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import State
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
-from kvstore.wire.saved import array_text, by_bucket, npz, text_array, un_npz
+from kvstore.wire.saved import array_text, below, by_bucket, npz, text_array, un_npz
 
 
 class Entry:
@@ -64,8 +64,8 @@ class Entry:
         if meta["rule"] is None:
             return
         self.start(mx.nd.zeros(self.size))
-        self.update.put_back(_below(parts, "optimizer/"), meta["optimizer"])
-        keeping.put_back(self.rule, _below(parts, "rule/"), meta["rule"])
+        self.update.put_back(below("optimizer/", parts), meta["optimizer"])
+        keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
 
 
 class Shard:
@@ -145,7 +145,3 @@ class Shard:
         """Put back what `export` gave."""
         for key, parts in state.items():
             self._entries[key].put_back(parts)
-
-
-def _below(parts: Dict[str, np.ndarray], prefix: str) -> Dict[str, np.ndarray]:
-    return {name[len(prefix):]: array for name, array in parts.items() if name.startswith(prefix)}

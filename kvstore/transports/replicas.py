@@ -15,7 +15,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.job import agreement
 from kvstore.wire.interfaces import Opening, Pending, Replicated, Ring, State
-from kvstore.wire.saved import array_text, npz, text_array, un_npz
+from kvstore.wire.saved import array_text, below, npz, text_array, un_npz
 
 
 class _InTurn:
@@ -82,5 +82,4 @@ class Replicas(Replicated):
             data = agreement.from_worker_0(self.ring, mine)
             if data:
                 parts = un_npz(data)
-                arrays = {name[len("optimizer/"):]: array for name, array in parts.items() if name != "meta"}
-                self.updates[bucket.id].put_back(arrays, array_text(parts["meta"])["optimizer"])
+                self.updates[bucket.id].put_back(below("optimizer/", parts), array_text(parts["meta"])["optimizer"])

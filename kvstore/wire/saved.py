@@ -56,3 +56,8 @@ def by_bucket(arrays: Dict[str, np.ndarray]) -> State:
         bucket, _, part = name.partition("/")
         state.setdefault(int(bucket), {})[part] = array
     return state
+
+
+def below(prefix: str, parts: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    """The parts whose names begin with `prefix`, by the rest of their names."""
+    return {name[len(prefix):]: array for name, array in parts.items() if name.startswith(prefix)}
