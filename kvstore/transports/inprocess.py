@@ -3,16 +3,17 @@
 For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
 algorithm files run on it unchanged.
 
-Only one thread runs at a time, and it hands over only where it has to wait: MXNet's front end is not made for
-several threads, and a run is repeatable. The scripted order is that of exchanges:
+Only one thread runs at a time, and it hands over only where it has to wait, to the one that has waited longest of those
+that need not any more: MXNet's front end is not made for several threads, and a run is repeatable. Where no thread can
+go on, that is an error at once. The scripted order is that of exchanges:
 
     stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
     stage.run(lambda transport: train(transport))              # called once per worker, with its transport
 """
 import collections
 import json
+import operator
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -27,7 +28,6 @@ from kvstore.transports.rounds import messages
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.wire.codecs import Codec, codec
 from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
-from kvstore.wire.messages import FETCH
 from kvstore.wire.saved import by_bucket, un_npz
 
 _threads = ThreadPoolExecutor(1000)
@@ -72,27 +72,36 @@ class _Then(Pending):
         self.result().wait_to_read()
 
 
+class _Waiter:
+    """A thread that waits until `ready`, and for its turn."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready, self.turn = ready, threading.Semaphore(0)
+
+
 class Stage:
     """The servers' side, and whose turn it is.
 
     Parameters
     ----------
     num_workers : how many transports `worker` gives out
-    order : worker ranks, one per exchange, in the order in which exchanges reach the server; None: as they come
+    order : worker ranks, one per exchange, in the order in which exchanges reach the servers; None: as they come, and
+        the sums of a synchronous job in the order of the ranks
     timeout_s : how long a worker waits for its turn or its answer
+    num_servers : over how many the buckets are spread
     """
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
-                 timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+                 timeout_s: float = control.DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
-        self.shard = Shard(0, num_workers, trusted=True)
-        self.keys = [Keys(1) for _ in range(num_workers)]  # a worker's stores share their numbers
+        self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
+        self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
         self.log: List[int] = []  # worker ranks in the order of their exchanges
         self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
-        self._baton = threading.Condition(threading.RLock())
+        self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
-        self._rounds: Dict[int, List[Tuple[Buffer, _Late]]] = collections.defaultdict(list)  # pushes not answered yet
+        self._rounds: Dict[int, List[_Push]] = collections.defaultdict(list)  # not answered yet
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # totals that each worker has asked for
         self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
@@ -104,46 +113,72 @@ class Stage:
     def ring_worker(self, worker_rank: int) -> "InProcessRing":
         return InProcessRing(self, worker_rank)
 
+    # -- whose turn it is ------------------------------------------------------------------------------------
+
     def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
         """Call `function` on every worker's transport, each in a thread; their results.
 
         `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
         """
         make = make or self.worker
+        first = [_Waiter(lambda: True) for _ in range(self.num_workers)]
 
         def body(worker_rank: int) -> Any:
-            with self._baton:
-                try:
-                    return function(make(worker_rank))
-                except BaseException as error:  # raised again below
-                    self._failure = self._failure or error
-                finally:
-                    self._baton.notify_all()
+            first[worker_rank].turn.acquire()
+            try:
+                return function(make(worker_rank))
+            except BaseException as error:  # raised again below
+                self._failure = self._failure or error
+            finally:
+                self._hand_over()
 
-        results = list(_threads.map(body, range(self.num_workers)))
+        self._waiting += first
+        called = [_threads.submit(body, worker_rank) for worker_rank in range(self.num_workers)]
+        self._hand_over()
+        results = [one.result() for one in called]
         if self._failure is not None:
             raise self._failure
         return results
 
     def wait_until(self, ready: Callable[[], bool], what: str) -> None:
         """Let other workers run until `ready`."""
-        deadline = time.monotonic() + self.timeout_s
-        with self._baton:
-            while not ready():
-                if self._failure is not None:
-                    raise WorkerLostError(f"another worker failed first: {self._failure}")
-                if not self._baton.wait(max(0, deadline - time.monotonic())):
-                    raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; the others are waiting, too, or "
-                                            "the scripted order asks for a worker that cannot come")
+        if ready():
+            return
+        waiter = _Waiter(ready)
+        self._waiting.append(waiter)
+        self._hand_over()
+        if not waiter.turn.acquire(timeout=self.timeout_s):
+            raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
+        if not ready():
+            if self._failure is not None:
+                raise WorkerLostError(f"another worker failed first: {self._failure}")
+            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended, or the "
+                                    "scripted order asks for a worker that cannot come")
 
-    def take_turn(self, worker_rank: int) -> None:
+    def _hand_over(self) -> None:
+        """Let the thread run that has waited longest of those that can go on; if none can, the first learns of it."""
+        while self._waiting:
+            waiter = next((one for one in self._waiting if one.ready()), None)
+            if waiter is None and self._failure is None and self.idle():
+                continue
+            waiter = waiter or self._waiting[0]
+            self._waiting.remove(waiter)
+            waiter.turn.release()
+            return
+
+    def idle(self) -> bool:
+        """No worker can go on. Returns whether the stage has done something that may let one."""
+        return False
+
+    def take_turn(self, worker_rank: int, bucket: Bucket) -> None:
         """Wait until the script lets this worker's exchange arrive."""
         order = self._order
         if order is not None:
             self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
             order.popleft()
-            self._baton.notify_all()
         self.log.append(worker_rank)
+
+    # -- the servers -----------------------------------------------------------------------------------------
 
     def open(self, key: int, whole: NDArray) -> None:
         """The first worker's weights are the global ones; all have the same."""
@@ -153,65 +188,76 @@ class Stage:
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
-        with self._baton:
-            if worker_rank != FETCH:
-                self.take_turn(worker_rank)
-            round_ = self._rounds[bucket.id]
-            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
-            round_.append((answer, late))
-            if len(round_) == (self.num_workers if synchronous else 1):
-                self._answer(bucket, self._rounds.pop(bucket.id))
-            return late
+        self.take_turn(worker_rank, bucket)
+        round_ = self._rounds[bucket.id]
+        late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
+        round_.append((worker_rank, answer, late))
+        if len(round_) == (self.num_workers if synchronous else 1):
+            self._answer(bucket, self._rounds.pop(bucket.id))
+        return late
 
-    def _answer(self, bucket: Bucket, round_: List[Tuple[Buffer, _Late]]) -> None:
-        merged = round_[0][0].whole.copy()
-        for buffer, _ in round_[1:]:
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> None:
+        """A message that only asks; it is answered at once."""
+        self._answer(bucket, [(worker_rank, answer, _Late(self, "", answer.payload))])
+
+    def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
+        if self._order is None:
+            round_.sort(key=operator.itemgetter(0))
+        merged = round_[0][1].whole.copy()
+        for _, buffer, _ in round_[1:]:
             merged += buffer.whole
         stored = self._stored[bucket.id]
         stored.wait_to_read()
-        self.shard.update(bucket.id, merged, stored)
-        for buffer, late in round_:
+        self.shards[bucket.server_rank].update(bucket.id, merged, stored)
+        for _, buffer, late in round_:
             stored.copyto(buffer.whole)
             late.arrived = True
-        self._baton.notify_all()
 
     def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> _Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
-        with self._baton:
-            self._begun[worker_rank, bucket.id] += 1
-            number = bucket.id, self._begun[worker_rank, bucket.id]
-            round_ = self._sums[number]
-            late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
-            round_[worker_rank] = _Term(array.asnumpy(), out, how, late)
-            if len(round_) == self.num_workers:
-                _travel_round([round_[rank] for rank in range(self.num_workers)])
-                del self._sums[number]
-                self._baton.notify_all()
-            return late
+        self._begun[worker_rank, bucket.id] += 1
+        number = bucket.id, self._begun[worker_rank, bucket.id]
+        round_ = self._sums[number]
+        late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
+        round_[worker_rank] = _Term(array.copy(), out, how, late)
+        if len(round_) == self.num_workers:
+            _travel_round([round_[rank] for rank in range(self.num_workers)])
+            del self._sums[number]
+        return late
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of what every worker asks for as its nth, always in the same order."""
-        with self._baton:
-            parts = self._totals[self._asked[worker_rank]]
-            self._asked[worker_rank] += 1
-            parts[worker_rank] = array
-            self._baton.notify_all()
-            self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
-            return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
+        number = self._asked[worker_rank]
+        parts = self._totals[number]
+        self._asked[worker_rank] += 1
+        parts[worker_rank] = array
+        if len(parts) == self.num_workers:
+            del self._totals[number]
+            self.met()
+        self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
+        return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
+
+    def met(self) -> None:
+        """All workers have come to one of their sums."""
+
+
+_Push = Tuple[int, Buffer, _Late]
+"""A worker's rank, its message, and its answer."""
 
 
 class _Term:
     """What one worker adds to a sum, and where it waits for the whole."""
 
-    def __init__(self, own: np.ndarray, out: NDArray, how: Codec, late: _Late) -> None:
+    def __init__(self, own: NDArray, out: NDArray, how: Codec, late: _Late) -> None:
         self.own, self.out, self.how, self.late = own, out, how, late
 
 
 def _travel_round(terms: List[_Term]) -> None:
     """The messages of a ring, all workers' at once: the bits are those of a real one."""
-    p, totals = len(terms), [np.empty_like(term.own) for term in terms]
-    room = terms[0].how.nbytes(-(-terms[0].own.size // p))
-    travels = [messages(m, p, term.how, term.own, totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
+    p, parts = len(terms), [term.own.asnumpy() for term in terms]
+    totals = [np.empty_like(part) for part in parts]
+    room = terms[0].how.nbytes(-(-parts[0].size // p))
+    travels = [messages(m, p, term.how, parts[m], totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
                for m, term in enumerate(terms)]
     while True:
         pairs = [pair for pair in [next(travel, None) for travel in travels] if pair is not None]
@@ -243,7 +289,8 @@ class InProcess(Wired):
         for key, wire in self._wires.items():
             self._stage.open(key, wire.last.whole)
         if self.worker_rank == 0:
-            self._stage.shard.command("open", opening.command())
+            for shard in self._stage.shards:
+                shard.command("open", opening.command())
         self.total(np.zeros(1))
         return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
 
@@ -259,21 +306,22 @@ class InProcess(Wired):
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
         send = wire.compose_fetch(after, FETCH_TAG)
-        self._stage.push(FETCH, bucket, send, synchronous=False)
+        self._stage.fetch(self.worker_rank, bucket, send)
         return Taken(send, wire)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._stage.total(self.worker_rank, np.array(array, np.float32))
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
-        return {int(key): one for key, one in json.loads(self._stage.shard.statistics()).items()}
+        return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}
 
     def export_state(self) -> State:
-        return by_bucket(un_npz(self._stage.shard.export()))
+        return {key: parts for shard in self._stage.shards for key, parts in by_bucket(un_npz(shard.export())).items()}
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is not None and self.worker_rank == 0:
-            self._stage.shard.restore(state)
+            for bucket in buckets:
+                self._stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
 
 
 class InProcessRing(Ring):

@@ -75,7 +75,7 @@ def test_every_array_that_a_worker_or_a_rule_makes_is_declared(name: str) -> Non
         made = {key for key, value in vars(worker).items() if list(arrays_in(value))}
         assert made - given <= {*worker.arrays, *worker.scratch}, type(worker)
         assert {*worker.arrays, *worker.scratch, *worker.facts} <= set(vars(worker)), type(worker)
-    for entry in stage.shard._entries.values():
+    for entry in stage.shards[0]._entries.values():
         made = {key for key, value in vars(entry.rule).items() if list(arrays_in(value))}
         assert made == set(entry.rule.arrays), type(entry.rule)
         assert set(entry.rule.facts) <= set(vars(entry.rule)), type(entry.rule)
