@@ -90,6 +90,7 @@ class Session:
         assert optimizer is not None
         opening = Opening(algorithms.where(type(method)), method.options.plain(), optimizers.describe(optimizer),
                           self.buckets, self._traffic)
+        self.transport.opens(opening)
         arriving = self.wire.open(opening, weights)
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
@@ -123,6 +124,7 @@ class Session:
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        self.transport.begins(self.step.t)
         return self.step
 
     def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0) -> None:

@@ -34,12 +34,12 @@ _threads = ThreadPoolExecutor(1000)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
-class _Late(Pending):
+class Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, stage: "Stage", what: str, array: NDArray) -> None:
+    def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray) -> None:
         super().__init__(array)
-        self._stage, self._what = stage, what
+        self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
         self.arrived = False
 
     def result(self) -> NDArray:
@@ -47,6 +47,7 @@ class _Late(Pending):
         return super().result()
 
     def wait(self) -> None:
+        self._stage.rest(self._worker_rank)
         self.result().wait_to_read()
 
     def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
@@ -56,7 +57,7 @@ class _Late(Pending):
 class _Then(Pending):
     """What a function makes of a late answer, as soon as somebody asks."""
 
-    def __init__(self, late: _Late, function: Callable[[NDArray], NDArray]) -> None:
+    def __init__(self, late: Late, function: Callable[[NDArray], NDArray]) -> None:
         super().__init__(None)
         self._late, self._function = late, function
         self._made: Optional[NDArray] = None
@@ -69,6 +70,7 @@ class _Then(Pending):
     untaken = result
 
     def wait(self) -> None:
+        self._late.wait()
         self.result().wait_to_read()
 
 
@@ -77,6 +79,21 @@ class _Waiter:
 
     def __init__(self, ready: Callable[[], bool]) -> None:
         self.ready, self.turn = ready, threading.Semaphore(0)
+
+
+class _TakenLate(Taken):
+    """A late answer of an asynchronous server."""
+
+    def __init__(self, late: Late, buffer: Buffer, wire: Wire) -> None:
+        super().__init__(buffer, wire)
+        self._late = late
+
+    def result(self) -> NDArray:
+        self._late.result()
+        return super().result()
+
+    def wait(self) -> None:
+        self._late.wait()
 
 
 class Stage:
@@ -170,7 +187,10 @@ class Stage:
         """No worker can go on. Returns whether the stage has done something that may let one."""
         return False
 
-    def take_turn(self, worker_rank: int, bucket: Bucket) -> None:
+    def rest(self, worker_rank: int) -> None:
+        """A worker waits for an answer before it begins anything new."""
+
+    def take_turn(self, worker_rank: int) -> None:
         """Wait until the script lets this worker's exchange arrive."""
         order = self._order
         if order is not None:
@@ -186,19 +206,21 @@ class Stage:
             self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
-    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> Late:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
-        self.take_turn(worker_rank, bucket)
+        self.take_turn(worker_rank)
         round_ = self._rounds[bucket.id]
-        late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload)
         round_.append((worker_rank, answer, late))
         if len(round_) == (self.num_workers if synchronous else 1):
             self._answer(bucket, self._rounds.pop(bucket.id))
         return late
 
-    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> None:
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
         """A message that only asks; it is answered at once."""
-        self._answer(bucket, [(worker_rank, answer, _Late(self, "", answer.payload))])
+        late = Late(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
+        self._answer(bucket, [(worker_rank, answer, late)])
+        return late
 
     def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
         if self._order is None:
@@ -213,12 +235,12 @@ class Stage:
             stored.copyto(buffer.whole)
             late.arrived = True
 
-    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> _Late:
+    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
         self._begun[worker_rank, bucket.id] += 1
         number = bucket.id, self._begun[worker_rank, bucket.id]
         round_ = self._sums[number]
-        late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
+        late = Late(self, worker_rank, f"{bucket}: the sum over the workers", out)
         round_[worker_rank] = _Term(array.copy(), out, how, late)
         if len(round_) == self.num_workers:
             _travel_round([round_[rank] for rank in range(self.num_workers)])
@@ -241,14 +263,14 @@ class Stage:
         """All workers have come to one of their sums."""
 
 
-_Push = Tuple[int, Buffer, _Late]
+_Push = Tuple[int, Buffer, Late]
 """A worker's rank, its message, and its answer."""
 
 
 class _Term:
     """What one worker adds to a sum, and where it waits for the whole."""
 
-    def __init__(self, own: NDArray, out: NDArray, how: Codec, late: _Late) -> None:
+    def __init__(self, own: NDArray, out: NDArray, how: Codec, late: Late) -> None:
         self.own, self.out, self.how, self.late = own, out, how, late
 
 
@@ -301,13 +323,12 @@ class InProcess(Wired):
         send = compose(wire, grad, self._tag(lr))
         late = self._stage.push(self.worker_rank, bucket, send, self._synchronous)
         self._last[bucket.id] = late
-        return late if self._synchronous else Taken(send, wire)
+        return late if self._synchronous else _TakenLate(late, send, wire)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
         send = wire.compose_fetch(after, FETCH_TAG)
-        self._stage.fetch(self.worker_rank, bucket, send)
-        return Taken(send, wire)
+        return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, wire)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._stage.total(self.worker_rank, np.array(array, np.float32))

@@ -99,6 +99,17 @@ class Transport:
     def close(self) -> None:
         """Collective end."""
 
+    # A transport that keeps a time of its own, which is not the world's, is told what takes time.
+
+    def opens(self, opening: Opening) -> None:
+        """A session begins."""
+
+    def begins(self, t: int) -> None:
+        """Its iteration `t` begins."""
+
+    def seconds(self) -> Optional[float]:
+        """When the last iteration begun is over, in a time of the transport's own; None: it has none. May wait."""
+
 
 class GlobalWeights:
     """What holds the global weights and their optimizer: servers, or every worker for itself."""

@@ -5,19 +5,24 @@ A scenario that fails alone fails the tests that ask for it; a job that dies fai
 import functools
 import importlib.util
 import traceback
+from functools import partial
 from typing import Any, Callable, Dict, List, Union
 
 import numpy as np
 import pytest
 
+from kvstore.transports.inprocess import Stage
+from kvstore.transports.virtual.description import of
+from kvstore.transports.virtual.transport import VirtualStage
 from tests.jobs import Result, run_job
 from tests.scenarios import SCENARIOS_OF, Scenario, train
 
-#: Transports of the contract suite: name -> (workers, servers); 0 servers is a transport inside one process, or MPI.
+#: Transports of the contract suite: name -> (workers, servers); 0 servers is a scripted one in this process, or MPI.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
 INPROCESS = {"in process 1": (1, 0), "in process 2": (2, 0), "in process 3": (3, 0)}
-TRANSPORTS = {**INPROCESS, **PS_LITE}
-RINGS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
+VIRTUAL = {"virtual 1": (1, 1), "virtual 2": (2, 2), "virtual 3": (3, 1)}
+TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE}
+RINGS = {**INPROCESS, **VIRTUAL, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 
 NamedJob = Callable[..., List[Result]]
 
@@ -47,18 +52,25 @@ def outcome(transport: str, kind: str) -> Union[List[Result], str]:
     workers, servers = {**TRANSPORTS, **RINGS}[transport]
     try:
         if transport in INPROCESS:
-            return in_process(workers, kind)
+            return in_process(Stage, workers, kind)
+        if transport in VIRTUAL:
+            return in_process(partial(virtual, servers), workers, kind)
         names = list(SCENARIOS_OF[kind])
         return [Kept(result) for result in run_job("tests.scenarios:run_all", workers, servers, names, kind)]
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
-def in_process(workers: int, kind: str) -> List[Result]:
-    from kvstore.transports.inprocess import Stage
+def virtual(servers: int, workers: int, timeout_s: float) -> VirtualStage:
+    """A cluster whose workers take turns at random, and whose messages last about as long as a backward pass."""
+    return VirtualStage(of({"workers": workers, "servers": servers, "links": {"goodput": "1mbit"}, "compute": {
+        "iteration": "1ms", "draws": "lognormal:0.5"}}), timeout_s)
+
+
+def in_process(made: Callable[..., Stage], workers: int, kind: str) -> List[Result]:
     merged: List[Result] = [Kept() for _ in range(workers)]
     for name, scenario in SCENARIOS_OF[kind].items():
-        stage = Stage(workers, timeout_s=60)
+        stage = made(workers, timeout_s=60)
         make = stage.ring_worker if kind == "ring" else stage.worker
 
         def run(transport: Any, scenario: Scenario = scenario) -> Result:

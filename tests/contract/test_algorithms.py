@@ -145,6 +145,14 @@ def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, work
             assert_same_path(ps_lite[m], in_process[m], (name, name), workers)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_virtual_time_changes_no_bit(named_job: NamedJob, workers: int) -> None:
+    virtual, in_process = named_job(f"virtual {workers}"), named_job(f"in process {workers}")
+    for name in SCENARIOS:
+        for m in range(workers):
+            assert_same_path(virtual[m], in_process[m], (name, name), workers=1)
+
+
 @pytest.mark.parametrize("store", ["ssgd", "odsgd"])
 def test_two_devices_are_one_device_with_the_whole_batch(job: List[Result], store: str) -> None:
     """Identity 9, to rounding."""

@@ -100,3 +100,12 @@ def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, work
     for name in ASYNC:
         for m in range(workers):
             np.testing.assert_array_equal(ps_lite[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_virtual_time_changes_no_bit_where_the_order_is_a_scripts(named_job: NamedJob, workers: int) -> None:
+    """All workers meet after every turn."""
+    virtual, in_process = named_job(f"virtual {workers}", "async"), named_job(f"in process {workers}", "async")
+    for name in ASYNC:
+        for m in range(workers):
+            np.testing.assert_array_equal(virtual[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)

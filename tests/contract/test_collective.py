@@ -146,3 +146,12 @@ def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: Nam
     for name in {**RING, **CODED, **LONG}:
         for m in range(workers):
             np.testing.assert_array_equal(real[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_virtual_time_changes_no_bit_on_a_ring(named_job: NamedJob, workers: int) -> None:
+    virtual, in_process = named_job(f"virtual {workers}", "ring"), named_job(f"in process {workers}", "ring")
+    for name in {**RING, **CODED, **LONG}:
+        for m in range(workers):
+            for part in ("path", "final"):
+                np.testing.assert_array_equal(virtual[m][f"{name}/{part}"], in_process[m][f"{name}/{part}"])

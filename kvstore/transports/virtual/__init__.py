@@ -1,0 +1,1 @@
+"""A cluster in virtual time: a whole job in one process, whose messages take computed time."""

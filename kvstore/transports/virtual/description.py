@@ -1,0 +1,267 @@
+"""What a virtual cluster is like: workers, servers, links, and how long everything takes. A YAML file, checked.
+
+    workers: 30
+    servers: 1
+    compute: {iteration: 100ms, draws: lognormal:0.1, speeds: {3: 0.5}}
+    links: {goodput: 954mbit, latency: 50us}
+    hosts: {server0: {goodput: 10gbit}}
+
+docs/virtual.md lists all keys. Hosts are called after what runs on them: ``worker0`` …, ``server0`` …; servers that
+stand beside workers have no host of their own. Times are written 200ms, 50us, 0.2s; rates 954mbit, 1gbit.
+Nothing here imports MXNet or makes anything, so that a wrong file is told before a run begins.
+"""
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar
+
+import yaml
+
+from kvstore.errors import ConfigError, unknown
+from kvstore.options import Kind, as_text, convert, integer, name, option, real
+
+MOST_WORKERS = 2 ** 17
+"""More would take a day; a larger number is a slip of the pen."""
+
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+
+
+class Quantity(float):
+    """Seconds, or bytes per second: converted from text with a unit."""
+
+
+def _quantity(value: Any, units: Mapping[str, float]) -> Quantity:
+    if isinstance(value, Quantity):
+        return value
+    text = as_text(value).strip().lower()
+    match = re.fullmatch(rf"(\d+(?:\.\d+)?(?:e-?\d+)?) ?({'|'.join(units)})", text)
+    if not match and text != "0":
+        raise ValueError
+    return Quantity(float(match[1]) * units[match[2]] if match else 0)
+
+
+def _time(value: Any) -> Quantity:
+    return _quantity(value, _TIMES)
+
+
+def _rate(value: Any) -> Quantity:
+    rate = _quantity(value, _RATES)
+    if not rate > 0:
+        raise ValueError
+    return rate
+
+
+TIME = Kind("TIME", "a time of 0 or more with its unit, as 200ms, 50us or 0.2s", _time)
+RATE = Kind("RATE", "a rate above 0 with its unit, as 954mbit or 10gbit", _rate)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draws:
+    """By what factor an iteration takes longer or shorter than the mean: drawn anew for each worker and iteration.
+
+    kind   : constant, lognormal (of mean 1, sigma), pareto (of mean 1, alpha), or pauses (every so many, so long)
+    values : sigma; alpha; iterations between two pauses of a worker, and seconds of one
+    """
+
+    kind: str = "constant"
+    values: Tuple[float, ...] = ()
+
+
+def _draws(value: Any) -> Draws:
+    if isinstance(value, Draws):
+        return value
+    kind, *texts = as_text(value).strip().split(":")
+    if kind == "pauses" and len(texts) == 2 and int(texts[0]) > 0:
+        return Draws(kind, (float(int(texts[0])), _time(texts[1])))
+    values = tuple(map(float, texts))
+    least = {"constant": (), "lognormal": (0.0,), "pareto": (1.0,)}.get(kind)
+    if least is None or len(values) != len(least) or not all(least < v < math.inf for v, least in zip(values, least)):
+        raise ValueError
+    return Draws(kind, values)
+
+
+def _table(keys: Kind, values: Kind) -> Kind:
+    def convert(value: Any) -> Dict[Any, Any]:
+        if not isinstance(value, dict):
+            raise ValueError
+        return {keys.convert(key): values.convert(item) for key, item in value.items()}
+    return Kind("TABLE", f"a table of {keys.expected}: {values.expected}", convert)
+
+
+def _passes(value: Any) -> Tuple[float, float]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError
+    forward, backward = map(_time, value)
+    return forward, backward
+
+
+DRAWS = Kind("DRAWS", "constant, lognormal:SIGMA, pareto:ALPHA (above 1) or pauses:ITERATIONS:TIME", _draws)
+_NAME = Kind("NAME", "a name", as_text)
+_PASSES = Kind("PAIR", "[time forward, time backward]", _passes)
+
+Part = TypeVar("Part")
+
+
+class _Checked:
+    """A frozen dataclass whose fields are options."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            if "kind" in field.metadata:
+                object.__setattr__(self, field.name, convert(field, getattr(self, field.name), field.name))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerTimes(_Checked):
+    """How long forward and backward take on a worker."""
+
+    iteration: float = option("100ms", TIME, "both passes together, spread over the layers as they have elements")
+    forward: float = option(1 / 3, real(at_least=0, at_most=1), "the forward pass's share of it")
+    layers: Dict[str, Tuple[float, float]] = option({}, _table(_NAME, _PASSES), "measured times of each parameter's "
+                                                    "layer, forward and backward, in place of both")
+    draws: Draws = option(Draws(), DRAWS, "how the time differs from worker to worker and iteration to iteration")
+    speeds: Dict[int, float] = option({}, _table(integer(0), real(above=0)), "workers that are faster or slower than "
+                                      "the others: worker, and the factor on its speed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Link(_Checked):
+    """A host's link to the network, each way the same, both ways at a time."""
+
+    goodput: float = option("954mbit", RATE, "payload that it carries per second")
+    latency: float = option("50us", TIME, "from one host to another")
+    message: float = option("20us", TIME, "that it is busy with a message beyond its bytes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rack(_Checked):
+    """Hosts in racks, whose uplinks are shared."""
+
+    hosts: int = option(16, integer(1), "hosts of a rack: workers' first, then servers', as they are numbered")
+    goodput: float = option("10gbit", RATE, "of a rack's uplink, each way")
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCost(_Checked):
+    """What a worker's processor takes beside the passes. Per megabyte: 10^6 bytes of single-precision floats."""
+
+    message: float = option("40us", TIME, "per message, each way")
+    gather: float = option("0.3ms", TIME, "per megabyte, from gradients to the message")
+    step: float = option("0.4ms", TIME, "per megabyte, an optimizer on the worker: a local step, or U on a ring")
+    scatter: float = option("0.3ms", TIME, "per megabyte, from the answer to the parameters")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerCost(_Checked):
+    """What the one thread of a server takes."""
+
+    message: float = option("40us", TIME, "per push")
+    receive: float = option("0.3ms", TIME, "per megabyte of a push")
+    update: float = option("0.5ms", TIME, "per megabyte of an update")
+    rules: Dict[str, float] = option({}, _table(_NAME, TIME), "the same for the rules of these stores")
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualCluster(_Checked):
+    """All of it, checked. Made from keywords, or by `read` from a file."""
+
+    workers: int = option(2, integer(1), "number of workers")
+    servers: int = option(1, integer(1), "number of servers; a ring has none")
+    placement: str = option("apart", name("placement", ("apart", "beside")), "apart: servers on hosts of their own; "
+                            "beside: on those of the first workers")
+    seed: int = option(0, integer(0), "of the draws")
+    compute: LayerTimes = LayerTimes()
+    links: Link = Link()
+    hosts: Dict[str, Link] = dataclasses.field(default_factory=dict)
+    racks: Optional[Rack] = None
+    worker: WorkerCost = WorkerCost()
+    server: ServerCost = ServerCost()
+    codecs: Dict[str, float] = option({}, _table(_NAME, TIME), "per megabyte of floats that a codec encodes or decodes")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.workers > MOST_WORKERS:
+            raise ConfigError(f"workers: {self.workers} are more than can be computed, expected at most {MOST_WORKERS}")
+        if self.placement == "beside" and self.servers > self.workers:
+            raise ConfigError(f"servers: {self.servers} servers have no place beside {self.workers} workers; take "
+                              f"{self.workers} at most, or `placement: apart`")
+        for label in self.hosts:
+            if label not in self.host_names():
+                raise unknown("host", label, self.host_names()[:30])
+        for worker in self.compute.speeds:
+            if worker >= self.workers:
+                raise ConfigError(f"compute.speeds: there is no worker {worker}; they are 0 to {self.workers - 1}")
+
+    def host_names(self) -> Tuple[str, ...]:
+        """Every host once, in the order of their numbers."""
+        own = self.servers if self.placement == "apart" else 0
+        return (*(f"worker{m}" for m in range(self.workers)), *(f"server{s}" for s in range(own)))
+
+    def host_of_server(self, server_rank: int) -> int:
+        """Its number."""
+        return self.workers + server_rank if self.placement == "apart" else server_rank
+
+    def link(self, host: int) -> Link:
+        """The link of a host."""
+        return self.hosts.get(self.host_names()[host], self.links) if self.hosts else self.links
+
+
+_PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Rack, "worker": WorkerCost,
+                                "server": ServerCost}
+
+
+def read(path: str, **given: Any) -> VirtualCluster:
+    """The cluster that a YAML file describes; what is wrong names the file and the key. `given` wins over the file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = yaml.load(file, _Loader) or {}
+    except OSError as error:
+        raise ConfigError(f"`{path}`: {error.strerror}; expected the description of a cluster") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`{path}`: {' '.join(str(error).split())}") from None
+    try:
+        return of({**_mapping("the file", values), **given})
+    except ConfigError as error:
+        raise ConfigError(f"`{path}`: {error}") from None
+
+
+def of(values: Mapping[str, Any]) -> VirtualCluster:
+    """The same from a table of tables."""
+    parts = {key: _made(kind, key, values[key]) for key, kind in _PARTS.items() if values.get(key) is not None}
+    links = dataclasses.asdict(parts.get("links", Link()))
+    hosts = {str(label): _made(Link, f"hosts.{label}", {**links, **_mapping(f"hosts.{label}", own)})
+             for label, own in _mapping("hosts", values.get("hosts") or {}).items()}
+    return _made(VirtualCluster, "", {**values, **parts, "hosts": hosts})
+
+
+def _made(kind: Type[Part], where: str, values: Any) -> Part:
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for key in _mapping(where, values):
+        if key not in known:
+            raise unknown(f"key of {where}" if where else "key", key, known)
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}.{error}" if where else str(error)) from None
+
+
+def _mapping(where: str, value: Any) -> Dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: expected keys with values, got `{value}`")
+    return value
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key, _ in node.value:
+            label = self.construct_object(key, deep=True)
+            if label in seen:
+                raise yaml.YAMLError(f"`{label}` stands twice, in line {key.start_mark.line + 1}; leave one out")
+            seen.add(label)
+        return super().construct_mapping(node, deep)

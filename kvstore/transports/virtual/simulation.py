@@ -1,0 +1,450 @@
+"""When everything of a job happens on a virtual cluster: events in virtual time, the earliest first.
+
+Times depend on no value, so this knows no arrays: it carries out the `programs` of all workers on the links, server
+threads and processors that a `description` has. What decides values comes out of it: in an asynchronous job the order
+in which questions reach each bucket's rule (`order`).
+
+The life of one iteration of one worker. A layer's forward pass begins when the weights of its buckets are there and the
+one before is over; the backward pass goes from the last layer to the first. When the last gradient of a bucket is
+there, and gathered, the bucket's `lane` carries out its program; in the end its weights are scattered. No lane waits
+for another.
+
+A message passes its links one after another, each busy with one message at a time, in the order in which they come; a
+link passes it on as it comes in. The answers of a synchronous round leave together and share the link, as TCP's
+connections do. Pushes queue for the one thread of their server.
+
+Times are whole nanoseconds, so that a job goes on after a pause as it would have without one. Equal times are ordered
+by what happens, worker and bucket, never by the order of calls.
+"""
+import collections
+import functools
+import heapq
+import math
+from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.errors import unknown
+from kvstore.transports.virtual.description import VirtualCluster
+from kvstore.transports.virtual.programs import Op, Programs
+from kvstore.wire.codecs import codec
+from kvstore.wire.messages import HEADER
+
+NS = 1e9
+
+# What happens, in the order in which it does where times are equal.
+START, PASS, HANDLE, ANSWER, SUM = range(5)
+
+
+def ns(seconds: float) -> int:
+    """Whole nanoseconds."""
+    return round(seconds * NS)
+
+
+class _Lane:
+    """One bucket of one worker: how far its program is.
+
+    Invariant: `answered` is the number of the last question that has an answer; they are answered in order.
+    """
+
+    __slots__ = ("answered", "arrivals", "at", "held", "ops", "time")
+
+    def __init__(self) -> None:
+        self.ops: Sequence[Op] = ()
+        self.at = 0                         # the op that is next
+        self.time = 0                       # when it can begin, as far as is known
+        self.answered = 0
+        self.arrivals: Dict[int, int] = {}  # question -> when its answer came, of the last few
+        self.held: Deque[Tuple[Op, int]] = collections.deque()  # questions that may not leave yet, and since when
+
+
+class Simulation:
+    """A job's times on a virtual cluster.
+
+    Parameters
+    ----------
+    cluster : its description
+    method : of the job; its name decides what an update costs
+    programs : what the workers do
+    buckets : in the order in which they are iterated
+    parameters : in the order of the layers
+    codec_name : of a ring
+
+    Events are carried out only when nothing earlier can come any more: a worker that has finished an iteration may
+    begin the next one, unless it rests or has come to meet the others, so the time waits for it.
+    """
+
+    def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
+                 parameters: Sequence[Parameter], codec_name: str = "none") -> None:
+        self._cluster, self._programs, self.synchronous = cluster, programs, not method.asynchronous
+        self.num_workers = cluster.workers
+        self.buckets = list(buckets)
+        self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
+        self._now = 0
+        self._events: List[Tuple[int, int, int, int, int, int]] = []
+        self._costs = _Costs(cluster, method, self.buckets, codec_name)
+        self._links = _Links(cluster, self.buckets)
+        self._passes = _PassTimes(cluster, self.buckets, parameters)
+        count = range(self.num_workers)
+        self._lanes = [[_Lane() for _ in self.buckets] for _ in count]
+        self._behind: List[Dict[Tuple[int, int], List[int]]] = [{} for _ in count]
+        self._begun: List[Deque[int]] = [collections.deque() for _ in count]  # iterations to carry out, the first is on
+        self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
+        self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
+        self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
+        self._resting = [False] * self.num_workers
+        self._server_free = [0] * cluster.servers
+        self._ring_free = 0
+        self._rounds: Dict[Tuple[int, int], List[int]] = {}  # bucket and number -> workers, in the order they came
+        self.done: List[int] = [0] * self.num_workers  # the last iteration that is over
+        self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
+
+    # --- what the workers tell and ask ------------------------------------------------------------------------------
+
+    def begin(self, worker_rank: int, t: int) -> None:
+        """A worker's iteration `t` follows what it has begun before."""
+        begun, rested = self._begun[worker_rank], self._resting[worker_rank]
+        self._resting[worker_rank] = False
+        begun.append(t)
+        if len(begun) == 1:
+            ready = self.ready(worker_rank)
+            if rested:
+                ready = max(ready, self._now, *(self._heard(lane) for lane in self._lanes[worker_rank]))
+            self._at(ready, START, worker_rank, 0)
+
+    def rest(self, worker_rank: int) -> None:
+        """A worker begins nothing new before all it has asked for has arrived; perhaps it comes to meet the others."""
+        self._resting[worker_rank] = True
+
+    def met(self) -> int:
+        """All workers meet: everything in flight arrives, and all go on from the time that this is over."""
+        while self._events:
+            self._carry_out()
+        assert all(self._resting) and not any(self._begun), "a worker waits for an answer that nobody gives"
+        self._resting = [False] * self.num_workers
+        self._programs.forget(min(self.done))
+        now = max(self._last(), max(self._server_free), self._ring_free, self._links.last())
+        self._computed = [now] * self.num_workers
+        self._weights = [[now] * len(self.buckets) for _ in self._weights]
+        return now
+
+    def _last(self) -> int:
+        heard = [self._heard(lane) for lanes in self._lanes for lane in lanes]
+        return max(*map(max, self._weights), *self._computed, *heard)
+
+    @staticmethod
+    def _heard(lane: _Lane) -> int:
+        """When the last answer came."""
+        return lane.arrivals.get(lane.answered, 0)
+
+    def ready(self, worker_rank: int) -> int:
+        """When the weights after a worker's last iteration are there."""
+        return max(*self._weights[worker_rank], 0)
+
+    def advance(self) -> bool:
+        """Carry out events until a question has reached its rule, or none can follow before a worker goes on.
+
+        Returns whether anything happened.
+        """
+        before, moved = sum(map(len, self.order.values())), False
+        while self._events and self._events[0][0] < self._horizon():
+            self._carry_out()
+            moved = True
+            if not self.synchronous and sum(map(len, self.order.values())) > before:
+                return True
+        return moved
+
+    def _horizon(self) -> float:
+        """The earliest time at which a worker may begin something that it has not told yet."""
+        idle = [self.ready(m) for m in range(self.num_workers) if not self._begun[m] and not self._resting[m]]
+        return min(idle, default=math.inf)
+
+    # --- an iteration of a worker -----------------------------------------------------------------------------------
+
+    def _start(self, m: int) -> None:
+        t, lanes = self._begun[m][0], self._lanes[m]
+        grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
+        self._busy[m] = len(lanes)
+        program = self._programs.of(t)
+        for b, lane in enumerate(lanes):
+            lane.ops, lane.at, lane.time = program[b], 0, grads[b] + self._costs.gather[b]
+        for b in range(len(lanes)):
+            self._go_on(m, b)
+
+    def _go_on(self, m: int, b: int) -> None:
+        """Carry out the lane's program up to an answer that is not known yet."""
+        lane = self._lanes[m][b]
+        while lane.at < len(lane.ops):
+            op = lane.ops[lane.at]
+            if op.what == "await":
+                if op.number > lane.answered:
+                    return
+                lane.time = max(lane.time, lane.arrivals.get(op.number, 0))
+            elif op.what == "step":
+                lane.time += self._costs.step[b]
+            else:
+                lane.held.append((op, lane.time))
+                self._leave(m, b)
+            lane.at += 1
+        if lane.ops is not _ENDED:
+            lane.ops, lane.at = _ENDED, 0
+            self._weights[m][b] = lane.time + self._costs.scatter[b]
+            self._busy[m] -= 1
+            if not self._busy[m]:
+                self.done[m] = self._begun[m].popleft()
+                self.over(m)
+                if self._begun[m]:
+                    self._at(self.ready(m), START, m, 0)
+
+    def _leave(self, m: int, b: int) -> None:
+        """Send the questions of a lane that may leave."""
+        lane = self._lanes[m][b]
+        while lane.held:
+            op, since = lane.held[0]
+            if op.what == "sum":
+                self._at(since + self._costs.message, SUM, m, b, op.number)
+            else:
+                if op.number > lane.answered + 1:  # never two of a bucket at a time
+                    return
+                for other, number in op.behind:
+                    if number > self._lanes[m][other].answered:
+                        self._behind[m].setdefault((other, number), []).append(b)
+                        return
+                answers = [self._lanes[m][other].arrivals.get(number, 0) for other, number in op.behind]
+                leaves = max(since + self._costs.message, lane.arrivals.get(op.number - 1, 0), *answers, 0)
+                there = self._links.way(m, self.buckets[b].server_rank)[1]
+                self._at(leaves, PASS if there else HANDLE, m, b)
+            lane.held.popleft()
+
+    def _answered(self, m: int, b: int, time: int) -> None:
+        """An answer is there; what waited for it goes on."""
+        lane = self._lanes[m][b]
+        lane.answered += 1
+        lane.arrivals[lane.answered] = time + self._costs.message
+        lane.arrivals.pop(lane.answered - 16, None)
+        for other in self._behind[m].pop((b, lane.answered), ()):
+            self._leave(m, other)
+        self._leave(m, b)
+        self._go_on(m, b)
+
+    # --- events -----------------------------------------------------------------------------------------------------
+
+    def _at(self, time: int, what: int, m: int, b: int, number: int = 0, end: int = 0) -> None:
+        heapq.heappush(self._events, (time, what, m, b, number, end))
+
+    def _carry_out(self) -> None:
+        time, what, m, b, number, end = heapq.heappop(self._events)
+        self._now = time
+        if what == PASS:
+            self._pass(time, m, b, number, end)
+        elif what == HANDLE:
+            self._handle(time, m, b)
+        elif what == START:
+            self._start(m)
+        elif what == ANSWER:
+            self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
+        else:
+            self._sum(time, m, b, number)
+
+    def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
+        """A message is at the `hop`th link of its way to the server and back; `end`: when its last byte is there."""
+        way, halfway = self._links.way(m, self.buckets[b].server_rank)
+        begins, end = self._links.take(way[hop], b, time, end)
+        if hop + 1 == halfway:
+            self._at(end, HANDLE, m, b)
+        elif hop + 1 == len(way):
+            self._answered(m, b, end)
+        else:
+            delay = self._links.latency[way[hop]]
+            self._at(begins + delay, PASS, m, b, hop + 1, end + delay)
+
+    def _answer(self, time: int, workers: Sequence[int], b: int) -> None:
+        """The server's thread is through. Answers that leave together share the link, so they are there together."""
+        server_rank, begun, last = self.buckets[b].server_rank, [], 0
+        for m in workers:
+            way, halfway = self._links.way(m, server_rank)
+            if halfway == len(way):  # on the server's own host
+                self._answered(m, b, time)
+            else:
+                begins, end = self._links.take(way[halfway], b, time, 0)
+                begun.append((m, halfway, begins, way[halfway]))
+                last = max(last, end)
+        for m, halfway, begins, link in begun:
+            delay = self._links.latency[link]
+            self._at(begins + delay, PASS, m, b, halfway + 1, last + delay)
+
+    def _handle(self, time: int, m: int, b: int) -> None:
+        """A push is at its server's thread."""
+        server, costs = self.buckets[b].server_rank, self._costs
+        over = max(time, self._server_free[server]) + costs.receive[b]
+        if self.synchronous:
+            came = self._rounds.setdefault((b, 0), [])
+            came.append(m)
+            if len(came) == self.num_workers:
+                over += costs.update[b]
+                self._at(over, ANSWER, m, b)
+        else:
+            self.order[self.buckets[b].id].append(m)
+            over += costs.update[b]
+            self._at(over, ANSWER, m, b)
+        self._server_free[server] = over
+
+    def _sum(self, time: int, m: int, b: int, number: int) -> None:
+        """A worker's part of a sum is there; the last one sets the ring in motion."""
+        came = self._rounds.setdefault((b, number), [])
+        came.append(m)
+        if len(came) < self.num_workers:
+            return
+        del self._rounds[b, number]
+        busy, delay = self._costs.ring[b]
+        self._ring_free = max(time, self._ring_free) + busy
+        for worker in range(self.num_workers):
+            self._answered(worker, b, self._ring_free + delay)
+
+
+_ENDED: Tuple[Op, ...] = ()
+
+
+class _Costs:
+    """What processors take, in nanoseconds by bucket."""
+
+    def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str) -> None:
+        megabytes = [WIRE_DTYPE.itemsize * bucket.size / 1e6 for bucket in buckets]
+        worker, server = cluster.worker, cluster.server
+        per_update = server.rules.get(method.name, server.update)
+        self.message = ns(worker.message)
+        self.gather = [ns(worker.gather * mb) for mb in megabytes]
+        self.step = [ns(worker.step * mb) for mb in megabytes]
+        self.scatter = [ns(worker.scatter * mb) for mb in megabytes]
+        self.receive = [ns(server.message + server.receive * mb) for mb in megabytes]
+        self.update = [ns(per_update * mb) for mb in megabytes]
+        self.ring = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+
+
+def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int]:
+    """How long a sum keeps the ring busy, and how much later it is over."""
+    p = cluster.workers
+    if p == 1:
+        return 0, 0
+    links = [cluster.link(host) for host in (range(p) if cluster.hosts else range(1))]
+    block = -(-bucket.size // p)
+    transfer = max(link.message + codec(codec_name).nbytes(block) / link.goodput for link in links)
+    coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
+    host = cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6
+    hops = 2 * (p - 1)
+    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links))
+
+
+class _Links:
+    """All directions of all links, and the ways through them.
+
+    A way is a list of numbers: out of the worker's host, perhaps out of its rack and into the server's, into the
+    server's host; and back.
+    """
+
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket]) -> None:
+        self._cluster, self._hosts, racks = cluster, len(cluster.host_names()), cluster.racks
+        links = [cluster.link(host) for host in range(self._hosts)]
+        self._uplinks = 0 if racks is None else -(-self._hosts // racks.hosts)
+        kinds = [(link.goodput, link.message) for link in links] * 2
+        kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
+        self.latency = [ns(link.latency) for link in links] + [0] * (self._hosts + 2 * self._uplinks)
+        nbytes = [WIRE_DTYPE.itemsize * (bucket.size + HEADER) for bucket in buckets]
+        busy = {kind: [ns(kind[1] + n / kind[0]) for n in nbytes] for kind in set(kinds)}
+        self._busy = [busy[kind] for kind in kinds]  # by link and bucket
+        self._free = [0] * len(kinds)
+        self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}
+
+    def way(self, m: int, server_rank: int) -> Tuple[List[int], int]:
+        """The links from a worker to a server and back, and how many of them lead there."""
+        known = self._ways.get((m, server_rank))
+        if known is None:
+            server = self._cluster.host_of_server(server_rank)
+            there = self._links(m, server)
+            known = self._ways[m, server_rank] = there + self._links(server, m), len(there)
+        return known
+
+    def _links(self, source: int, target: int) -> List[int]:
+        if source == target:
+            return []
+        between: List[int] = []
+        per_rack = self._cluster.racks.hosts if self._cluster.racks else self._hosts
+        if source // per_rack != target // per_rack:
+            uplinks = 2 * self._hosts
+            between = [uplinks + source // per_rack, uplinks + self._uplinks + target // per_rack]
+        return [source, *between, self._hosts + target]
+
+    def take(self, link: int, b: int, time: int, end: int) -> Tuple[int, int]:
+        """When a message that comes at `time` begins to pass and has passed, no sooner than its last byte is here."""
+        begins = max(time, self._free[link])
+        self._free[link] = begins + self._busy[link][b]
+        return begins, max(self._free[link], end)
+
+    def last(self) -> int:
+        """When the last link is free."""
+        return max(self._free)
+
+
+class _PassTimes:
+    """When the gradients of an iteration appear."""
+
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], parameters: Sequence[Parameter]) -> None:
+        self._compute, self._seed, self._workers = cluster.compute, cluster.seed, cluster.workers
+        self._slowness = [1 / cluster.compute.speeds.get(m, 1.0) for m in range(cluster.workers)]
+        forward, backward = self._by_layer(parameters)
+        layer = {parameter.name: number for number, parameter in enumerate(parameters)}
+        reads: List[List[int]] = [[] for _ in parameters]  # buckets, by layer
+        self._backward = []  # by bucket: from the beginning of the backward pass to its last gradient
+        for b, bucket in enumerate(buckets):
+            layers = [layer[segment.parameter.name] for segment in bucket.segments]
+            self._backward.append(sum(backward[min(layers):]))
+            for number in layers:
+                reads[number].append(b)
+        self._forward: List[Tuple[List[int], float]] = []  # neighbouring layers that read the same buckets are one
+        for bs, seconds in zip(reads, forward):
+            if self._forward and self._forward[-1][0] == bs:
+                bs, seconds = bs, seconds + self._forward.pop()[1]
+            self._forward.append((bs, seconds))
+        self._whole = sum(backward)
+
+    def _by_layer(self, parameters: Sequence[Parameter]) -> Tuple[List[float], List[float]]:
+        """Nanoseconds, forward and backward."""
+        compute, names = self._compute, [parameter.name for parameter in parameters]
+        if compute.layers:
+            for label in compute.layers:
+                if label not in names:
+                    raise unknown("parameter in compute.layers", label, names)
+            pairs = [compute.layers.get(label, (0.0, 0.0)) for label in names]
+            return [NS * forward for forward, _ in pairs], [NS * backward for _, backward in pairs]
+        whole = sum(parameter.size for parameter in parameters)
+        shares = [NS * compute.iteration * parameter.size / whole for parameter in parameters]
+        return [compute.forward * share for share in shares], [(1 - compute.forward) * share for share in shares]
+
+    def times(self, m: int, t: int, free: int, weights: Sequence[int]) -> Tuple[List[int], int]:
+        """When each bucket's gradients are there, and when both passes are over, of a worker that is `free` then."""
+        factor, pause = self._draws(t)[m]
+        factor, time = factor * self._slowness[m], free
+        for bs, seconds in self._forward:
+            for b in bs:
+                time = max(time, weights[b])
+            time += int(seconds * factor)
+        time += pause
+        return [time + int(seconds * factor) for seconds in self._backward], time + int(self._whole * factor)
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
+    def _draws(self, t: int) -> List[Tuple[float, int]]:
+        """Factor and pause of every worker in iteration `t`."""
+        kind, values = self._compute.draws.kind, self._compute.draws.values
+        random = np.random.RandomState([self._seed, t])
+        ones, workers = [(1.0, 0)] * self._workers, self._workers
+        if kind == "lognormal":
+            sigma = values[0]
+            return [(factor, 0) for factor in np.exp(sigma * random.normal(size=workers) - sigma ** 2 / 2).tolist()]
+        if kind == "pareto":
+            alpha = values[0]
+            return [(factor, 0) for factor in ((alpha - 1) / alpha * (1 + random.pareto(alpha, workers))).tolist()]
+        if kind == "pauses":
+            every, seconds = int(values[0]), values[1]
+            return [(1.0, ns(seconds) * ((t + m * every // workers) % every == 0)) for m in range(workers)]
+        return ones

@@ -1,0 +1,166 @@
+"""Workers on a virtual cluster: the values are those of one process, their order and the time are the simulation's.
+
+    stage = VirtualStage(cluster)
+    stage.run(train)                         called once per worker, with its transport
+    stage.run(train, stage.ring_worker)      without servers
+
+A worker's thread runs ahead of the virtual time until it reads an answer of an asynchronous server. That one is made,
+with the real arrays, when the simulation lets the question reach the bucket's rule, after all that came there before.
+So the gradients of several workers are computed at a time, and no bit depends on it.
+"""
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore import algorithms
+from kvstore.buckets import Bucket, Parameter
+from kvstore.errors import ConfigError
+from kvstore.job import control
+from kvstore.transports.inprocess import InProcess, InProcessRing, Late, Stage
+from kvstore.transports.virtual import layout
+from kvstore.transports.virtual.description import VirtualCluster
+from kvstore.transports.virtual.programs import Programs
+from kvstore.transports.virtual.simulation import NS, Simulation
+from kvstore.transports.wires import Buffer
+from kvstore.wire.codecs import codec
+from kvstore.wire.interfaces import Opening, Traffic
+
+
+class VirtualStage(Stage):
+    """The servers' side of a virtual cluster, and whose turn it is."""
+
+    def __init__(self, cluster: VirtualCluster, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+        super().__init__(cluster.workers, None, timeout_s, cluster.servers)
+        self.cluster = cluster
+        self.simulation: Optional[Simulation] = None  # from the first session on
+        self._questions: Dict[Tuple[int, int], Tuple[Bucket, Buffer, Late]] = {}  # bucket id and rank -> not answered
+        self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
+
+    def worker(self, worker_rank: int) -> "VirtualWorker":
+        return VirtualWorker(self, worker_rank)
+
+    def ring_worker(self, worker_rank: int) -> "VirtualRing":
+        return VirtualRing(self, worker_rank)
+
+    # -- what workers tell and ask ---------------------------------------------------------------------------
+
+    def opens(self, opening: Opening, layers: Sequence[Parameter], ring: bool) -> None:
+        """A worker's session begins; those of all workers are the same."""
+        if self.simulation is not None:
+            if self.simulation.buckets != list(opening.buckets):
+                raise ConfigError("a virtual cluster trains one model at a time; make another one for another store")
+            return
+        method = algorithms.load(opening.method, trusted=True)
+        options = method.Options(**opening.options)
+        window = None if ring else layout.window(layers, opening.traffic)
+        local = method(options, self.num_workers).local_optimizer() is not None
+        programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
+        self.simulation = Simulation(self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec)
+
+    def begins(self, worker_rank: int, t: int) -> None:
+        """A worker begins an iteration."""
+        assert self.simulation is not None
+        self._iterating[worker_rank] = t
+        self.simulation.begin(worker_rank, t)
+
+    def seconds(self, worker_rank: int) -> float:
+        """When the last iteration that a worker has begun is over; lets others run until that is known."""
+        simulation, t = self.simulation, self._iterating[worker_rank]
+        if simulation is None:
+            return 0.0
+
+        def known() -> bool:
+            return simulation.done[worker_rank] >= t or (self.idle() and known())
+
+        self.wait_until(known, f"worker {worker_rank}: the time of iteration {t}")
+        return simulation.ready(worker_rank) / NS
+
+    # -- the order that the times decide ---------------------------------------------------------------------
+
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> Late:
+        if synchronous:
+            return super().push(worker_rank, bucket, answer, synchronous)
+        return self._ask(worker_rank, bucket, answer)
+
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+        if not self._iterating[worker_rank]:  # between iterations, with all workers at a meeting
+            return super().fetch(worker_rank, bucket, answer)
+        return self._ask(worker_rank, bucket, answer)
+
+    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+        """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload)
+        self._questions[bucket.id, worker_rank] = bucket, answer, late
+        self._answer_in_order(bucket.id)
+        return late
+
+    def _answer_in_order(self, bucket_id: int) -> None:
+        """Answer what has reached the rule, up to the first question whose worker has not computed so far."""
+        assert self.simulation is not None
+        order = self.simulation.order[bucket_id]
+        while order and (bucket_id, order[0]) in self._questions:
+            worker_rank = order.popleft()
+            bucket, answer, late = self._questions.pop((bucket_id, worker_rank))
+            self._answer(bucket, [(worker_rank, answer, late)])
+            self.log.append(worker_rank)
+
+    def idle(self) -> bool:
+        """Let time go on."""
+        if self.simulation is None or not self.simulation.advance():
+            return False
+        for bucket_id, order in self.simulation.order.items():
+            if order:
+                self._answer_in_order(bucket_id)
+        return True
+
+    def rest(self, worker_rank: int) -> None:
+        if self.simulation is not None:
+            self.simulation.rest(worker_rank)
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        self._iterating[worker_rank] = 0
+        if self.simulation is not None:
+            self.simulation.rest(worker_rank)
+        return super().total(worker_rank, array)
+
+    def met(self) -> None:
+        if self.simulation is not None:
+            self.simulation.met()
+
+
+class VirtualWorker(InProcess):
+    """One worker's end of a virtual cluster with servers."""
+
+    _stage: VirtualStage
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._layers, self._synchronous = parameters, not traffic.asynchronous
+        return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
+
+    def opens(self, opening: Opening) -> None:
+        self._stage.opens(opening, self._layers, ring=False)
+
+    def begins(self, t: int) -> None:
+        self._stage.begins(self.worker_rank, t)
+
+    def seconds(self) -> float:
+        return self._stage.seconds(self.worker_rank)
+
+
+class VirtualRing(InProcessRing):
+    """One worker of a virtual cluster without servers."""
+
+    _stage: VirtualStage
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._layers, self._codec = parameters, codec(traffic.codec)
+        return layout.on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
+
+    def opens(self, opening: Opening) -> None:
+        self._stage.opens(opening, self._layers, ring=True)
+
+    def begins(self, t: int) -> None:
+        self._stage.begins(self.worker_rank, t)
+
+    def seconds(self) -> float:
+        return self._stage.seconds(self.worker_rank)

@@ -1,0 +1,167 @@
+"""Times on a virtual cluster that can be worked out by hand."""
+from typing import Any, Dict, List
+
+import pytest
+
+from kvstore import algorithms
+from kvstore.buckets import Parameter
+from kvstore.errors import ConfigError
+from kvstore.transports.virtual import times
+from kvstore.transports.virtual.description import of
+from kvstore.transports.virtual.simulation import NS, Simulation
+
+FREE: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
+                        "server": {"message": 0, "receive": 0, "update": 0}}
+FLOATS = 250_000 - 4  # a message is a megabyte, with its header
+MBYTE = "8mbit"  # a second for each
+
+
+def job(store: str, layers: int = 1, options: Any = None, **cluster: Any) -> Simulation:
+    """Of equal layers, a bucket each, whose messages need a second; all that is not given costs nothing."""
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    method = algorithms.find(store)
+    parameters = [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(layers)]
+    checked = method.Options(**{"bucket_nbytes": 4 * FLOATS, **(options or {})}).in_iterations()
+    return times.simulation(described, method, checked, parameters)
+
+
+def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
+    return times.pace(job(store, **settings), iterations, warm_up=4).iteration
+
+
+COMPUTE_3S = {"iteration": "3s"}
+
+
+def test_one_message_takes_both_its_links_and_the_answer_takes_them_back() -> None:
+    """T_cop 3, then 1 s there (both links at once) and 1 s back."""
+    assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S) == pytest.approx(5)
+
+
+def test_a_servers_link_is_shared_by_all_workers() -> None:
+    """Four pushes queue for it, four answers for its other direction: the last is back after 4 + 4."""
+    assert per_iteration("ssgd", workers=4, compute=COMPUTE_3S) == pytest.approx(3 + 4 + 4)
+
+
+def test_od_sgd_hides_the_exchange_behind_the_passes_or_the_other_way_round() -> None:
+    warm: Dict[str, Any] = {"options": {"warmup": 0}}
+    assert per_iteration("odsgd", workers=1, compute=COMPUTE_3S, **warm) == pytest.approx(3)
+    assert per_iteration("odsgd", workers=4, compute={"iteration": "1s"}, **warm) == pytest.approx(8, rel=0.02)
+
+
+def test_costs_of_processors_latency_and_messages_are_paid_where_they_arise() -> None:
+    """T_cop 3, gather 0.1, message 0.01, transfer 1 + 0.02, latency 0.3, server 0.001 + 0.2 + 0.4, and back."""
+    costs: Dict[str, Any] = {"worker": {"message": "10ms", "gather": "100.0016ms", "step": 0, "scatter": "50.0008ms"},
+                             "server": {"message": "1ms", "receive": "200.0032ms", "update": "400.0064ms"},
+                             "links": {"goodput": MBYTE, "latency": "300ms", "message": "20ms"}}
+    there, server, back = 0.1 + 0.01 + 1.02 + 0.3, 0.601, 1.02 + 0.3 + 0.01 + 0.05
+    assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S, **costs) == pytest.approx(3 + there + server + back)
+
+
+def test_the_cost_of_an_update_is_its_rules() -> None:
+    server = {"message": 0, "receive": 0, "update": "1s", "rules": {"dcasgd_c": "2.0s"}}
+    paces = [per_iteration(store, workers=1, compute=COMPUTE_3S, server=server) for store in ("asgd", "dcasgd_c")]
+    assert paces == pytest.approx([6, 7], rel=1e-4)
+
+
+def test_overlap_comes_out_of_the_order_of_the_gradients() -> None:
+    """Two layers: 1 s forward, then 1 s backward each. The last layer's message goes while the first one computes."""
+    assert per_iteration("ssgd", workers=1, layers=2, compute={"iteration": "3s"}) == pytest.approx(5)
+
+
+def test_a_lane_that_waits_does_not_hold_up_the_others() -> None:
+    """The last layer's server is ten times slower than the first one's; the first layer's message is not behind it."""
+    hosts = {"server0": {"goodput": "0.8mbit"}}
+    both = per_iteration("ssgd", workers=1, layers=2, servers=2, compute=COMPUTE_3S, hosts=hosts)
+    assert both == pytest.approx(2 + 10 + 10 - 0.5), "the first layer's forward pass of 0.5 s runs meanwhile"
+
+
+def test_servers_beside_workers_share_their_links_but_not_with_themselves() -> None:
+    """One worker and its own server: no message takes any time."""
+    assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S, placement="beside") == pytest.approx(3)
+    assert per_iteration("ssgd", workers=2, compute=COMPUTE_3S, placement="beside") == pytest.approx(5)
+
+
+def test_racks_share_an_uplink() -> None:
+    """Two workers in one rack, two servers in the other: what each link could carry at once goes one after another."""
+    settings: Dict[str, Any] = {"workers": 2, "servers": 2, "layers": 2, "compute": {"iteration": 0}}
+    free = per_iteration("ssgd", **settings)
+    racks = per_iteration("ssgd", racks={"hosts": 2, "goodput": MBYTE}, **settings)
+    assert free == pytest.approx(5) and racks == pytest.approx(6), "four there, then two back"
+
+
+def test_a_ring_sends_every_part_of_a_bucket_on_to_all() -> None:
+    """2 (p - 1) hops of a p-th of a megabyte each, p = 4."""
+    assert per_iteration("dsync", workers=4, compute=COMPUTE_3S) == pytest.approx(3 + 1.5, rel=1e-3)
+    assert per_iteration("pipesgd", workers=4, compute=COMPUTE_3S) == pytest.approx(3, rel=1e-3)
+    half = per_iteration("pipesgd", workers=4, compute={"iteration": 0}, options={"codec": "truncate"})
+    assert half == pytest.approx(0.75, rel=1e-3)
+
+
+def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
+    assert per_iteration("sasgd", 13, workers=4, compute=COMPUTE_3S, options={"T": 3}) == pytest.approx(3.5, rel=1e-3)
+
+
+def test_an_asynchronous_worker_waits_for_nobody() -> None:
+    """A worker at half speed takes twice as long, and the other does not notice."""
+    simulation = job("asgd", workers=2, compute={"iteration": "30s", "speeds": {1: 0.5}})
+    over: List[float] = []
+    simulation.over = lambda m: over.append(simulation.ready(m) / NS) if m == 0 else None
+    for m, iterations in enumerate((10, 5)):
+        for t in range(1, iterations + 1):
+            simulation.begin(m, t)
+        simulation.rest(m)
+    simulation.met()
+    assert over[-1] == pytest.approx(10 * 32, rel=0.01)
+
+
+def test_the_order_at_a_servers_rule_is_that_of_the_times() -> None:
+    simulation = job("asgd", workers=3, compute={"iteration": "10s", "speeds": {0: 0.5, 2: 2.0}})
+    for m in range(3):
+        for t in range(1, 5):
+            simulation.begin(m, t)
+        simulation.rest(m)
+    simulation.met()
+    order, = simulation.order.values()
+    assert list(order)[:6] == [2, 1, 2, 2, 0, 1]  # their pushes are there after 6, 11, 13, 20, 21 and 23 s
+
+
+def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> None:
+    simulation = job("asgd", workers=2, compute=COMPUTE_3S)
+    simulation.begin(0, 1)
+    assert not simulation.advance() and not any(simulation.order.values())
+    simulation.begin(1, 1)
+    assert simulation.advance() and [list(order) for order in simulation.order.values()] == [[0]]
+
+
+def test_a_pause_does_not_change_what_follows() -> None:
+    """All times after a meeting are those of a job that begins there."""
+    settings: Dict[str, Any] = {"workers": 3, "compute": {"iteration": "1s", "draws": "lognormal:0.3"}}
+    whole, later = job("asgd", **settings), job("asgd", **settings)
+
+    def go_on(simulation: Simulation, first: int) -> int:
+        began = simulation.ready(0)
+        for m in range(3):
+            for t in range(first, first + 4):
+                simulation.begin(m, t)
+            simulation.rest(m)
+        return simulation.met() - began
+
+    assert go_on(whole, 1) != go_on(whole, 5) == go_on(later, 5)
+    (all_of_them,), (part,) = whole.order.values(), later.order.values()
+    assert list(all_of_them)[12:] == list(part)
+
+
+def test_draws_keep_the_mean_and_follow_the_seed() -> None:
+    constant, *drawn = [per_iteration("asgd", 60, workers=1, compute={"iteration": "1s", "draws": draws}, seed=seed)
+                        for draws, seed in (("constant", 0), ("lognormal:0.2", 0), ("lognormal:0.2", 1),
+                                            ("pareto:5", 0))]
+    assert len({*drawn}) == 3 and drawn == pytest.approx([constant] * 3, rel=0.06)
+    assert per_iteration("asgd", 14, workers=1, compute={"iteration": "1s", "draws": "pauses:5:10s"}) \
+        == pytest.approx(constant + 2, rel=0.01)
+
+
+def test_measured_times_of_layers_are_taken_as_they_are() -> None:
+    layers = {"layer0": ["1s", "2s"], "layer1": ["3s", "4s"]}
+    assert per_iteration("ssgd", workers=1, layers=2, compute={"layers": layers}) == pytest.approx(10 + 2)
+    with pytest.raises(ConfigError, match=r"unknown parameter in compute\.layers `layer7`"):
+        job("ssgd", compute={"layers": {"layer7": ["1s", "2s"]}})
