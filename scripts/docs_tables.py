@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Write the tables of options in docs/reference/configuration.md anew, from the fields that declare them."""
+"""Write the tables of options in docs/reference/configuration.md and docs/virtual.md anew, from the fields that declare
+them."""
 import dataclasses
 import re
 import sys
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Dict, Sequence
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvstore.options import plain  # noqa: E402  (the path comes first)
+from kvstore.transports.virtual import description  # noqa: E402
 from odsgd.config import methods  # noqa: E402
 from odsgd.config.train import own_fields  # noqa: E402
 
+VIRTUAL = ROOT / "docs" / "virtual.md"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
 HEAD = ["| option | default | value | meaning |", "|---|---|---|---|"]
 HEAD_OF_METHODS = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
@@ -40,6 +43,27 @@ def method_table() -> str:
     return "\n".join([*HEAD_OF_METHODS, *rows]) + "\n"
 
 
+def key_table() -> str:
+    """The keys of a virtual cluster, those of its parts with the part before them."""
+    rows = []
+    parts: Dict[str, Any] = {"": description.VirtualCluster, **{f"{key}.": kind for key, kind in description.PARTS.items()}}
+    for prefix, kind in parts.items():
+        for field in dataclasses.fields(kind):
+            if "kind" in field.metadata:
+                default = plain(field.default) if field.default_factory is dataclasses.MISSING else "none"
+                shown = f"{default:.3g}" if isinstance(default, float) else default
+                rows.append(f"| `{prefix}{field.name}` | {shown} | {field.metadata['kind'].expected} | "
+                            f"{field.metadata['help']} |")
+    rows.append("| `hosts` | none | hosts by name, each with keys of `links` | links that differ from the others |")
+    return "\n".join(["| key | default | value | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def described(page: str) -> str:
+    """docs/virtual.md with its table as it should be."""
+    return re.sub(r"(<!-- description -->\n).*?(<!-- end -->)", lambda match: match[1] + key_table() + match[2], page,
+                  flags=re.DOTALL)
+
+
 def written(page: str) -> str:
     """The page with its tables as they should be."""
     for name, table in (("run", run_table(own_fields())), ("methods", method_table())):
@@ -51,4 +75,5 @@ def written(page: str) -> str:
 
 
 if __name__ == "__main__":
+    VIRTUAL.write_text(described(VIRTUAL.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

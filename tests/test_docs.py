@@ -22,7 +22,8 @@ README = TEXT[ROOT / "README.md"]
 DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text in TEXT.items()
         if FOLDER in page.parents}
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
-            "design": "Explanation", "benchmarks": "Results", "contributing": "For contributors"}
+            "design": "Explanation", "virtual": "How-to guides",
+            "benchmarks": "Results", "contributing": "For contributors"}
 """Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
 MEASURED = re.compile(r"benchmarks/\w+_\d{6}$")
 """Pages of measurements, each with its month."""
@@ -109,6 +110,11 @@ def test_the_tables_of_options_are_the_codes() -> None:
     named = {cells[0].strip("`") for cells in table_rows(section(page, "Options of the methods"))}
     for method in METHODS.values():
         assert set(method.option_names()) <= named, method.name
+
+
+def test_the_keys_of_a_virtual_cluster_are_the_codes() -> None:
+    page = DOCS["virtual"]
+    assert docs_tables.described(page) == page
 
 
 def test_the_launchers_options_are_documented() -> None:

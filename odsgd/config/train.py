@@ -24,6 +24,8 @@ from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import Method, Options
 from kvstore.errors import ConfigError, unknown
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
+from kvstore.transports.virtual import description
+from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.config import methods
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
@@ -49,12 +51,15 @@ DATASETS = {
 
 NOT_YET = ("horovod", "byteps")
 
+VIRTUAL = "virtual"
+
 _MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
            **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
 """MXNet's name of a store -> ours, so that old job scripts work as they are; with a local optimizer ssgd is odsgd."""
 
-_data, _devices, _algorithm, _schedule, _run = (
-    partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run"))
+_data, _devices, _algorithm, _schedule, _run, _virtual = (
+    partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run",
+                                               "Virtual time"))
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -136,6 +141,11 @@ class TrainConfig:
     trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
                                 "shows", result=False)
 
+    cluster: Optional[str] = _virtual(None, TEXT, "train all workers in this one process, on a cluster in virtual "
+                                      "time: its YAML file, or `virtual` for one with the defaults", result=False)
+    workers: Optional[int] = _virtual(None, integer(1), "workers of that cluster", otherwise="what the file says, or 2",
+                                      result=False)
+
     options: Options = dataclasses.field(default_factory=Options)  # the method's
 
     def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
@@ -151,6 +161,7 @@ class TrainConfig:
         self._check_model_and_devices()
         self._check_schedule()
         self._resolve_emulation()
+        self._check_cluster()
         if self.out is None:
             self._set("out", str(Path("runs") / self.name))
 
@@ -269,6 +280,14 @@ class TrainConfig:
         """The learning rate of a worker's own steps; None: there are none, or it follows lr."""
         return getattr(self.options, "lr_local", None)
 
+    def virtual_cluster(self) -> VirtualCluster:
+        """The description of the cluster that the run is on, if it has one in virtual time."""
+        assert self.cluster is not None
+        given = {} if self.workers is None else {"workers": self.workers}
+        if self.cluster == VIRTUAL:
+            return description.of({"compute": {"draws": "lognormal:0.1"}, **given})
+        return description.read(self.cluster, **given)
+
     def optimizer_arguments(self) -> Dict[str, Any]:
         """Arguments of the global optimizer, as gluon.Trainer takes them."""
         momentum = {"momentum": self.momentum} if self.momentum else {}
@@ -353,6 +372,22 @@ class TrainConfig:
                 raise ConfigError("resume has no meaning with emulate_compute, which learns nothing and keeps nothing; "
                                   "leave one of them out")
             self._set("eval_every", 0)
+
+
+    def _check_cluster(self) -> None:
+        if self.cluster is None:
+            if self.workers is not None:
+                raise ConfigError("workers goes with cluster, the description of a cluster in virtual time; those of a "
+                                  "real job are started by `odsgd launch -n N`")
+            return
+        if self.kvstore == "local":
+            raise ConfigError("kvstore `local` is for one process without a network; take another one with cluster")
+        for key, why in (("emulate_compute", "computing times are the cluster's"), ("num_gpus", "it computes on CPUs"),
+                         ("gpus", "it computes on CPUs"), ("trace", "a timeline is of real time")):
+            if getattr(self, key):
+                raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
+        cluster = self.virtual_cluster()
+        self.method(self.options, cluster.workers)  # complains of options that do not go with the number of workers
 
 
 def own_fields() -> List[dataclasses.Field[Any]]:

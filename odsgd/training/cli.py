@@ -1,4 +1,5 @@
 """``odsgd train``."""
+import os
 from typing import List
 
 from odsgd.config.train import TrainConfig
@@ -7,5 +8,10 @@ from odsgd.config.train import TrainConfig
 def main(argv: List[str]) -> int:
     """Train as these flags say; returns the exit code."""
     config = TrainConfig.from_flags(argv)
+    if config.cluster is not None:  # MXNet reads these when it is imported
+        os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", str(os.cpu_count() or 1))
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        from odsgd.training.virtual import run as run_virtual
+        return run_virtual(config)
     from odsgd.training.train import run  # MXNet's import takes a second: only once the options are right
     return run(config)

@@ -9,7 +9,7 @@ bits. No process is forked, no thread kept: fork() would stop MXNet's engine wit
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 import numpy as np
 
@@ -23,17 +23,23 @@ PAD = 4
 """Pixels that augmentation may shift an image by."""
 
 
-def load(config: TrainConfig, worker_rank: int, num_workers: int) -> Any:
+def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Optional[datasets.Arrays] = None) -> Any:
     """The data of one worker; ConfigError for a file that is missing or damaged, or too few examples for everyone.
 
-    The result has `batches_per_epoch`, `train(epoch, start=0)` and `test()`.
+    The result has `batches_per_epoch`, `train(epoch, start=0)` and `test()`. `arrays`: what `in_memory` has read, where
+    several workers of a process have it in common.
     """
     contexts = devices.contexts(config)
     if config.dataset == "imagenet":
         return RecordData(config, worker_rank, num_workers, contexts)
-    arrays = _arrays(config)
+    arrays = arrays or _arrays(config)
     shards = Shards(len(arrays.train.labels), num_workers, config.worker_batch_size, config.seed)
     return ArrayData(arrays, shards, worker_rank, contexts, config.augment)
+
+
+def in_memory(config: TrainConfig) -> Optional[datasets.Arrays]:
+    """The data of all workers; None for a set that is read from files as it is needed."""
+    return None if config.dataset == "imagenet" else _arrays(config)
 
 
 def _arrays(config: TrainConfig) -> datasets.Arrays:

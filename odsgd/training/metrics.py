@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from kvstore.engine._mxnet import mx
+from kvstore.wire.interfaces import Transport
 
 IN_FLIGHT = 4
 """Iterations that may be queued and not yet computed."""
@@ -55,6 +56,7 @@ class Lap:
 
     iteration: int
     clock_s: float
+    virtual_s: Optional[float]
     sums: Sums = dataclasses.field(default_factory=Sums)
 
 
@@ -112,6 +114,22 @@ class Clock:
         """Training continues."""
         if self._since is None:
             self._since = time.perf_counter()
+
+
+class VirtualClock:
+    """The time of a cluster in virtual time; it stands still during evaluations and checkpoints of itself."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._before_s = transport, 0.0
+
+    def read(self) -> Optional[float]:
+        """Seconds of the run so far, with what a resumed one has behind it; None for a real cluster."""
+        seconds = self._transport.seconds()
+        return None if seconds is None else self._before_s + seconds
+
+    def go_on_from(self, seconds: Optional[float]) -> None:
+        """So many have passed before this process."""
+        self._before_s = seconds or 0.0
 
 
 class MetricsFile:

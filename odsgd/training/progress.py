@@ -59,7 +59,14 @@ def measured(record: Dict[str, Any]) -> str:
     local = record.get("lr_local")
     return (f"{learned(record, 'loss {:.4f}, accuracy {:.2%}')}, "
             f"{record['samples_per_s']:.0f} samples/s, {record['iteration_ms']:.2f} ms, lr {record['lr']:g}"
-            + ("" if local is None else f", lr_local {local:g}") + stale(record))
+            + ("" if local is None else f", lr_local {local:g}") + stale(record) + virtual(record))
+
+
+def virtual(record: Dict[str, Any]) -> str:
+    """The time on a virtual cluster, where a record has it."""
+    if "virtual_seconds" not in record:
+        return ""
+    return f"; virtual: {record['virtual_seconds']:.4g} s, {record['virtual_iteration_ms']:.4g} ms per iteration"
 
 
 def stale(record: Dict[str, Any]) -> str:

@@ -5,23 +5,23 @@
     gauge.result()                    what goes to staleness.json
 
 Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
-0's of training; they stand still during evaluations and checkpoints, in which nobody pushes. What the numbers mean:
-docs/explanation/staleness.md.
+0's of training, or virtual ones; they stand still during evaluations and checkpoints, in which nobody pushes. What the
+numbers mean: docs/explanation/staleness.md.
 """
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, Union
 
 from kvstore.gluon.store import Store
 from kvstore.job import control
 from kvstore.staleness import Staleness, mean
-from odsgd.training.metrics import Clock
+from odsgd.training.metrics import Clock, VirtualClock
 
 
 class Gauge:
     """Reads a store's statistics against the clock."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Union[Clock, VirtualClock]) -> None:
         self._store, self._clock = store, clock
         self._first = self._last = self._read()
 
@@ -47,7 +47,7 @@ class Gauge:
                             for rank, taus in counted.by_worker.items()}}
 
     def _read(self) -> _Reading:
-        return _Reading(self._store.statistics(), self._clock.read())
+        return _Reading(self._store.statistics(), self._clock.read() or 0.0)
 
 
 class _Reading:

@@ -20,6 +20,7 @@ import itertools
 import math
 import os
 import sys
+import zlib
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -35,9 +36,10 @@ from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
 from odsgd.training import checkpoint, data, devices, models, randomness
+from odsgd.training.datasets import Arrays
 from odsgd.training.emulate import Emulated
 from odsgd.training.journal import Journal, versions
-from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally
+from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally, VirtualClock
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import Gauge
@@ -78,9 +80,9 @@ def _give_up(config: TrainConfig, error: Exception) -> int:
 class Training:
     """All parts of one run, made from its configuration."""
 
-    def __init__(self, config: TrainConfig, transport: Transport) -> None:
+    def __init__(self, config: TrainConfig, transport: Transport, arrays: Optional[Arrays] = None) -> None:
         self.config, self.checkpoints = config, Path(str(config.out)) / "checkpoints"
-        self.data = data.load(config, transport.worker_rank, transport.num_workers)
+        self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
         self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
@@ -92,9 +94,9 @@ class Training:
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
         self.draws = randomness.draws(self.net)
-        self.meter, self.clock = Meter(self._take), Clock()
+        self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
         self.clock.stop()
-        self.interval = self.epoch = Lap(0, 0.0)
+        self.interval = self.epoch = Lap(0, 0.0, None)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
@@ -165,7 +167,7 @@ class Training:
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.journal.advance()
         if self.gauge is None and self.config.asynchronous and self.store.rank == 0:
-            self.gauge = Gauge(self.store, self.clock)
+            self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
@@ -220,7 +222,7 @@ class Training:
 
     def _lap(self) -> Lap:
         """Count from here on."""
-        return Lap(self.store.iteration, self.clock.read())
+        return Lap(self.store.iteration, self.clock.read(), self.virtual.read())
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -253,7 +255,17 @@ class Training:
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
-                "lr": lr, "lr_local": follows if lr_local is None else lr_local}
+                "lr": lr, "lr_local": follows if lr_local is None else lr_local,
+                **self._virtual_record(lap, iterations)}
+
+    def _virtual_record(self, lap: Lap, iterations: int) -> Dict[str, float]:
+        """The same numbers in virtual time, where there is one."""
+        now = self.virtual.read()
+        if now is None or lap.virtual_s is None:
+            return {}
+        seconds, samples = now - lap.virtual_s, iterations * self.config.worker_batch_size * self.store.num_workers
+        return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
+                "virtual_samples_per_s": samples / seconds if seconds else math.nan}
 
     def _close_epoch(self, epoch: int, began: float) -> None:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
@@ -308,10 +320,13 @@ class Training:
     def _checkpoint(self) -> None:
         """Collective. Weights of a run that has diverged are not worth keeping, so all losses are read first."""
         self.meter.drain()
+        if self.config.cluster is not None:
+            self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it
         self.clock.stop()
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
-                 "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
+                 "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
+                 "cluster": self._cluster(), "virtual_seconds": self.virtual.read()}
         checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
         self.clock.go_on()
 
@@ -329,7 +344,14 @@ class Training:
         manifest = checkpoint.from_worker_0(self.store, self._newest(there) if self.store.rank == 0 else None)
         folder = self.checkpoints / str(manifest["iteration"])
         checkpoint.restore(folder, manifest, self.store, self.net)
+        self.virtual.go_on_from(manifest.get("virtual_seconds"))
         return folder
+
+    def _cluster(self) -> Optional[str]:
+        """What tells one virtual cluster from another; None for a real one."""
+        if self.config.cluster is None:
+            return None
+        return f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster()).encode()):08x}"
 
     def _newest(self, there: List[int]) -> Dict[str, Any]:
         """Its manifest, if it goes with this run."""
@@ -337,7 +359,8 @@ class Training:
             raise ConfigError(f"no complete checkpoint in `{self.checkpoints}`; check --out, or leave --resume out to "
                               "begin a new run")
         manifest = checkpoint.read_manifest(self.checkpoints / str(there[-1]))
-        now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
+        now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch,
+               "cluster": self._cluster()}
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
         checkpoint.check_model(manifest, self.net)
         return manifest

@@ -69,6 +69,9 @@ class Draws:
     kind: str = "constant"
     values: Tuple[float, ...] = ()
 
+    def __str__(self) -> str:
+        return ":".join([self.kind, *(f"{value:g}" for value in self.values)])
+
 
 def _draws(value: Any) -> Draws:
     if isinstance(value, Draws):
@@ -209,7 +212,7 @@ class VirtualCluster(_Checked):
         return self.hosts.get(self.host_names()[host], self.links) if self.hosts else self.links
 
 
-_PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Rack, "worker": WorkerCost,
+PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Rack, "worker": WorkerCost,
                                 "server": ServerCost}
 
 
@@ -230,7 +233,7 @@ def read(path: str, **given: Any) -> VirtualCluster:
 
 def of(values: Mapping[str, Any]) -> VirtualCluster:
     """The same from a table of tables."""
-    parts = {key: _made(kind, key, values[key]) for key, kind in _PARTS.items() if values.get(key) is not None}
+    parts = {key: _made(kind, key, values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
     links = dataclasses.asdict(parts.get("links", Link()))
     hosts = {str(label): _made(Link, f"hosts.{label}", {**links, **_mapping(f"hosts.{label}", own)})
              for label, own in _mapping("hosts", values.get("hosts") or {}).items()}
