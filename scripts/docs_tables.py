@@ -46,7 +46,8 @@ def method_table() -> str:
 def key_table() -> str:
     """The keys of a virtual cluster, those of its parts with the part before them."""
     rows = []
-    parts: Dict[str, Any] = {"": description.VirtualCluster, **{f"{key}.": kind for key, kind in description.PARTS.items()}}
+    parts: Dict[str, Any] = {"": description.VirtualCluster}
+    parts.update({f"{key}.": kind for key, kind in description.PARTS.items()})
     for prefix, kind in parts.items():
         for field in dataclasses.fields(kind):
             if "kind" in field.metadata:

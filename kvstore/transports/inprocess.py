@@ -20,7 +20,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import RoundTimeoutError, WorkerLostError
 from kvstore.job import control
 from kvstore.server.shard import Shard
@@ -225,11 +225,12 @@ class Stage:
     def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
         if self._order is None:
             round_.sort(key=operator.itemgetter(0))
-        merged = round_[0][1].whole.copy()
+        merged = round_[0][1].whole  # the answer is written there in any case
         for _, buffer, _ in round_[1:]:
             merged += buffer.whole
         stored = self._stored[bucket.id]
-        stored.wait_to_read()
+        # The rule writes in place, past the engine: the last answers have to have been copied, too.
+        mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(stored.handle))
         self.shards[bucket.server_rank].update(bucket.id, merged, stored)
         for _, buffer, late in round_:
             stored.copyto(buffer.whole)

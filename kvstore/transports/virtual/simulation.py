@@ -81,7 +81,7 @@ class Simulation:
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
-        self._now = 0
+        self._now, self._reached = 0, False  # whether a question has reached an asynchronous server's rule
         self._events: List[Tuple[int, int, int, int, int, int]] = []
         self._costs = _Costs(cluster, method, self.buckets, codec_name)
         self._links = _Links(cluster, self.buckets)
@@ -94,6 +94,7 @@ class Simulation:
         self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
         self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
         self._resting = [False] * self.num_workers
+        self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers
         self._ring_free = 0
         self._rounds: Dict[Tuple[int, int], List[int]] = {}  # bucket and number -> workers, in the order they came
@@ -106,6 +107,7 @@ class Simulation:
         """A worker's iteration `t` follows what it has begun before."""
         begun, rested = self._begun[worker_rank], self._resting[worker_rank]
         self._resting[worker_rank] = False
+        self._open.discard(worker_rank)
         begun.append(t)
         if len(begun) == 1:
             ready = self.ready(worker_rank)
@@ -116,13 +118,14 @@ class Simulation:
     def rest(self, worker_rank: int) -> None:
         """A worker begins nothing new before all it has asked for has arrived; perhaps it comes to meet the others."""
         self._resting[worker_rank] = True
+        self._open.discard(worker_rank)
 
     def met(self) -> int:
         """All workers meet: everything in flight arrives, and all go on from the time that this is over."""
         while self._events:
             self._carry_out()
         assert all(self._resting) and not any(self._begun), "a worker waits for an answer that nobody gives"
-        self._resting = [False] * self.num_workers
+        self._resting, self._open = [False] * self.num_workers, set(range(self.num_workers))
         self._programs.forget(min(self.done))
         now = max(self._last(), max(self._server_free), self._ring_free, self._links.last())
         self._computed = [now] * self.num_workers
@@ -147,18 +150,15 @@ class Simulation:
 
         Returns whether anything happened.
         """
-        before, moved = sum(map(len, self.order.values())), False
-        while self._events and self._events[0][0] < self._horizon():
+        moved, self._reached = False, False
+        while self._events and self._events[0][0] < self._horizon() and not self._reached:
             self._carry_out()
             moved = True
-            if not self.synchronous and sum(map(len, self.order.values())) > before:
-                return True
         return moved
 
     def _horizon(self) -> float:
         """The earliest time at which a worker may begin something that it has not told yet."""
-        idle = [self.ready(m) for m in range(self.num_workers) if not self._begun[m] and not self._resting[m]]
-        return min(idle, default=math.inf)
+        return min(map(self.ready, self._open)) if self._open else math.inf
 
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
@@ -196,6 +196,8 @@ class Simulation:
                 self.over(m)
                 if self._begun[m]:
                     self._at(self.ready(m), START, m, 0)
+                elif not self._resting[m]:
+                    self._open.add(m)
 
     def _leave(self, m: int, b: int) -> None:
         """Send the questions of a lane that may leave."""
@@ -286,6 +288,7 @@ class Simulation:
                 self._at(over, ANSWER, m, b)
         else:
             self.order[self.buckets[b].id].append(m)
+            self._reached = True
             over += costs.update[b]
             self._at(over, ANSWER, m, b)
         self._server_free[server] = over
