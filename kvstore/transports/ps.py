@@ -6,6 +6,7 @@ must not meet. A `ParameterServer` is one store's use of it.
 import base64
 import collections
 import contextlib
+import functools
 import json
 import os
 import random
@@ -31,10 +32,13 @@ WINDOW_NBYTES = 1024 * 1024
 """How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
 not fill the link; with much more the workers' streams drift apart, and the way back stands idle. The bound is safe only
 because all workers send their buckets in one order, which the store sees to."""
-LARGEST_NBYTES, OF_A_MODEL = 1024 * 1024, 1 / 64
-"""A bucket is about this part of the model, from DEFAULT_NBYTES to the largest: every message costs processor time."""
+BUCKET_S = 3e-3
+"""A round of a bucket takes about so long, within these bounds: a message costs processor time, whatever its size."""
+OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
+"""Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
 """Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
+PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 
@@ -124,6 +128,26 @@ class Connection:
                 time.sleep(pause_s)
                 answer = self._push_sum(key, sum_message(part[:0], size, self._rounds[key], FETCH))
             return answer[:part.size]
+
+    @functools.lru_cache(maxsize=None)
+    def pace(self) -> float:
+        """Seconds that a round takes for each byte of a worker's message. The same on all workers; collective, waits.
+
+        The fastest rounds count, since those that a busy machine holds up say nothing of links and servers.
+        """
+        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES}
+        spent = 0.0
+        for _ in range(PROBES):
+            for size, took in times.items():
+                begin = time.perf_counter()
+                self._sum(np.zeros(size, np.float32))
+                took.append(time.perf_counter() - begin)
+                spent += took[-1]
+            if self.total(np.array([spent]))[0] > self.num_workers * PROBING_S:
+                break
+        (small, fast), (large, slow) = ((size, min(took)) for size, took in sorted(times.items()))
+        mine = max(slow - fast, 0.0) / (WIRE_DTYPE.itemsize * (large - small))
+        return float(self.total(np.array([mine]))[0]) / self.num_workers
 
     def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
         wire = mx.nd.array(pushed)
@@ -228,17 +252,18 @@ def _given_rank(num_workers: int) -> Optional[int]:
     return int(text)
 
 
-def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool) -> int:
-    """A size of buckets that gives all servers as many, and enough.
+def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pace: float) -> int:
+    """A size of buckets that gives all servers as many, and enough, where a round takes `pace` seconds per byte.
 
     Two at least where a worker waits for the answers: one is pushed while the other is answered (SSGD, 4 workers with a
     server beside each, 1 Gbit/s, 0.27 M parameters: 33 ms per iteration in place of 41).
     """
     nbytes = WIRE_DTYPE.itemsize * floats
-    near = min(max(DEFAULT_NBYTES, OF_A_MODEL * nbytes), LARGEST_NBYTES)
-    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
+    slow, fast = (min(max(DEFAULT_NBYTES, part * nbytes), largest) for part, largest in zip(OF_A_MODEL, LARGEST_NBYTES))
     if num_servers < num_workers:
-        each = max(each, min(MANY, nbytes // (SMALL_NBYTES * num_servers)))
+        slow = min(slow, max(nbytes / (MANY * num_servers), SMALL_NBYTES))
+    near = min(max(slow, BUCKET_S / pace if pace else fast), fast)
+    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
     return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
@@ -260,7 +285,7 @@ class ParameterServer(Wired):
         nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits)
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, self._connection.pace())
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import math
 import statistics
 import subprocess
 import sys
@@ -227,7 +228,8 @@ class Stint(NamedTuple):
 
     @classmethod
     def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
-        wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
+        rate = LOOPBACK_GUESS if math.isinf(goodput) else goodput
+        wire_ms = 1000 * workers * nbytes(model) / rate
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
         return cls(compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)
