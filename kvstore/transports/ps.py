@@ -129,7 +129,7 @@ class Connection:
                 answer = self._push_sum(key, sum_message(part[:0], size, self._rounds[key], FETCH))
             return answer[:part.size]
 
-    @functools.lru_cache(maxsize=None)
+    @functools.cached_property
     def pace(self) -> float:
         """Seconds that a round takes for each byte of a worker's message. The same on all workers; collective, waits.
 
@@ -285,7 +285,7 @@ class ParameterServer(Wired):
         nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, self._connection.pace())
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, self._connection.pace)
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
