@@ -23,6 +23,7 @@ from kvstore.tracing import recorder, wraps
 from kvstore.wire.messages import pack_letter
 
 ANSWER_S = 0.2
+_MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 def _fatal(function: Callable[..., None]) -> Callable[..., None]:
@@ -135,6 +136,17 @@ class Server:
         self._mailbox.wait_to_read()
 
 
+def _keep_memory() -> None:
+    """Let glibc keep the memory of past messages for the next ones.
+
+    It would give a large block back to the kernel, which clears the next one page by page: a quarter of a server's
+    time where buckets have 2 MiB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: None)
+    for parameter, value in _MALLOC.items():
+        mallopt(parameter, value)
+
+
 def main() -> int:
     """Be what DMLC_ROLE says, until the job is over."""
     role = os.environ.get("DMLC_ROLE")
@@ -146,6 +158,7 @@ def main() -> int:
         print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     control.serving = True
+    _keep_memory()
     control.report("connecting")
     if role == "scheduler":
         control.report("joined")
