@@ -129,6 +129,10 @@ class Session:
         """Iteration `t`, with these rates, is done."""
         self.step = Step(t, lr, lr_local)
 
+    def room(self, bucket: Bucket) -> Optional[NDArray]:
+        """Where the bucket's next gradient is best written; None: anywhere."""
+        return self.wire.room(bucket) if self.workers[bucket.id].ends_with_exchange else None
+
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)

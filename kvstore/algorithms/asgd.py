@@ -39,6 +39,8 @@ class Asynchronous(Worker):
 
     wire: AsynchronousServers
 
+    ends_with_exchange = True
+
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""
         self.arriving = self.wire.exchange(self.bucket, grad, step.lr)

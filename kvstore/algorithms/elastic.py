@@ -50,6 +50,7 @@ def strength(options: Any, num_workers: int) -> float:
 class Elastic(Asynchronous):
     """The worker, for one bucket. With delta = 0 this is EASGD."""
 
+    ends_with_exchange = False  # the gradient comes after it
     arrays = {"x": "the worker's own weights", "v": "momentum of its steps", "ahead": "x + delta v"}
     returned = "ahead"  # where the next gradient is taken
 

@@ -101,6 +101,8 @@ class Worker:
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
     scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
+    ends_with_exchange: ClassVar[bool] = False
+    """Whether nothing reads a gradient any more that `exchange` has been given, so that it may be sent from its place."""
 
     options: Any
     num_workers: int

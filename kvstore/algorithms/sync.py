@@ -35,6 +35,7 @@ class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
     wire: GlobalWeights
+    ends_with_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""

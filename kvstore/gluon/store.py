@@ -304,7 +304,8 @@ class Store(mx.kvstore.KVStoreBase):
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         for lane in self._lanes:
-            lane.show(self.session.iterate(lane.bucket, lane.take(optimizer.rescale_grad), step))
+            grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
+            lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
         known = self._keyed.get(key)

@@ -10,7 +10,8 @@ There are two kinds of wire. Parameter servers hold the global weights (`Servers
 On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
 that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
-Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
+Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which is
+the transport's again from then on. A result stays valid until the second next
 exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
 of an `allreduce`, until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten
 at once, which waits in the engine.
@@ -113,6 +114,13 @@ class GlobalWeights:
         In a synchronous job of servers the rate of worker 0 counts.
         """
         raise NotImplementedError
+
+    def room(self, bucket: Bucket) -> Optional[Array]:
+        """An array from which the next `exchange` sends without a copy, for a gradient that ends with it; None: none.
+
+        It may be written at once, which waits in the engine.
+        """
+        return None
 
     def export_state(self) -> State:
         """The global optimizer's state. One worker may ask alone, with nothing of its own in flight."""
