@@ -231,7 +231,7 @@ class Stint(NamedTuple):
 
     @classmethod
     def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
-        wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
+        wire_ms = 1000 * workers * nbytes(model) / (goodput if math.isfinite(goodput) else LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
         return cls(compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)

@@ -171,6 +171,12 @@ def test_as_many_iterations_as_fill_the_time_asked_for() -> None:
     assert run.Stint.of(config("--systems", "ssgd", "--compute", "9s"), "cnn", asked.compute[1], 2, 1e8).iterations >= 8
 
 
+def test_a_multiple_of_the_wires_is_that_of_a_fast_link() -> None:
+    asked = config("--systems", "ssgd", "--rates", "10gbit", "--compute", "2wire")
+    assert run.Stint.of(asked, "4.2M", asked.compute[0], 2, 1.2e9).compute_ms == pytest.approx(
+        2 * 2000 * 4 * 4_208_650 / 1.2e9)
+
+
 def a_worker(moments_s: List[float], cpu_s_per_s: float) -> Dict[str, Any]:
     return {"moments_s": moments_s, "usage": [
         {"at_s": at_s, "cpu_s": 7 + cpu_s_per_s * at_s, "memory_mb": 10.0 + at_s} for at_s in (0.0, 10.0)]}
