@@ -21,7 +21,10 @@ from kvstore.errors import ConfigError, unknown
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
-DDP = "torch/ddp"
+DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
+FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
+"""Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
+
 FOLDER = Path(__file__).parent
 AUTO = "auto"
 
@@ -29,7 +32,7 @@ OURS = {name: method for name, method in METHODS.items() if method.transports !=
 
 OPTIONS: Dict[str, List[str]] = {
     **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
-    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"]}
+    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"], HOROVOD: []}
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class System:
         return self.label
 
     def _method(self, workers: int) -> Method:
-        """As it is measured; stock MXNet and DDP send as SSGD does, and every iteration."""
+        """As it is measured; others send as SSGD does, and every iteration."""
         method = OURS.get(self.name, SSGD)
         options = {key: value for key, value in self.options.items() if key in method.option_names()}
         return method(method.Options(**options), workers)
@@ -78,10 +81,10 @@ class System:
     def server_command(self) -> List[str]:
         return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
 
-    def worker_command(self, torch_python: Optional[str]) -> List[str]:
-        """Every worker's command, without the name of the file that says what to measure."""
-        if self.name == DDP:
-            return [str(torch_python), str(FOLDER / "ddp.py")]
+    def worker_command(self, python: Optional[str]) -> List[str]:
+        """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""
+        if self.name in FOREIGN:
+            return [str(python), str(FOLDER / FOREIGN[self.name])]
         return [sys.executable, "-m", "odsgd.lab.bench.worker"]
 
 
@@ -102,7 +105,7 @@ def parse(text: str) -> System:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
     ours = OURS.get(name)
-    if name == DDP or (ours and options.get("transport", ours.transports[0]) != "server"):
+    if name in FOREIGN or (ours and options.get("transport", ours.transports[0]) != "server"):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)
