@@ -7,6 +7,8 @@ algorithm; the last layer's go first, since its gradients appear first:
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
 import contextlib
+import functools
+import itertools
 import operator
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
@@ -28,6 +30,9 @@ from kvstore.tracing import wraps
 from kvstore.wire.interfaces import AsynchronousServers, Transport
 from kvstore.wire.saved import read_npz, write_npz
 
+SHARED_TOGETHER = 4 * 1024 * 1024
+"""Numbers of initial weights in one sum over the workers."""
+
 
 class Store(mx.kvstore.KVStoreBase):
     """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``.
@@ -43,6 +48,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes: List[Lane] = []
         self._lanes_of: Dict[Any, List[Lane]] = {}
+        self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
@@ -90,24 +96,24 @@ class Store(mx.kvstore.KVStoreBase):
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
 
+        The parameters of a ``gluon.Trainer`` travel together, with the last of them, or with the first step. Other
+        arrays hold worker 0's values when the call returns; where there are many, give lists of keys, values and outs.
+
         After `load_state` the arrays keep what they hold: a resumed worker has its own weights.
         """
         self._check_usable()
         if self._lanes:
             raise ConfigError(f"parameter {key} appears after the first step; initialize all parameters before it "
                               "(where shapes are deferred, one forward pass does)")
-        value, out = _as_list(value)[0], _as_list(out)
         if not self._keyed:
             self._agree_on_model()
-        self._keyed[key] = Keyed(self._describe(key, value), out)
-        if self.session.optimizer is None or not self.session.optimizer.param_dict:
-            agreement.check(self.session.transport, f"parameter {key}", [str(key), value.shape, _dtype(value)])
-        if self._saved is not None:
-            return
-        mine = value.asnumpy() if self.rank == 0 else np.zeros(value.shape)
-        shared = mx.nd.array(self.session.transport.total(mine), dtype=value.dtype)
-        for array in out:
-            shared.copyto(array)
+        several = isinstance(key, (list, tuple))
+        for one, its, outs in zip(key, value, out) if several else [(key, value, out)]:
+            its, outs = _as_list(its)[0], _as_list(outs)
+            self._keyed[one] = Keyed(self._describe(one, its), outs)
+            self._unshared[one] = its
+        if len(self._keyed) >= len(self._named()):  # a trainer's all; there are none without one
+            self._share()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Hand in the gradients of `key`, one array per device; `out` will hold the weights of the next iteration.
@@ -159,6 +165,7 @@ class Store(mx.kvstore.KVStoreBase):
         if self._lanes:
             return
         self._global_optimizer()
+        self._share()
         self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                        for bucket in self.session.plan(self._trainable())]
         for lane in self._lanes:
@@ -272,14 +279,52 @@ class Store(mx.kvstore.KVStoreBase):
             lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
 
+    def _named(self) -> Dict[Any, Any]:
+        """A trainer's parameters."""
+        named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
+        return named
+
     def _gluon_parameter(self, key: Any) -> Any:
-        return None if self.session.optimizer is None else self.session.optimizer.param_dict.get(key)
+        return self._named().get(key)
+
+    def _share(self) -> None:
+        """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
+        arriving, self._unshared = self._unshared, {}
+        if not arriving:
+            return
+        what = f"parameter {next(iter(arriving))}" if len(arriving) == 1 else "their parameters"
+        parameters = {key: self._keyed[key].parameter for key in arriving}
+        agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
+                                                       for key, one in parameters.items()])
+        if self._saved is not None:
+            return
+        together: Dict[Any, NDArray] = {}
+        floats = 0
+        for key, value in arriving.items():
+            if together and floats + parameters[key].size > SHARED_TOGETHER:
+                self._share_together(together)
+                together, floats = {}, 0
+            together[key] = value
+            floats += parameters[key].size
+        self._share_together(together)
+
+    def _share_together(self, values: Dict[Any, NDArray]) -> None:
+        """One sum, to which only worker 0 adds anything."""
+        keyed = [self._keyed[key] for key in values]
+        ends = list(itertools.accumulate(one.parameter.size for one in keyed))
+        mine = np.zeros(ends[-1], np.float32)
+        for value, start, end in zip(values.values() if self.rank == 0 else (), [0, *ends], ends):
+            mine[start:end] = value.asnumpy().reshape(-1)
+        shared = mx.nd.array(self.session.transport.total(mine))
+        for one, start, end in zip(keyed, [0, *ends], ends):
+            part = shared[start:end].reshape(one.parameter.shape)
+            for array in one.weights:
+                part.copyto(array)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
-        named = self.session.optimizer.param_dict if self.session.optimizer is not None else {}
         parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
-                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in named.items()]
+                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named().items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
@@ -362,4 +407,9 @@ def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
 
 
 def _dtype(array: NDArray) -> str:
-    return np.dtype(array.dtype).name
+    return _dtype_name(array.dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype_name(dtype: Any) -> str:
+    return np.dtype(dtype).name

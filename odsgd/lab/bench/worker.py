@@ -58,8 +58,7 @@ class Loop:
         self.grads = [mx.nd.zeros(shape) for shape in shapes]
         self.keys = range(first_key, first_key + len(shapes))
         self.store = store
-        for key, weight in zip(self.keys, self.weights):
-            self.store.broadcast(key, weight, weight)
+        self.store.broadcast(list(self.keys), self.weights, self.weights)
 
     def measure(self, stint: Dict[str, Any]) -> Dict[str, Any]:
         layers, seconds = list(zip(self.weights, self.grads)), stint["compute_ms"] / 1000

@@ -1,4 +1,5 @@
 """The store in one process: Gluon's calls, mistakes, types, devices, state."""
+import functools
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -164,6 +165,57 @@ def test_workers_with_different_settings_are_told_apart() -> None:
     assert "warmup=0" in str(caught.value) and "warmup=1" in str(caught.value)
 
 
+def a_trainer(transport: Transport, shapes: Dict[str, Tuple[int, ...]]) -> Any:
+    """Parameters that begin with 5 and the worker's rank, as its trainer has handed them in."""
+    parameters = gluon.ParameterDict()
+    for name, shape in shapes.items():
+        parameters.get(name, shape=shape, init=mx.init.Constant(float(transport.worker_rank + 5)),
+                       dtype="float16" if name.startswith("half") else "float32")
+    parameters.initialize()
+    trainer = gluon.Trainer(parameters, "sgd", {}, kvstore=kvstore.create("ssgd", transport))
+    trainer._init_kvstore()
+    trainer._init_params()
+    return parameters
+
+
+def test_the_initial_weights_of_a_trainer_travel_together_and_are_worker_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvstore.gluon import store as module
+    monkeypatch.setattr(module, "SHARED_TOGETHER", 100)
+    sizes: List[int] = []
+
+    def work(transport: Transport) -> List[float]:
+        total = transport.total
+        transport.total = lambda array: sizes.append(array.size) or total(array)  # type: ignore[method-assign]
+        shapes: Dict[str, Tuple[int, ...]] = {"big": (15, 10), "half": (3,), **{f"w{n}": (2, 5) for n in range(18)}}
+        parameters = a_trainer(transport, shapes)
+        assert {tuple(parameter.shape) for parameter in parameters.values()} == {(15, 10), (3,), (2, 5)}
+        return sorted({float(value) for one in parameters.values() for value in one.data().asnumpy().reshape(-1)})
+    assert Stage(2).run(work) == [[5.0], [5.0]]
+    weights = sorted(sizes[4:])[-6:]  # two workers; besides, the sums with which they compare their models
+    assert weights == [90, 90, 93, 93, 150, 150]
+
+
+def test_arrays_of_a_script_hold_worker_0_s_values_at_once_one_by_one_or_as_a_list() -> None:
+    def work(transport: Transport) -> List[List[float]]:
+        store = make(transport=transport)
+        arrays = [mx.nd.full(2, transport.worker_rank + number) for number in range(3)]
+        store.broadcast("first", arrays[0], arrays[0])
+        first = arrays[0].asnumpy().tolist()
+        store.broadcast(["second", "third"], arrays[1:], arrays[1:])
+        return [first, *(array.asnumpy().tolist() for array in arrays[1:])]
+    assert Stage(2).run(work) == [[[0, 0], [1, 1], [2, 2]]] * 2
+
+
+def test_lists_of_arrays_that_differ_between_workers_are_told_apart() -> None:
+    def work(transport: Transport) -> None:
+        store = make(transport=transport)
+        arrays = [mx.nd.zeros(3), mx.nd.zeros(3 + transport.worker_rank)]
+        store.broadcast(["a", "b"], arrays, arrays)
+    with pytest.raises(ProtocolError, match=r"differ in their parameters:(.|\n)*-parameter b shape \(3,\) float32"
+                                            r"(.|\n)*\+parameter b shape \(4,\) float32"):
+        Stage(2).run(work)
+
+
 def test_an_array_that_the_caller_replaces_is_followed() -> None:
     store = make()
     w = mx.nd.array([4.0])
@@ -194,6 +246,34 @@ def test_half_precision_parameters_are_updated_in_single_precision() -> None:
     store.wait()
     assert w.dtype == np.float16
     np.testing.assert_array_equal(w.asnumpy(), np.float16(1 - 64 * 2 ** -14))
+
+
+@pytest.mark.parametrize("name, transport", [("ssgd", "server"), ("odsgd", "server"), ("odsgd", "ring")])
+def test_masters_of_a_half_precision_model_are_those_of_a_single_precision_one(name: str, transport: str) -> None:
+    """With gradients that half precision holds exactly, and optimizer settings of Gluon's mixed-precision scripts."""
+    def work(wire: Transport, dtype: str, multi_precision: bool) -> Tuple[np.ndarray, np.ndarray]:
+        parameters = gluon.ParameterDict()
+        parameters.get("w", shape=(3,), init=mx.init.One(), dtype=dtype)
+        parameters.initialize()
+        settings = {"learning_rate": 2.0 ** -11, "momentum": 0.5, "multi_precision": multi_precision}
+        store = kvstore.create(name, wire, **({"warmup": 0} if name == "odsgd" else {}))
+        trainer = gluon.Trainer(parameters, "sgd", settings, kvstore=store)
+        for t in range(6):
+            parameters["w"].grad()[:] = 1.0 + wire.worker_rank + t
+            parameters["w"].data()._fresh_grad = True
+            trainer.step(1)
+        computed_on = parameters["w"].data().asnumpy()
+        return store.worker_state()[0]["global/w"], computed_on
+
+    made = []
+    for dtype, multi_precision in (("float32", False), ("float16", True)):
+        job = functools.partial(work, dtype=dtype, multi_precision=multi_precision)
+        stage = Stage(2)
+        made.append(stage.run(job, stage.ring_worker if transport == "ring" else stage.worker))
+    for (single, single_on), (half, half_on) in zip(*made):
+        np.testing.assert_array_equal(half, single)
+        assert half.dtype == np.float32 and half_on.dtype == np.float16 and np.any(half != half.astype(np.float16))
+        np.testing.assert_array_equal(half_on, single_on.astype(np.float16))
 
 
 def convolutions() -> Any:
