@@ -284,6 +284,21 @@ def test_workers_whose_frozen_layers_differ_are_told_before_the_first_step(tmp_p
         train_together(configs)
 
 
+@pytest.mark.parametrize("stop", [None, 7])
+def test_a_given_gamma_p_of_lr_over_workers_is_model_averaging_through_warm_up_steps_and_resume(
+        tmp_path: Path, stop: Optional[int]) -> None:
+    def final(name: str, **options: Any) -> Dict[str, Any]:
+        config = tiny(tmp_path / name, kvstore="sasgd", T=2, lr=0.1, lr_warmup=3, lr_step_epochs="1", **options)
+        train_together([dataclasses.replace(config, iterations=stop)] * 2)
+        if stop is not None:
+            train_together([dataclasses.replace(config, resume=True)] * 2)
+        return final_weights(tmp_path / name)
+    averaged, given, untouched = final("averaged"), final("given", gamma_p=0.05), final("other", gamma_p=0.06)
+    for name, weights in averaged.items():
+        np.testing.assert_allclose(given[name].asnumpy(), weights.asnumpy(), rtol=1e-4, atol=1e-6)
+    assert any(np.abs(untouched[name].asnumpy() - weights.asnumpy()).max() > 1e-3 for name, weights in averaged.items())
+
+
 def test_an_argument_that_the_optimizer_does_not_take_is_told_in_one_line(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.run(tiny(tmp_path, optimizer_params="nesterov=true")) == EXIT_USAGE
