@@ -41,6 +41,8 @@ class Session:
         if self.on is not None:
             wraps.wire(self.on, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
+        self.lr_given: Optional[float] = None
+        """The learning rate before any schedule; None: the optimizer's at `begin`."""
         self.buckets: List[Bucket] = []
         self.workers: Dict[int, Worker] = {}
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
@@ -88,15 +90,19 @@ class Session:
         """
         method, optimizer = self.method, self.optimizer
         assert optimizer is not None
-        opening = Opening(algorithms.where(type(method)), method.options.plain(), optimizers.describe(optimizer),
-                          self.buckets, self._traffic)
+        described = optimizers.describe(optimizer)
+        if not method.update_decays:
+            described["settings"]["wd"] = 0.0
+        opening = Opening(algorithms.where(type(method)), method.options.plain(), described, self.buckets,
+                          self._traffic)
         arriving = self.wire.open(opening, weights)
+        lr_given = optimizer.lr if self.lr_given is None else self.lr_given
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
                 method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
-                optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket), own)
+                optimizer.wd * bucket.first.wd_mult, lr_given, self._local_step(bucket, own), self._update(bucket), own)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:

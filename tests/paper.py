@@ -245,18 +245,23 @@ class NSoftsync(Asgd):
 
 @dataclass
 class DownpourSgd(Asgd):
-    """Local steps and accrued gradients; Dean et al. 2012, Algorithm 7.1."""
+    """Local steps and accrued gradients; Dean et al. 2012, Algorithm 7.1.
+
+    A gradient is that of the loss with its penalty, g + wd w; neither update adds any.
+    """
 
     num_workers: int = 1
     n_push: int = 1
     n_fetch: int = 1
     step: Any = None
     """Worker's local step, an `Sgd` without momentum."""
+    wd: Any = 0.0
 
     def __post_init__(self) -> None:
         self.accrued = [np.zeros_like(self.W)] * self.num_workers
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        g = g + np.asarray(self.wd, F) * w
         self.accrued[m] = self.accrued[m] + g
         w = self.step(w, g, t, w)
         if (t + 1) % self.n_push == 0:
@@ -267,28 +272,41 @@ class DownpourSgd(Asgd):
 
 @dataclass
 class ElasticAveraging:
-    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2.
+    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2: worker i repeats
 
-    w is where the gradient is taken, x + delta v.
+        x <- x^i
+        if tau divides t^i:  x^i <- x^i - alpha (x - X),  X <- X + alpha (x - X)
+        x^i <- x^i - eta g(x)               EAMSGD: v^i <- delta v^i - eta g(x + delta v^i),  x^i <- x^i + v^i
+        t^i <- t^i + 1
+
+    A turn is one pass from behind the gradient to the next gradient: every worker is there once before its first turn.
     """
 
     W: np.ndarray
     num_workers: int
-    T: int
+    tau: int
     alpha: float
     step: Sgd
     """Learning rate, weight decay and their multipliers."""
     delta: float = 0.0
 
     def __post_init__(self) -> None:
-        self.x = [self.W] * self.num_workers
-        self.v = [np.zeros_like(self.W)] * self.num_workers
+        self.x_i = [self.W] * self.num_workers
+        self.v_i = [np.zeros_like(self.W)] * self.num_workers
+        for i in range(self.num_workers):
+            self.up_to_the_gradient(i, 0)
 
-    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
-        self.v[m] = (F(self.delta) * self.v[m] - self.step.rate(t) * (g + np.asarray(self.step.wd, F) * w)).astype(F)
-        self.x[m] = self.x[m] + self.v[m]
-        if (t + 1) % self.T == 0:
-            elastic = F(self.alpha) * (self.x[m] - self.W)
-            self.x[m] = self.x[m] - elastic
-            self.W = self.W + elastic
-        return self.x[m] + F(self.delta) * self.v[m]
+    def turn(self, i: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        g = g + np.asarray(self.step.wd, F) * w
+        self.v_i[i] = (F(self.delta) * self.v_i[i] - self.step.rate(t) * g).astype(F)
+        self.x_i[i] = self.x_i[i] + self.v_i[i]
+        return self.up_to_the_gradient(i, t + 1)
+
+    def up_to_the_gradient(self, i: int, t: int) -> np.ndarray:
+        """Where it is taken."""
+        x = self.x_i[i]
+        if t % self.tau == 0:
+            force = (F(self.alpha) * (x - self.W)).astype(F)
+            self.x_i[i] = x - force
+            self.W = self.W + force
+        return x + F(self.delta) * self.v_i[i]

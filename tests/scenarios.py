@@ -189,6 +189,7 @@ SCENARIOS: Dict[str, Scenario] = {
 #: Worker 2 is slow, worker 0 fast; no two neighbouring rounds have the same order.
 ORDER = (0, 1, 0, 2, 1, 0, 0, 1, 1, 0, 2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 0, 2)
 DECAY = {"learning_rate": 0.1, "wd": 0.01}
+BARE = {"learning_rate": 0.1, "momentum": 0.9}
 MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 
 ASYNC: Dict[str, Scenario] = {
@@ -203,6 +204,9 @@ ASYNC: Dict[str, Scenario] = {
     "softsync": Scenario("softsync", optimizer_params=MOMENTUM, order=ORDER),
     "softsync_1": Scenario("softsync", {"n": 1}, optimizer_params=MOMENTUM, order=ORDER),
     "softsync_off": Scenario("softsync", {"modulate": False}, optimizer_params=MOMENTUM, order=ORDER),
+    "asgd_bare": Scenario("asgd", optimizer_params=BARE, order=ORDER),
+    "downpour_bare": Scenario("downpour", optimizer_params=BARE, order=ORDER),
+    "downpour_decay": Scenario("downpour", {"T": 3}, optimizer_params=DECAY, order=ORDER),
     "downpour": Scenario("downpour", optimizer_params=MOMENTUM, order=ORDER),
     "downpour_2": Scenario("downpour", {"T": 2, "lr_local": 0.05}, optimizer_params=MOMENTUM, order=ORDER),
     "downpour_apart": Scenario("downpour", {"push_every": 2, "fetch_every": 3}, optimizer_params=MOMENTUM, order=ORDER),
@@ -253,7 +257,8 @@ RING: Dict[str, Scenario] = {
        for name in ("odsgd", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
 }
 CODED: Dict[str, Scenario] = {
-    f"pipesgd_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=MOMENTUM)
+    f"{name}_{codec}": Scenario(store, {**options, "codec": codec}, optimizer_params=MOMENTUM)
+    for name, store, options in (("pipesgd", "pipesgd", {}), ("pipesgd_1", "pipesgd", {"K": 1}), ("dsync", "dsync", {}))
     for codec in ("truncate", "quantize")}
 LONG: Dict[str, Scenario] = {
     f"long_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=PLAIN, iterations=200)

@@ -22,7 +22,8 @@ How the loop is cut:
 The other asynchronous methods change `push` (`dcasgd`, `softsync`, `elastic`) or the worker (`downpour`, `elastic`).
 Reading: a version counts the updates of one bucket. Buckets are updated independently, as shards are in the papers: the
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
-Reading: U is the trainer's optimizer, so momentum and weight decay are possible in all of these; the papers have none.
+Reading: U is the trainer's optimizer, so momentum is possible in all of these but elastic averaging, and weight decay
+in all. The softsync paper trains with momentum.
 """
 from typing import Any, ClassVar, Dict, Sequence
 

@@ -110,6 +110,7 @@ class Worker:
     wire: GlobalWeights
     arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
     wd: float  # the trainer's weight decay, times the bucket's multiplier
+    lr_given: float  # the trainer's learning rate before any schedule
     local: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
@@ -177,6 +178,7 @@ class Method:
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
+    update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
 

@@ -67,7 +67,12 @@ class TrainConfig:
     """
 
     model: str = _data("mlp", name("model", MODELS),
-                       "network: mlp, lenet, or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
+                       "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, sasgd_cnn, vgg_f), or a name "
+                       "of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
+    weights: Optional[str] = _data(None, PATH, "file of weights to begin with, e.g. a checkpoint's weights.params; a "
+                                   "last layer of another shape is drawn anew", result=False)
+    trainable: str = _data("all", name("part", ("all", "last")), "which layers learn: all, or the last alone; the "
+                           "others are frozen, with the statistics of their BatchNorm")
     dataset: str = _data("digits", name("data set", tuple(DATASETS)), "training and test data")
     data_dir: Optional[str] = _data(None, PATH, "folder with the files of mnist, cifar10 or imagenet", result=False)
     batch_size: int = _data(32, integer(1), "examples per iteration on ONE device; a worker's batch is batch size x "
@@ -104,13 +109,13 @@ class TrainConfig:
     momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
     wd: float = _algorithm(0.0, real(at_least=0), "its weight decay", tunes=True)
     optimizer_params: Dict[str, Any] = _algorithm({}, KEYWORDS, "further arguments of the optimizer, e.g. "
-                                                  "clip_gradient=5,nesterov=true")
+                                                  "clip_gradient=5")
 
     epochs: int = _schedule(10, integer(1), "passes over the training data", result=False)
     iterations: Optional[int] = _schedule(None, integer(1), "stop after this many iterations, though epochs are left",
                                           result=False)
     lr_decay: str = _schedule("step", name("decay", ("step", "poly")), "step: by --lr-factor at --lr-step-epochs; "
-                              "poly: lr (1 - t/T)^2 over all epochs")
+                              "poly: with the square to 0, over all epochs from the end of --lr-warmup")
     lr_step_epochs: Tuple[int, ...] = _schedule((), integers(1), "multiply lr by the factor after these epochs, e.g. "
                                                 "80,120")
     lr_step_epochs_local: Optional[Tuple[int, ...]] = _schedule(None, integers(1), "the same for --lr-local",

@@ -20,7 +20,7 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional
 
 import numpy as np
 
@@ -47,15 +47,20 @@ def worker_file(worker_rank: int) -> str:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int) -> None:
-    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete."""
+def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = ()) -> None:
+    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete.
+
+    `frozen`: names of parameters that the store knows nothing of.
+    """
     folder = root / str(store.iteration)
     folder.mkdir(parents=True, exist_ok=True)
     if store.rank == 0:
         with contextlib.suppress(FileNotFoundError):
             os.remove(folder / MANIFEST)
     store.barrier()
-    files = {worker_file(store.rank): write_arrays(folder / worker_file(store.rank), *store.worker_state())}
+    (arrays, meta), parameters = store.worker_state(), net.collect_params()
+    arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
+    files = {worker_file(store.rank): write_arrays(folder / worker_file(store.rank), arrays, meta)}
     with store.global_weights():
         if store.rank == 0:
             files[WEIGHTS] = write_weights(folder / WEIGHTS, net)
@@ -227,7 +232,7 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
+def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any, frozen: Collection[str] = ()) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
     mine = read_npz(verify(folder, worker_file(store.rank), manifest))
     servers = None
@@ -236,7 +241,8 @@ def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> N
         servers = read_npz(verify(folder, SERVERS, manifest))
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
-            saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
+            saved = mine[0][f"frozen/{name}" if name in frozen else f"aux/{device}/{name}"
+                            if parameter.grad_req == "null" else f"local/{name}"]
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
             mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)

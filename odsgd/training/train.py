@@ -28,7 +28,7 @@ import numpy as np
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from kvstore.factory import connect, make
-from kvstore.job import control
+from kvstore.job import agreement, control
 from kvstore.tracing import recorder
 from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
@@ -83,8 +83,9 @@ class Training:
         self.data = data.load(config, transport.worker_rank, transport.num_workers)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
-        self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
-                                        kvstore=self.store)
+        self.frozen = models.frozen(self.net, config)
+        self.trainer = self._trainer()
+        self.store.session.lr_given = config.lr
         self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
         for block in (self.loss, self.tally):
             block.hybridize(config.hybridize)
@@ -99,11 +100,23 @@ class Training:
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
 
+    def _trainer(self) -> Any:
+        """Of what is not frozen; a store never sees the rest."""
+        learning = {name: one for name, one in self.net.collect_params().items() if name not in self.frozen}
+        optimizer = self.config.optimizer
+        try:
+            return mx.gluon.Trainer(learning, optimizer, self.config.optimizer_arguments(), kvstore=self.store)
+        except TypeError as error:
+            raise ConfigError(f"optimizer_params: optimizer `{optimizer}` does not take them: {error}") from None
+
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume()
+        if self.frozen:
+            agreement.check(self.store.session.transport, "the weights of frozen layers",
+                            [models.digest(self.net, self.frozen)])
         self.interval = self._lap()
         self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total)
         try:
@@ -312,7 +325,7 @@ class Training:
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
-        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
+        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints, self.frozen)
         self.clock.go_on()
 
     def _resume(self) -> Optional[Path]:
@@ -328,7 +341,7 @@ class Training:
             return None
         manifest = checkpoint.from_worker_0(self.store, self._newest(there) if self.store.rank == 0 else None)
         folder = self.checkpoints / str(manifest["iteration"])
-        checkpoint.restore(folder, manifest, self.store, self.net)
+        checkpoint.restore(folder, manifest, self.store, self.net, self.frozen)
         return folder
 
     def _newest(self, there: List[int]) -> Dict[str, Any]:

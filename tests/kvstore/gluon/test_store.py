@@ -51,6 +51,32 @@ def test_two_workers_on_a_quadratic_follow_the_hand_computed_path() -> None:
     assert path("delayed", (0, 2), 3) == [[2.5, 1.0, 0.25]] * 2
 
 
+def elastic_path(name: str, targets: Sequence[float], iterations: int, **options: Any) -> List[List[float]]:
+    """As `path`, by turns: the weights that each worker takes its next gradient at, and the centre at the end."""
+    cluster = Stage(len(targets), list(range(len(targets))) * iterations, timeout_s=10)
+
+    def work(transport: Transport) -> List[float]:
+        store = make(name, transport=transport, T=1, alpha=0.5, **options)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for _ in range(iterations):
+            store.pushpull("w", w - targets[transport.worker_rank], w)
+            seen.append(w.asscalar())
+        with store.global_weights():
+            return [*seen, w.asscalar()]
+    return cluster.run(work)
+
+
+def test_elastic_averaging_takes_its_gradient_before_the_elastic_move() -> None:
+    # Algorithm 1, T = 1, alpha = 1/2, X = 4. x before the move -> after it, then -1/2 times the gradient at the first:
+    # worker 0, target 0: 4 -> 4, 4 - 2 = 2 -> 3,   3 - 1 = 2 -> 2 5/8,   2 5/8 - 1 = 1 5/8
+    # worker 1, target 3: 4 -> 4, 3 1/2 -> 3 1/4,   3 1/4 - 1/4 = 3 -> 2 13/16,   2 13/16 - 0
+    # X, by turns: 3, 3 1/4, 2 5/8, 2 13/16, 2 7/32, 2 33/64.
+    assert elastic_path("easgd", (0, 3), 3) == [[2.0, 2.0, 1.625, 2.515625], [3.5, 3.0, 2.8125, 2.515625]]
+    # Algorithm 2, delta = 1/2: v = -2, -3/2; x = 2 -> 3, then 3/2; X = 3, 9/4; gradients at x + v/2 before the move.
+    assert elastic_path("eamsgd", (0,), 2, delta=0.5) == [[1.0, 0.75, 2.25]]
+
+
 @pytest.mark.parametrize("order", [[0, 1] * 3, [1, 0] * 3, [1, 0, 0, 1, 1, 0]])
 def test_the_order_of_arrival_does_not_change_a_synchronous_path(order: List[int]) -> None:
     assert path("ssgd", (0, 2), 3, order) == [[2.5, 1.75, 1.375]] * 2
@@ -446,6 +472,23 @@ def test_an_interval_of_sasgd_follows_the_hand_computed_path_and_evaluation_leav
         [(2.5, 2.0), (1.75, 1.0), (1.375, 1.375), (1.1875, 0.6875)],
         [(2.5, 3.0), (1.75, 2.5), (1.375, 1.375), (1.1875, 1.6875)]]
     assert ring_path("sasgd", (0, 2), 3, T=3, gamma_p=0.125, lr_local=0.5)[0][2] == (4 - 10.5 / 8, 4 - 10.5 / 8)
+
+
+def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps() -> None:
+    # All gradients 1, T = 1, two workers: x moves by -2 gamma_p = 1/8, and by half when lr is halved at t = 2.
+    def work(transport: Transport, first: int = 0) -> List[float]:
+        optimizer = mx.optimizer.SGD(learning_rate=0.5)
+        store = make("sasgd", transport=transport, optimizer=lambda: optimizer, gamma_p=0.0625)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for t in range(4):
+            if t == 2:
+                optimizer.set_learning_rate(0.25)
+            store.pushpull("w", mx.nd.ones(1), w)
+            seen.append(w.asscalar())
+        return seen
+    cluster = Stage(2, timeout_s=10)
+    assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
 
 
 def test_pipe_sgd_follows_the_hand_computed_path() -> None:

@@ -243,7 +243,8 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
 
 
 @pytest.mark.parametrize("flags, options", [
-    ("--kvstore dsync", {}),
+    ("--kvstore dsync", {"codec": "none"}),
+    ("--kvstore dsync --codec quantize", {"codec": "quantize"}),
     ("--kvstore pipesgd", {"K": 2, "codec": "none", "warmup": 0}),
     ("--kvstore pipesgd --K 3 --codec truncate --warmup 2epochs", {"K": 3, "codec": "truncate", "warmup": 14}),
     ("--kvstore sasgd", {"T": 1}),
