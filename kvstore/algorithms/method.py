@@ -170,13 +170,18 @@ class Method:
     rule: ClassVar[Type[Rule]]  # where it runs on servers
 
     transports: ClassVar[Tuple[str, ...]] = ("server",)
-    """What it runs on: `server`, `ring`, or either; the first is the default."""
+    """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
+    own runs on servers, which alone know rules, unless it says otherwise."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "rule" in vars(cls) and "transports" not in vars(cls):
+            cls.transports = ("server",)
 
     def __init__(self, options: Any, num_workers: int) -> None:
         self.options, self.num_workers = options, num_workers

@@ -21,7 +21,7 @@ class MpiRing(Ring):
     """One session on the ring of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process = _process(timeout_s)
+        self._process = process(timeout_s)
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
@@ -59,7 +59,7 @@ class _Process:
 _shared: Optional[_Process] = None
 
 
-def _process(timeout_s: float) -> _Process:
+def process(timeout_s: float) -> _Process:
     """Made on first use; the job is left in good order when the process ends."""
     global _shared
     if _shared is None:
