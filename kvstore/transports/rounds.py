@@ -21,8 +21,8 @@ from kvstore.job import control
 from kvstore.job.control import watch
 from kvstore.wire.codecs import Codec, NotFiniteError, Plain
 
-MESSAGE_NBYTES = 256 * 1024
-"""A message that suits a ring: a smaller one takes as much of a core, a larger one is late to be added."""
+MESSAGE_NBYTES = 1024 * 1024
+"""A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
 LEAST_ROUNDS = 8  # so many share the work of a small model, for one to transfer while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
 """The latter where an iteration passes before the sum is needed. How these were found: docs/benchmarks/tried.md."""

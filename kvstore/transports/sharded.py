@@ -13,7 +13,7 @@ from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
-from kvstore.transports.ring import process
+from kvstore.transports.ring import Views, process
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, bucket_nbytes, owned, reduce_scatter
 from kvstore.wire.codecs import Plain
 from kvstore.wire.interfaces import Pending, Sharded, Traffic
@@ -91,7 +91,7 @@ class MpiSharded(Sharded):
     """One session of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process = process(timeout_s)
+        self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
@@ -117,12 +117,12 @@ class MpiSharded(Sharded):
         return Pending(out)
 
     def _begin(self, round_: PartRound, array: NDArray, total: NDArray, done: engine.Done) -> None:
-        mine = part(round_.cuts, self.worker_rank)
-        round_.own, round_.part, round_.summed = engine.view(array), engine.view(total)[:mine.stop - mine.start], done
+        mine, sums = part(round_.cuts, self.worker_rank), self._views.of(total)
+        round_.own, round_.part, round_.summed = self._views.of(array), sums[:mine.stop - mine.start], done
         self._process.rounds.give(round_)
 
     def _resume(self, round_: PartRound, out: NDArray, done: engine.Done) -> None:
-        round_.total, round_.over = engine.view(out), done
+        round_.total, round_.over = self._views.of(out), done
         self._process.rounds.resume(round_)
 
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
