@@ -16,8 +16,9 @@ from kvstore.engine.updates import Queued
 from kvstore.errors import ConfigError
 from kvstore.job.control import watch
 from kvstore.tracing import recorder, wraps
-from kvstore.transports.replicas import Replicas
-from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Transport
+from kvstore.transports.parts import Parts
+from kvstore.transports.replicas import Replicas, Resident
+from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport
 
 
 class Session:
@@ -35,6 +36,8 @@ class Session:
         self.wire: GlobalWeights
         if isinstance(transport, Servers):
             self.wire = transport
+        elif isinstance(transport, Sharded):
+            self.wire = Parts(transport)
         else:
             assert isinstance(transport, Ring)
             self.wire = Replicas(transport)
@@ -114,7 +117,7 @@ class Session:
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
-        if not isinstance(self.wire, Replicas):
+        if not isinstance(self.wire, Resident):
             return None
         update = self.wire.updates[bucket.id]
         return update if self.on is None else wraps.update(self.on, update, bucket, "update")

@@ -263,7 +263,10 @@ CODED: Dict[str, Scenario] = {
 LONG: Dict[str, Scenario] = {
     f"long_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=PLAIN, iterations=200)
     for codec in ("none", "truncate", "quantize")}
-SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
+SHARDED: Dict[str, Scenario] = {
+    name: dataclasses.replace(scenario, options={**scenario.options, "transport": "sharded"}) if scenario.store
+    else scenario for name, scenario in SCENARIOS.items()}
+SCENARIOS_OF = {"sync": SCENARIOS, "sharded": SHARDED, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:

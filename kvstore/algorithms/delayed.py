@@ -79,7 +79,7 @@ class Delayed(Method):
 
     name = "delayed"
     worker, rule = OneStepDelay, SyncUpdate
-    transports = ("server", "ring")
+    transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)
     class Options(method.Options):

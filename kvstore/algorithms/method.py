@@ -102,7 +102,7 @@ class Worker:
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
     scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
     ends_with_exchange: ClassVar[bool] = False
-    """Whether nothing reads a gradient any more that `exchange` has been given, so that it may be sent from its place."""
+    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place."""
 
     options: Any
     num_workers: int
@@ -173,7 +173,8 @@ class Method:
     rule: ClassVar[Type[Rule]]  # where it runs on servers
 
     transports: ClassVar[Tuple[str, ...]] = ("server",)
-    """What it runs on: `server`, `ring`, or either; the first is the default."""
+    """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
+    own runs on servers, which alone know rules, unless it says otherwise."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
@@ -181,6 +182,10 @@ class Method:
     update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "rule" in vars(cls) and "transports" not in vars(cls):
+            cls.transports = ("server",)
 
     def __init__(self, options: Any, num_workers: int) -> None:
         self.options, self.num_workers = options, num_workers

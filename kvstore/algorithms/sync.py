@@ -23,6 +23,8 @@ How the loop is cut. A pass of the worker begins where its gradient is there:
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
+from typing import ClassVar, Tuple
+
 import numpy as np
 
 from kvstore.algorithms.method import Method, Rule, Step, Worker
@@ -72,6 +74,7 @@ class SSGD(Method):
 
     name = "ssgd"
     worker, rule = Synchronous, SyncUpdate
+    transports: ClassVar[Tuple[str, ...]] = ("server", "sharded")
     waits = True
 
 

@@ -129,7 +129,10 @@ class Store(mx.kvstore.KVStoreBase):
             self._handed.clear()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
+        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
+
+        Where `state_is_shared`, all call it, and each writes its file.
+        """
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
             write_npz(file, arrays, meta)
@@ -243,10 +246,18 @@ class Store(mx.kvstore.KVStoreBase):
         return self.session.memory()
 
     def server_state(self) -> Saved:
-        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it."""
+        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
+
+        Collective where `state_is_shared`.
+        """
         self._check_begun("server_state")
         self.wait()
         return saving.server_state(self.session)
+
+    @property
+    def state_is_shared(self) -> bool:
+        """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
+        return self.session.wire.state_is_shared
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.

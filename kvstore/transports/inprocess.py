@@ -19,14 +19,15 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import RoundTimeoutError, WorkerLostError
 from kvstore.job import control
 from kvstore.server.shard import Shard
-from kvstore.transports.rounds import messages
+from kvstore.transports.rounds import Messages, Round
+from kvstore.transports.sharded import PartRound, cuts, part
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
-from kvstore.wire.codecs import Codec, codec
-from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
+from kvstore.wire.codecs import Plain, codec
+from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic
 from kvstore.wire.messages import FETCH
 from kvstore.wire.saved import by_bucket, un_npz
 
@@ -104,6 +105,9 @@ class Stage:
     def ring_worker(self, worker_rank: int) -> "InProcessRing":
         return InProcessRing(self, worker_rank)
 
+    def sharded_worker(self, worker_rank: int) -> "InProcessSharded":
+        return InProcessSharded(self, worker_rank)
+
     def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
         """Call `function` on every worker's transport, each in a thread; their results.
 
@@ -175,19 +179,19 @@ class Stage:
             late.arrived = True
         self._baton.notify_all()
 
-    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> _Late:
+    def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> _Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
         with self._baton:
             self._begun[worker_rank, bucket.id] += 1
             number = bucket.id, self._begun[worker_rank, bucket.id]
             round_ = self._sums[number]
-            late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", out)
-            round_[worker_rank] = _Term(array.asnumpy(), out, how, late)
+            round_[worker_rank] = term
+            term.late = _Late(self, f"worker {worker_rank}, {bucket}: the sum over the workers", term.out)
             if len(round_) == self.num_workers:
                 _travel_round([round_[rank] for rank in range(self.num_workers)])
                 del self._sums[number]
                 self._baton.notify_all()
-            return late
+            return term.late
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of what every worker asks for as its nth, always in the same order."""
@@ -203,25 +207,47 @@ class Stage:
 class _Term:
     """What one worker adds to a sum, and where it waits for the whole."""
 
-    def __init__(self, own: np.ndarray, out: NDArray, how: Codec, late: _Late) -> None:
-        self.own, self.out, self.how, self.late = own, out, how, late
+    late: _Late
+
+    def __init__(self, round_: Round, own: NDArray, out: NDArray) -> None:
+        self.round, self.out = round_, out
+        round_.own, round_.total = own.asnumpy(), np.empty(own.size, np.float32)
+
+    def begin(self, worker_rank: int, num_workers: int) -> Messages:
+        longest = self.round.longest(num_workers)
+        return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
+
+
+class _PartTerm(_Term):
+    """The same where workers own parts: of its part of the sum `update` makes that of `out`."""
+
+    round: PartRound
+
+    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, mine: slice,
+                 update: Callable[[NDArray], None]) -> None:
+        super().__init__(round_, own, out)
+        round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
+        self._update = update
+
+    def _turn(self) -> None:
+        """What the round pauses for."""
+        self._update(mx.nd.array(self.round.part if self.round.part.size else np.zeros(1)))
+        self.round.total = self.out.asnumpy()
 
 
 def _travel_round(terms: List[_Term]) -> None:
-    """The messages of a ring, all workers' at once: the bits are those of a real one."""
-    p, totals = len(terms), [np.empty_like(term.own) for term in terms]
-    room = terms[0].how.nbytes(-(-terms[0].own.size // p))
-    travels = [messages(m, p, term.how, term.own, totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
-               for m, term in enumerate(terms)]
+    """The messages of a round, all workers' at once: the bits are those of a real one."""
+    travels = [term.begin(m, len(terms)) for m, term in enumerate(terms)]
     while True:
-        pairs = [pair for pair in [next(travel, None) for travel in travels] if pair is not None]
-        if not pairs:
+        pairs = [next(travel, ()) for travel in travels]  # those of one round pause together
+        if () in pairs:
             break
-        sent = [outgoing.copy() for outgoing, _ in pairs]
-        for m, (_, incoming) in enumerate(pairs):
-            incoming[:] = sent[m - 1]
-    for term, total in zip(terms, totals):
-        term.out[:] = total
+        sent = [pair[0].copy() for pair in pairs if pair]
+        for m, pair in enumerate(pairs):
+            if pair:
+                pair[1][:] = sent[m - 1]
+    for term in terms:
+        term.out[:] = term.round.total
         term.late.arrived = True
 
 
@@ -288,7 +314,36 @@ class InProcessRing(Ring):
         return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        return self._stage.sum(self.worker_rank, bucket, array, out, self._codec)
+        return self._stage.sum(self.worker_rank, bucket, _Term(Round(0, str(bucket), self._codec), array, out))
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))
+
+
+class InProcessSharded(Sharded):
+    """The same, with a part of every bucket."""
+
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        self._stage = stage
+        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        buckets = plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
+        return buckets
+
+    def part(self, bucket: Bucket) -> slice:
+        return part(self._cuts[bucket.id], self.worker_rank)
+
+    def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
+        round_ = PartRound(0, str(bucket), Plain())
+        round_.cuts = self._cuts[bucket.id]
+        return self._stage.sum(self.worker_rank, bucket, _PartTerm(round_, array, out, self.part(bucket), update))
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        whole = np.zeros(bucket.size, np.float32)
+        whole[self.part(bucket)] = mine
+        return self.total(whole)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._stage.total(self.worker_rank, np.array(array, np.float32))

@@ -100,8 +100,9 @@ class TrainConfig:
                               "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
     method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
                                             "the one that runs, unless --kvstore names another", result=False)
-    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring")), "what sums and updates, for a "
-                                          "method that runs on either: parameter servers, or a ring of the workers",
+    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring", "sharded")), "what sums and "
+                                          "updates, for a method that runs on several: parameter servers, a ring of "
+                                          "the workers, or workers that each update a part of the weights",
                                           otherwise="the method's first choice", result=False)
     optimizer: str = _algorithm("sgd", name("optimizer", optimizers.NAMES), "optimizer of the global weights",
                                 tunes=True)
@@ -230,9 +231,9 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """``digits-mlp-odsgd-sgd``: the run in a word."""
-        ring = "ring" if self.transport == "ring" else None
+        other = None if self.transport == "server" else self.transport
         local = getattr(self.options, "optimizer_local", None)
-        return "-".join(part for part in (self.dataset, self.model, self.kvstore, local, ring) if part)
+        return "-".join(part for part in (self.dataset, self.model, self.kvstore, local, other) if part)
 
     @property
     def method(self) -> Type[Method]:
@@ -315,6 +316,9 @@ class TrainConfig:
         either = [store for store, method in algorithms.METHODS.items() if len(method.transports) > 1]
         if self.kvstore in either:
             self._default("transport", self.method.transports[0])
+            if self.transport not in self.method.transports:
+                raise ConfigError(f"store {self.kvstore} runs on transport {' or '.join(self.method.transports)}, not "
+                                  f"on `{self.transport}`")
         elif self.transport is not None:
             raise self._no_meaning("transport", either, asked)
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():

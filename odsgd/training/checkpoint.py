@@ -64,8 +64,10 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
     with store.global_weights():
         if store.rank == 0:
             files[WEIGHTS] = write_weights(folder / WEIGHTS, net)
-    if store.rank == 0:
-        files[SERVERS] = write_arrays(folder / SERVERS, *store.server_state())
+    if store.rank == 0 or store.state_is_shared:
+        state = store.server_state()
+        if store.rank == 0:
+            files[SERVERS] = write_arrays(folder / SERVERS, *state)
     files.update(_gather_digests(store, files[worker_file(store.rank)]))
     if store.rank == 0:
         write_manifest(folder, {**facts, "schema": SCHEMA, "iteration": store.iteration,

@@ -25,6 +25,12 @@ def ring_job(request: pytest.FixtureRequest) -> List[Result]:
     return results(request.param, "ring")
 
 
+@pytest.fixture(params=list(RINGS))
+def sharded_job(request: pytest.FixtureRequest) -> List[Result]:
+    """The results of the synchronous scenarios where every worker owns a part, on each transport in turn."""
+    return results(request.param, "sharded")
+
+
 @pytest.fixture
 def named_job() -> NamedJob:
     return results

@@ -59,7 +59,7 @@ def in_process(workers: int, kind: str) -> List[Result]:
     merged: List[Result] = [Kept() for _ in range(workers)]
     for name, scenario in SCENARIOS_OF[kind].items():
         stage = Stage(workers, timeout_s=60)
-        make = stage.ring_worker if kind == "ring" else stage.worker
+        make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind, stage.worker)
 
         def run(transport: Any, scenario: Scenario = scenario) -> Result:
             return train(scenario, transport.worker_rank, transport)

@@ -4,7 +4,7 @@
 
 Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. SERVERS is how many
 parameter servers there are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts
-one beside every worker. A system on a ring has none.
+one beside every worker. A system on a ring, or whose workers own parts, has none.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class System:
     label: str
     name: str
     options: Mapping[str, Any]
-    servers: Optional[str]  # A number, `auto`, or None where gradients go round a ring
+    servers: Optional[str]  # A number, `auto`, or None where there are none
 
     def __str__(self) -> str:
         return self.label

@@ -188,7 +188,9 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so() -> None:
     ("--kvstore eamsgd --optimizer adam", "kvstore `eamsgd` takes plain SGD steps of its own"),
     ("--kvstore sasgd --momentum 0.9", "kvstore `sasgd` takes plain SGD steps of its own: leave optimizer and momentum "
                                        "out"),
-    ("--kvstore ssgd --transport ring", "transport has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
+    ("--kvstore asgd --transport ring", "transport has no meaning with kvstore `asgd`; it goes with ssgd or odsgd or "
+                                       "delayed"),
+    ("--kvstore ssgd --transport ring", "store ssgd runs on transport server or sharded, not on `ring`"),
     ("--kvstore dsync --K 2", "K has no meaning with kvstore `dsync`; it goes with pipesgd"),
     ("--kvstore pipesgd --codec quantise", "unknown codec `quantise`; did you mean `quantize`?"),
     ("--kvstore downpour --T 3 --push-every 1 --fetch-every 2", "T has no meaning beside push_every and fetch_every"),
@@ -250,6 +252,8 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
     ("--kvstore sasgd", {"T": 1}),
     ("--kvstore sasgd --T 4 --gamma-p 0.1 --lr-local 0.5", {"T": 4, "gamma_p": 0.1, "lr_local": 0.5}),
     ("--kvstore delayed --transport ring", {"warmup": 0}),
+    ("--kvstore delayed --transport sharded", {"warmup": 0}),
+    ("--kvstore ssgd --transport sharded", {}),
 ])
 def test_stores_without_servers_need_none_and_get_their_options(flags: str, options: Dict[str, Any]) -> None:
     config = from_flags(flags)

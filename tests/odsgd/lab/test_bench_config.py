@@ -28,6 +28,7 @@ def config(*flags: str) -> BenchConfig:
     ("odsgd@1", "odsgd", {"warmup": 0}, "1", 1, 1),
     ("odsgd:warmup=5:optimizer_local=none", "odsgd", {"warmup": 5, "optimizer_local": "none"}, "auto", 4, 0),
     ("odsgd:transport=ring", "odsgd", {"warmup": 0, "transport": "ring"}, None, 0, 0),
+    ("ssgd:transport=sharded", "ssgd", {"transport": "sharded"}, None, 0, 0),
     ("odsgd:transport=server@1", "odsgd", {"warmup": 0, "transport": "server"}, "1", 1, 1),
     ("pipesgd:codec=quantize", "pipesgd", {"warmup": 0, "codec": "quantize"}, None, 0, 0),
     ("sasgd:gamma_p=0.1", "sasgd", {"gamma_p": 0.1}, None, 0, 0),

@@ -142,6 +142,8 @@ WITHOUT_SERVERS: Dict[str, Dict[str, Any]] = {
     "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
     "sasgd": dict(kvstore="sasgd", T=4, lr=0.05, wd=1e-3, epochs=3, lr_step_epochs="1"),
     "odsgd ring": {**COMPENSATED, "transport": "ring"},
+    "odsgd sharded": {**COMPENSATED, "transport": "sharded"},
+    "ssgd sharded": dict(kvstore="ssgd", transport="sharded", optimizer="adam", lr=0.01, epochs=3),
 }
 
 
@@ -192,10 +194,10 @@ def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_
 
 
 @pytest.mark.usefixtures("dropout_and_batchnorm")
-def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path: Path) -> None:
+def test_a_run_goes_on_on_another_transport(tmp_path: Path) -> None:
     """What a checkpoint keeps of the global optimizer does not depend on who holds it."""
     train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
-    for first, second in (("server", "ring"), ("ring", "server")):
+    for first, second in (("server", "ring"), ("ring", "sharded"), ("sharded", "server")):
         parts = tiny(tmp_path / first, transport=first, **COMPENSATED)
         train_together([dataclasses.replace(parts, iterations=7)] * 2)
         train_together([dataclasses.replace(parts, transport=second, resume=True)] * 2)
