@@ -36,6 +36,7 @@ def make(name: str, options: Options, transport: Transport) -> Store:
     if has not in method.transports and method.transports != ("process",):
         raise ConfigError(f"store {name} needs {other} and the transport given has "
                           f"{'none' if has == 'ring' else 'servers'}")
+    method.check_transport(options, has)
     return Store(method, options, transport)
 
 

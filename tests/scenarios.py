@@ -258,7 +258,21 @@ CODED: Dict[str, Scenario] = {
 LONG: Dict[str, Scenario] = {
     f"long_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=PLAIN, iterations=200)
     for codec in ("none", "truncate", "quantize")}
-SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
+#: Codecs there, and there and back; with servers. Those of a few bits at a gradient's size.
+WAYS: Dict[str, Dict[str, Any]] = {
+    "float16": {"codec": "float16"}, "truncate": {"codec": "truncate"}, "quantize": {"codec": "quantize"},
+    "2bit": {"codec": "2bit", "codec_threshold": 0.25}, "1bit": {"codec": "1bit", "codec_threshold": 0.125},
+    "back": {"codec_weights": "quantize"}, "both": {"codec": "quantize", "codec_weights": "float16"},
+    "both_2bit": {"codec": "2bit", "codec_weights": "truncate"}}
+CODED_SYNC: Dict[str, Scenario] = {
+    **{f"{store}_{way}": dataclasses.replace(SCENARIOS[store], options={**SCENARIOS[store].options, **options})
+       for store in ("ssgd", "odsgd", "delayed") for way, options in WAYS.items()},
+    "ssgd_tiny_2bit": Scenario("ssgd", {"bucket_nbytes": 16, **WAYS["2bit"]}, optimizer_params=MOMENTUM),
+    "ssgd_adam_both": Scenario("ssgd", WAYS["both"], optimizer="adam", optimizer_params=PLAIN)}
+CODED_ASYNC: Dict[str, Scenario] = {
+    f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]})
+    for store in ("asgd", "dcasgd_c", "dcasgd_a", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
+SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC, "sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:

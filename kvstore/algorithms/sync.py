@@ -25,6 +25,7 @@ round it does not belong to is an error and not a silent mix of two iterations.
 """
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import Array, GlobalWeights
@@ -70,6 +71,7 @@ class SSGD(Method):
     """``kvstore.create("ssgd")``."""
 
     name = "ssgd"
+    Options = method.CodedOptions
     worker, rule = Synchronous, SyncUpdate
     waits = True
 
@@ -78,4 +80,5 @@ class Local(SSGD):
     """``kvstore.create("local")``: SSGD of one worker, in this process alone."""
 
     name = "local"
+    Options = method.Options
     transports = ("process",)

@@ -23,6 +23,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from kvstore.buckets import Bucket, Parameter
+from kvstore.wire.codecs import THRESHOLD
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
@@ -60,9 +61,16 @@ class Traffic:
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
     depth: int = 2  # how many sums of a bucket are read at a time
-    codec: str = "none"
+    codec: str = "none"  # of gradients
+    codec_threshold: float = THRESHOLD
+    codec_weights: str = "none"  # of weights on their way back from servers
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large
+
+    @property
+    def coded(self) -> bool:
+        """Whether anything has a codec."""
+        return (self.codec, self.codec_weights) != ("none", "none")
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,10 @@ class GlobalWeights:
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""
         raise NotImplementedError
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
+        return {}
 
     def check(self) -> None:
         """ProtocolError if workers have come to mean different things. Collective; may wait."""
