@@ -264,14 +264,17 @@ WAYS: Dict[str, Dict[str, Any]] = {
     "2bit": {"codec": "2bit", "codec_threshold": 0.25}, "1bit": {"codec": "1bit", "codec_threshold": 0.125},
     "back": {"codec_weights": "quantize"}, "both": {"codec": "quantize", "codec_weights": "float16"},
     "both_2bit": {"codec": "2bit", "codec_weights": "truncate"}}
+ONE = {"bucket_nbytes": 4096}  # one bucket, whatever the number of servers: `quantize` has a scale per bucket
 CODED_SYNC: Dict[str, Scenario] = {
-    **{f"{store}_{way}": dataclasses.replace(SCENARIOS[store], options={**SCENARIOS[store].options, **options})
+    **{f"{store}_{way}": Scenario(store, {**SCENARIOS[store].options, **ONE, **options}, optimizer_params=PLAIN)
        for store in ("ssgd", "odsgd", "delayed") for way, options in WAYS.items()},
-    "ssgd_tiny_2bit": Scenario("ssgd", {"bucket_nbytes": 16, **WAYS["2bit"]}, optimizer_params=MOMENTUM),
-    "ssgd_adam_both": Scenario("ssgd", WAYS["both"], optimizer="adam", optimizer_params=PLAIN)}
+    "ssgd_2bit_tiny": Scenario("ssgd", {**WAYS["2bit"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "odsgd_float16_tiny": Scenario("odsgd", {**LOCAL, **WAYS["float16"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "ssgd_both_adam": Scenario("ssgd", {**ONE, **WAYS["both"]}, optimizer="adam", optimizer_params=PLAIN)}
 CODED_ASYNC: Dict[str, Scenario] = {
-    f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]})
-    for store in ("asgd", "dcasgd_c", "dcasgd_a", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
+    f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]},
+                                          optimizer_params=PLAIN)
+    for store in ("asgd", "dcasgd_c", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
 SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC, "sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
