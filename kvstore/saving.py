@@ -1,7 +1,8 @@
 """A session's state as arrays by parameter name and JSON, and back.
 
 A worker's    arrays ``global/NAME`` and ``local/NAME`` (its weights), ``worker/ARRAY/NAME`` (what its method declares),
-              ``optimizer_local/ARRAY/NAME``, ``wire/residual/NAME`` (what a codec keeps); JSON with the iteration, its rates and the facts
+              ``optimizer_local/ARRAY/NAME``, ``wire/residual/NAME`` (what a codec keeps);
+              JSON with the iteration, its rates and the facts
 the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by bucket
 
 Arrays are by parameter, so they outlive a layout of buckets; in a synchronous job all buckets' facts are alike.

@@ -70,7 +70,8 @@ class Session:
         method = type(self.method)
         for name, value in options.items():
             if name not in method.option_names():
-                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; leave it out")
+                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; "
+                                  "leave it out")
         changed = dataclasses.replace(self.method.options, **options)
         method.check_transport(changed, "server" if isinstance(self.transport, Servers) else "ring")
         self.method = method(changed, self.transport.num_workers)

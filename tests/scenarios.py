@@ -275,7 +275,8 @@ CODED_ASYNC: Dict[str, Scenario] = {
     f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]},
                                           optimizer_params=PLAIN)
     for store in ("asgd", "dcasgd_c", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
-SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC, "sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
+SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC,
+                "sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:

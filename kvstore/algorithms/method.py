@@ -17,7 +17,8 @@ import numpy as np
 from kvstore.buckets import Bucket
 from kvstore.errors import ConfigError
 from kvstore.job.control import DEFAULT_TIMEOUT_S
-from kvstore.options import SPAN, Span, convert, integer, name, option, plain, real
+from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import name as one_of
 from kvstore.wire.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
 from kvstore.wire.interfaces import Array, GlobalWeights, Pending, Traffic
 from kvstore.wire.messages import Header
@@ -64,12 +65,12 @@ class Options:
 class CodedOptions(Options):
     """Those of methods whose gradients may travel in fewer bytes."""
 
-    codec: str = option("none", name("codec", tuple(CODECS)), "how gradients travel: none (as they are), float16, "
+    codec: str = option("none", one_of("codec", tuple(CODECS)), "how gradients travel: none (as they are), float16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
                         "(MXNet's, what they leave out is sent later)", tunes=True)
     codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
                                     "from where on 1bit sends 1 and not -1", tunes=True)
-    codec_weights: str = option("none", name("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
                                 "(as they are), or their changes as float16, truncate or quantize", tunes=True)
 
     def check(self) -> None:
@@ -245,8 +246,8 @@ class Method:
         if transport != "ring" or not isinstance(options, CodedOptions):
             return
         if options.codec not in WITHOUT_RESIDUAL:
-            raise ConfigError(f"codec `{options.codec}` needs servers: a ring encodes sums anew at every hop, and nobody "
-                              f"keeps what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
+            raise ConfigError(f"codec `{options.codec}` needs servers: a ring encodes sums anew at every hop, and "
+                              f"nobody keeps what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
         options.refuse(["codec_weights"], "on a ring, where no weights travel")
 
     def traffic(self, whole: bool) -> Traffic:

@@ -95,9 +95,9 @@ class PipeSGD(Method):
         """Options of Pipe-SGD."""
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
-        codec: str = option("none", name("codec", WITHOUT_RESIDUAL), "how gradients travel: none (as they are), float16, "
-                            "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale per block)",
-                            tunes=True)
+        codec: str = option("none", name("codec", WITHOUT_RESIDUAL), "how gradients travel: none (as they are), "
+                            "float16, truncate (the upper 16 bits of each float), quantize (8 bits each and a scale "
+                            "per block)", tunes=True)
         warmup: Span = warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:

@@ -80,5 +80,4 @@ class Local(SSGD):
     """``kvstore.create("local")``: SSGD of one worker, in this process alone."""
 
     name = "local"
-    Options = method.Options
     transports = ("process",)

@@ -38,13 +38,13 @@ class Courier:
         self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._outgoing: "queue.SimpleQueue[Tuple[bytes, memoryview]]" = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Tuple[bytes, memoryview]] = queue.SimpleQueue()
         for work in (self._send, self._receive):
             threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
 
     def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
         """Queue a message; `message` stays as it is until the answer is there, or the next push after this answer."""
-        self._outgoing.put((FRAME.pack(key, message.nbytes, *header), memoryview(message).cast("B")))
+        self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
@@ -69,7 +69,7 @@ class Courier:
         while self._fill(memoryview(frame)):
             key, nbytes, *header = FRAME.unpack(frame)
             if nbytes:
-                self._fill(memoryview(self._room(key, nbytes, header[-1])).cast("B"))
+                self._fill(self._room(key, nbytes, header[-1]).data.cast("B"))
             self._arrived(key, np.array(header, np.float32))
         self._lost("it closed the connection")
 

@@ -43,9 +43,17 @@ class Hub:
         mx.nd.waitall()
         return {key: engine.view(self._arrays[key][1])[:size] for key, size in sizes.items()}
 
+    def close(self) -> None:
+        """Take no more connections."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
     def _welcome(self) -> None:
         while True:
-            connection, _ = self._listener.accept()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
             with contextlib.suppress(OSError):  # a stranger's
                 rank = courier.welcome(connection, self._timeout_s)
                 if rank is None:

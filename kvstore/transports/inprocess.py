@@ -26,8 +26,8 @@ from kvstore.job import control
 from kvstore.server.shard import Shard
 from kvstore.transports.rounds import messages
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
-from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.wire.codecs import Codec, codec
+from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
 from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz

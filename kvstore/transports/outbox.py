@@ -12,8 +12,8 @@ from kvstore.job.control import watch
 from kvstore.server import courier
 from kvstore.server.courier import Courier
 from kvstore.transports.wires import Buffer
-from kvstore.wire.coded import CodedAnswer, CodedPush
 from kvstore.wire.codecs import NotFiniteError
+from kvstore.wire.coded import CodedAnswer, CodedPush
 from kvstore.wire.interfaces import Traffic
 from kvstore.wire.messages import BEGIN, FETCH, HEADER
 
@@ -36,8 +36,8 @@ class Outbox:
         try:
             connection = courier.call(address, worker_rank, timeout_s)
         except OSError as error:
-            raise KVStoreError(f"no connection to server {server_rank} at {address}, where it listens for messages with "
-                               f"codecs: {error}; open its ports, or use codec none") from None
+            raise KVStoreError(f"no connection to server {server_rank} at {address}, where it listens for messages "
+                               f"with codecs: {error}; open its ports, or use codec none") from None
         return Courier(connection, self._room, self._arrived, functools.partial(self._lost, server_rank))
 
     def open(self, bucket: Bucket, traffic: Traffic, w: np.ndarray) -> None:

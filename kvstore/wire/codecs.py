@@ -18,7 +18,6 @@ import numpy as np
 
 from kvstore.errors import unknown
 
-
 THRESHOLD = 0.5  # MXNet's default
 
 
@@ -195,7 +194,7 @@ class _Few(Codec):
 
 
 class TwoBits(_Few):
-    """`2bit`: 1 where a value is at least the threshold, -1 where it is at most minus that, else 0, times the threshold.
+    """`2bit`: the threshold where a value is as large or larger, minus that where it is as small or smaller, else 0.
 
     A quarter of a byte a float. What one encoding leaves of a value is its residual. NaN is sent as 0, and stays.
     """

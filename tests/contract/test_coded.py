@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.outcomes import NamedJob, TRANSPORTS, results
+from tests.contract.outcomes import TRANSPORTS, NamedJob, results
 from tests.contract.test_algorithms import CLOSE, by_the_paper
 from tests.contract.test_asynchronous import method, order_of
 from tests.jobs import Result
