@@ -61,11 +61,14 @@ class Options:
         return dataclasses.replace(self, **spans)
 
 
+CODEC = one_of("codec", tuple(CODECS))
+
+
 @dataclass(frozen=True)
 class CodedOptions(Options):
     """Those of methods whose gradients may travel in fewer bytes."""
 
-    codec: str = option("none", one_of("codec", tuple(CODECS)), "how gradients travel: none (as they are), float16, "
+    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
                         "(MXNet's, what they leave out is sent later)", tunes=True)
     codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
@@ -243,12 +246,12 @@ class Method:
     @classmethod
     def check_transport(cls, options: Any, transport: str) -> None:
         """ConfigError for options that do not go with the transport, `server` or `ring`."""
-        if transport != "ring" or not isinstance(options, CodedOptions):
-            return
-        if options.codec not in WITHOUT_RESIDUAL:
-            raise ConfigError(f"codec `{options.codec}` needs servers: a ring encodes sums anew at every hop, and "
-                              f"nobody keeps what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
-        options.refuse(["codec_weights"], "on a ring, where no weights travel")
+        codec = getattr(options, "codec", "none")
+        if transport == "ring" and codec not in WITHOUT_RESIDUAL:
+            raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
+                              f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
+        if transport == "ring" and isinstance(options, CodedOptions):
+            options.refuse(["codec_weights"], "on a ring, where no weights travel")
 
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""

@@ -41,10 +41,9 @@ from dataclasses import dataclass
 from typing import Deque, List
 
 from kvstore.algorithms import method
-from kvstore.algorithms.method import Method, Step, Update, Worker, warmup
+from kvstore.algorithms.method import CODEC, Method, Step, Update, Worker, warmup
 from kvstore.errors import ConfigError
-from kvstore.options import Span, integer, name, option
-from kvstore.wire.codecs import WITHOUT_RESIDUAL
+from kvstore.options import Span, integer, option
 from kvstore.wire.interfaces import Array, Pending, Replicated, Traffic
 
 
@@ -95,9 +94,8 @@ class PipeSGD(Method):
         """Options of Pipe-SGD."""
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
-        codec: str = option("none", name("codec", WITHOUT_RESIDUAL), "how gradients travel: none (as they are), "
-                            "float16, truncate (the upper 16 bits of each float), quantize (8 bits each and a scale "
-                            "per block)", tunes=True)
+        codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 "
+                            "bits of each float), quantize (8 bits each and a scale per block)", tunes=True)
         warmup: Span = warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:
