@@ -30,15 +30,15 @@ class Outbox:
         control.share_python()
         with watch.deadline(timeout_s, f"not all servers answered a call for messages with codecs within {timeout_s:g} "
                             f"s, at {', '.join(addresses)}; a firewall?"):
-            self._couriers = [self._courier(*server, worker_rank, timeout_s) for server in enumerate(addresses)]
+            self._couriers = [self._courier(address, worker_rank, timeout_s) for address in addresses]
 
-    def _courier(self, server_rank: int, address: str, worker_rank: int, timeout_s: float) -> Courier:
+    def _courier(self, address: str, worker_rank: int, timeout_s: float) -> Courier:
         try:
             connection = courier.call(address, worker_rank, timeout_s)
         except OSError as error:
-            raise KVStoreError(f"no connection to server {server_rank} at {address}, where it listens for messages "
-                               f"with codecs: {error}; open its ports, or use codec none") from None
-        return Courier(connection, self._room, self._arrived, functools.partial(self._lost, server_rank))
+            raise KVStoreError(f"no connection to the server that listens at {address} for messages with codecs: "
+                               f"{error}; open its ports, or use codec none") from None
+        return Courier(connection, self._room, self._arrived, functools.partial(self._lost, address))
 
     def open(self, bucket: Bucket, traffic: Traffic, w: np.ndarray) -> None:
         """Take messages of this bucket, whose weights begin as `w`."""
@@ -75,8 +75,8 @@ class Outbox:
         floats[-HEADER:] = header
         done()
 
-    def _lost(self, server_rank: int, reason: str) -> None:
+    def _lost(self, address: str, reason: str) -> None:
         """At the end of a job servers may go first."""
         if self._asked:
-            control.die(f"server {server_rank} does not answer a message with a codec any more: {reason}; see what it "
-                        "ended with", EXIT_FAILURE, consequence=True)
+            control.die(f"the server at {address} does not answer a message with a codec any more: {reason}; see "
+                        "what it ended with", EXIT_FAILURE, consequence=True)
