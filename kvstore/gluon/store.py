@@ -94,7 +94,8 @@ class Store(mx.kvstore.KVStoreBase):
                               ) from None
         if params:
             raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
-        self.session.change({name: value for name, value in codecs.items() if value != THRESHOLD})
+        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
+        self.session.change(given)
         self.options = self.session.method.options
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:

@@ -23,7 +23,6 @@ from kvstore.wire.messages import FRAME
 
 CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
-BUFFER_NBYTES = 4 * 1024 * 1024  # of the kernel, each way: what arrives waits for nobody
 
 Room = Callable[[int, int, float], np.ndarray]
 """Bucket, length and mark of a message -> where it is received."""
@@ -89,9 +88,7 @@ class Courier:
 def listen() -> socket.socket:
     """A server's socket, where the launcher has it listen: DMLC_NODE_HOST, or the way to the scheduler."""
     host = os.environ.get("DMLC_NODE_HOST") or _address_towards(os.environ["DMLC_PS_ROOT_URI"])
-    listener = socket.create_server((host, 0), backlog=1024)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_NBYTES)
-    return listener
+    return socket.create_server((host, 0), backlog=1024)
 
 
 def _address_towards(host: str) -> str:
