@@ -7,7 +7,7 @@ import contextlib
 import functools
 import socket
 import threading
-from typing import Callable, Dict, Tuple
+from typing import Callable, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -54,14 +54,15 @@ class Hub:
                 connection, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            with contextlib.suppress(OSError):  # a stranger's
-                rank = courier.welcome(connection, self._timeout_s)
-                if rank is None:
-                    connection.close()
-                else:
-                    self._serve(rank, connection)
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()  # a stranger may be silent
 
-    def _serve(self, rank: int, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
+        rank: Optional[int] = None
+        with contextlib.suppress(OSError):
+            rank = courier.welcome(connection, self._timeout_s)
+        if rank is None:
+            connection.close()
+            return
         with self.lock:  # nothing arrives before its way back is known
             arrived = functools.partial(self._arrived, rank)
             self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)

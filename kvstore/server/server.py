@@ -113,7 +113,7 @@ class Server:
         """A store has a codec: take its messages beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._everyone), self._timeout_s, self._update)
+            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update))
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, Traffic(**traffic))
         if traffic["codec_weights"] != "none":
