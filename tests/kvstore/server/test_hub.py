@@ -111,6 +111,15 @@ def test_a_stranger_and_a_recording_are_shown_the_door(hub: Hub, secret: str, ch
         assert connection.recv(1) == b""
 
 
+def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
+    host, _, port = hub.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S):
+        hub.open({KEY: SIZE}, Traffic(codec="float16"))
+        client = Client(hub, 0)
+        client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
+        assert client.answer()[0][-1] == BEGIN
+
+
 def test_a_lost_connection_is_told(hub: Hub) -> None:
     client = Client(hub, 0)
     client.connection.shutdown(socket.SHUT_RDWR)
