@@ -8,9 +8,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
 from kvstore.job import control
-from kvstore.wire.interfaces import Ring, Servers, Sharded, Transport
-
-KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
+from kvstore.wire.interfaces import KINDS, Transport, kind_of
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> Store:
@@ -31,13 +29,14 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
 def make(name: str, options: Options, transport: Transport) -> Store:
     """A store with checked options on a transport that is there."""
     method = algorithms.find(name)
-    kind = next((kind for kind, of in KINDS.items() if isinstance(transport, of)), None)
-    if kind is None:
+    kind = kind_of(transport)
+    if not kind:
         raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
                           "ring or workers with parts (kvstore.wire.interfaces)")
     if kind not in method.transports and method.transports != ("process",):
         raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
                           f"`{kind}`")
+    method.check_transport(options, kind)
     return Store(method, options, transport)
 
 

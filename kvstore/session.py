@@ -3,6 +3,7 @@
 A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer; this knows none of them. docs/design.md,
 "The seam", shows its calls. Nothing here waits for the network in a training step; calls that do say so.
 """
+import dataclasses
 import json
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
@@ -18,7 +19,7 @@ from kvstore.job.control import watch
 from kvstore.tracing import recorder, wraps
 from kvstore.transports.parts import Parts
 from kvstore.transports.replicas import Replicas, Resident
-from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport
+from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport, kind_of
 
 
 class Session:
@@ -68,6 +69,17 @@ class Session:
         if local is not None:
             settings = {**local[1], "wd": optimizer.wd if local[1].get("wd") is None else local[1]["wd"]}
             self.local_optimizer = optimizers.create_local(local[0], settings)
+
+    def change(self, options: Dict[str, Any]) -> None:
+        """Other values for some options of the method. Before `plan`."""
+        method = type(self.method)
+        for name, value in options.items():
+            if name not in method.option_names():
+                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; "
+                                  "leave it out")
+        changed = dataclasses.replace(self.method.options, **options)
+        method.check_transport(changed, kind_of(self.transport))
+        self.method = method(changed, self.transport.num_workers)
 
     def model(self) -> List[str]:
         """What must be the same on all workers, in lines, beside the parameters."""
@@ -173,6 +185,8 @@ class Session:
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
+            for name, array in self.wire.kept(worker.bucket).items():
+                self._count(counted, f"{name}: what the codec has left of the gradients", array)
         return counted
 
     @staticmethod

@@ -67,8 +67,14 @@ class Server:
     num_workers: int
     t: int = 0
     received: List[np.ndarray] = field(default_factory=list)
+    push: Any = None
+    """Worker m and its gradient -> what arrives of it, where messages have a codec."""
+    answer: Any = None
+    """W -> the weights as workers have them."""
 
     def receive_gradient(self, g: np.ndarray) -> None:
+        if self.push:
+            g = self.push(len(self.received), g)
         self.received.append(g)                                                     # l.3, 4
         if len(self.received) == self.num_workers:                                  # l.5
             total = self.received[0].copy()
@@ -76,26 +82,28 @@ class Server:
                 total = total + one
             mean = (total / F(self.num_workers)).astype(F)
             self.w = self.update(self.w, mean, self.t, self.w)                      # l.6
+            self.sent = self.answer(self.w) if self.answer else self.w              # l.10
             self.t += 1                                                             # l.7
             self.received = []                                                      # l.8
 
 
-def synchronous(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any) -> Path:
+def synchronous(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any,
+                **codes: Any) -> Path:
     """SSGD: Fig. 7."""
-    server = Server(w_0, update, num_workers)
+    server = Server(w_0, update, num_workers, **codes)
     path, path_global = [[w_0] * num_workers], [w_0]
     for t in range(iterations):
         for m in range(num_workers):
             server.receive_gradient(gradient(m, t, path[t][m]))
-        path.append([server.w] * num_workers)
-        path_global.append(server.w)
+        path.append([server.sent] * num_workers)
+        path_global.append(server.sent)
     return path, path_global
 
 
 def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any, warmup: int,
-                   local_updates: List[Any]) -> Path:
+                   local_updates: List[Any], **codes: Any) -> Path:
     """OD-SGD: Algorithm 2. `local_updates[m]` is worker m's L, or None for L = W_t."""
-    server = Server(w_0, update, num_workers)
+    server = Server(w_0, update, num_workers, **codes)
     w_device = [w_0] * num_workers           # what is broadcast to worker m's devices
     pulled = [w_0] * num_workers             # comm_buf_: what the previous iteration pulled
     path, path_global = [list(w_device)], [w_0]
@@ -105,16 +113,82 @@ def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterat
             server.receive_gradient(g[m])                                           # l.20
         for m in range(num_workers):
             if t < warmup:                                                          # l.3-16
-                w_device[m] = server.w
+                w_device[m] = server.sent
             elif local_updates[m] is None:
                 w_device[m] = pulled[m]
             else:
                 w_bak = pulled[m]                                                   # CopyFromTo, Fig. 8
                 w_device[m] = local_updates[m](w_bak, g[m], t, w_device[m])         # l.22
-            pulled[m] = server.w                                                    # l.24
+            pulled[m] = server.sent                                                 # l.24
         path.append(list(w_device))
-        path_global.append(server.w)
+        path_global.append(server.sent)
     return path, path_global
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------
+#
+# What is left of floats that travel in fewer bits: Li et al. 2018, section 3.2, and MXNet's gradient compression.
+
+def truncated(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) & 0xffff0000).astype(np.uint32).view(F)
+
+
+def quantized(x: np.ndarray) -> np.ndarray:
+    largest = np.abs(x).max()
+    return (np.round(x * F(F(127) / largest)) * F(largest / F(127))).astype(F)
+
+
+def in_two_bits(x: np.ndarray, threshold: float) -> np.ndarray:
+    return np.array([threshold if one >= threshold else -threshold if one <= -threshold else 0 for one in x], F)
+
+
+def in_one_bit(x: np.ndarray, threshold: float) -> np.ndarray:
+    return np.array([1 if one > threshold else -1 for one in x], F)
+
+
+LEFT: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda x: x, "float16": lambda x: x.astype(np.float16).astype(F), "truncate": truncated,
+    "quantize": quantized}
+
+
+class Residuals:
+    """Each worker's: what was left out of its gradients is part of the next one."""
+
+    def __init__(self, left: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.left, self.r = left, {}  # type: ignore[var-annotated]
+
+    def __call__(self, m: int, g: np.ndarray) -> np.ndarray:
+        whole = (self.r.get(m, 0) + g).astype(F)
+        sent = self.left(whole)
+        self.r[m] = whole - sent
+        return sent
+
+
+class Changes:
+    """s <- s + what is left of W - s: weights as their readers have them."""
+
+    def __init__(self, left: Callable[[np.ndarray], np.ndarray], s: np.ndarray) -> None:
+        self.left, self.s = left, s
+
+    def __call__(self, w: np.ndarray) -> np.ndarray:
+        self.s = self.s + self.left(w - self.s)
+        return self.s
+
+
+@dataclass
+class CodedTurns:
+    """An asynchronous method whose messages have codecs."""
+
+    method: Any
+    push: Any
+    answers: List[Any]
+
+    @property
+    def W(self) -> np.ndarray:
+        return np.asarray(self.method.W)
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        return np.asarray(self.answers[m](self.method.turn(m, t, w, self.push(m, g))))
 
 
 # -- collective ----------------------------------------------------------------------------------------------------

@@ -266,7 +266,25 @@ LONG: Dict[str, Scenario] = {
 SHARDED: Dict[str, Scenario] = {
     name: dataclasses.replace(scenario, options={**scenario.options, "transport": "sharded"}) if scenario.store
     else scenario for name, scenario in SCENARIOS.items()}
-SCENARIOS_OF = {"sync": SCENARIOS, "sharded": SHARDED, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
+#: Codecs there, and there and back; with servers. Those of a few bits at a gradient's size.
+WAYS: Dict[str, Dict[str, Any]] = {
+    "float16": {"codec": "float16"}, "truncate": {"codec": "truncate"}, "quantize": {"codec": "quantize"},
+    "2bit": {"codec": "2bit", "codec_threshold": 0.25}, "1bit": {"codec": "1bit", "codec_threshold": 0.125},
+    "back": {"codec_weights": "quantize"}, "both": {"codec": "quantize", "codec_weights": "float16"},
+    "both_2bit": {"codec": "2bit", "codec_weights": "truncate"}}
+ONE = {"bucket_nbytes": 4096}  # one bucket, whatever the number of servers: `quantize` has a scale per bucket
+CODED_SYNC: Dict[str, Scenario] = {
+    **{f"{store}_{way}": Scenario(store, {**SCENARIOS[store].options, **ONE, **options}, optimizer_params=PLAIN)
+       for store in ("ssgd", "odsgd", "delayed") for way, options in WAYS.items()},
+    "ssgd_2bit_tiny": Scenario("ssgd", {**WAYS["2bit"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "odsgd_float16_tiny": Scenario("odsgd", {**LOCAL, **WAYS["float16"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "ssgd_both_adam": Scenario("ssgd", {**ONE, **WAYS["both"]}, optimizer="adam", optimizer_params=PLAIN)}
+CODED_ASYNC: Dict[str, Scenario] = {
+    f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]},
+                                          optimizer_params=PLAIN)
+    for store in ("asgd", "dcasgd_c", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
+SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC,
+                "sync": SCENARIOS, "sharded": SHARDED, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Dict, Sequence
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import Array, AsynchronousServers
@@ -95,6 +96,7 @@ class ASGD(Method):
     """``kvstore.create("asgd")``."""
 
     name = "asgd"
+    Options = method.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
     resumes_from_optimizer = False

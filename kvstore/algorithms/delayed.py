@@ -82,7 +82,7 @@ class Delayed(Method):
     transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of the delayed weight update."""
 
         warmup: Span = warmup(0)
@@ -111,6 +111,7 @@ class ODSGD(Delayed):
         epsilon: Optional[float] = optimizers.own("epsilon")
 
         def check(self) -> None:
+            super().check()
             if self.optimizer_local == "none":
                 self.refuse(("lr_local", "momentum_local", "wd_local", *optimizers.COMPENSATION),
                             "with optimizer_local `none`, which takes no local step")

@@ -70,7 +70,7 @@ class Downpour(ASGD):
     update_decays = False
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of Downpour SGD."""
 
         T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
@@ -80,6 +80,7 @@ class Downpour(ASGD):
                                            otherwise="that of the global optimizer, as scheduled")
 
         def check(self) -> None:
+            super().check()
             if self.push_every is not None and self.fetch_every is not None:
                 self.refuse(["T"], "beside push_every and fetch_every; leave one of them out")
             elif self.T is None:

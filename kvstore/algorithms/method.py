@@ -18,6 +18,8 @@ from kvstore.buckets import Bucket
 from kvstore.errors import ConfigError
 from kvstore.job.control import DEFAULT_TIMEOUT_S
 from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import name as one_of
+from kvstore.wire.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
 from kvstore.wire.interfaces import Array, GlobalWeights, Pending, Traffic
 from kvstore.wire.messages import Header
 
@@ -57,6 +59,26 @@ class Options:
         spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
                  if isinstance(value, Span)}
         return dataclasses.replace(self, **spans)
+
+
+CODEC = one_of("codec", tuple(CODECS))
+
+
+@dataclass(frozen=True)
+class CodedOptions(Options):
+    """Those of methods whose gradients may travel in fewer bytes."""
+
+    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
+                        "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
+                        "(MXNet's, what they leave out is sent later)", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
+                                    "from where on 1bit sends 1 and not -1", tunes=True)
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
+                                "(as they are), or their changes as float16, truncate or quantize", tunes=True)
+
+    def check(self) -> None:
+        if self.codec not in CODECS or not CODECS[self.codec].residual:
+            self.refuse(["codec_threshold"], f"with codec `{self.codec}`; 2bit and 1bit have one")
 
 
 def warmup(iterations: int) -> Any:
@@ -230,6 +252,23 @@ class Method:
         """All names of its options."""
         return [field.name for field in dataclasses.fields(cls.Options)]
 
+    @classmethod
+    def check_transport(cls, options: Any, transport: str) -> None:
+        """ConfigError for options that do not go with the transport: `server`, `ring` or `sharded`."""
+        codec = getattr(options, "codec", "none")
+        if transport == "sharded" and isinstance(options, CodedOptions):
+            options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
+                           "as they are")
+        if transport == "ring" and codec not in WITHOUT_RESIDUAL:
+            raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
+                              f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
+        if transport == "ring" and isinstance(options, CodedOptions):
+            options.refuse(["codec_weights"], "on a ring, where no weights travel")
+
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""
-        return Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole)
+        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole)
+        if not isinstance(self.options, CodedOptions):
+            return traffic
+        return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
+                                   codec_weights=self.options.codec_weights)

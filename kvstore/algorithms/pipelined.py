@@ -41,10 +41,9 @@ from dataclasses import dataclass
 from typing import Any, Deque, List
 
 from kvstore.algorithms import method
-from kvstore.algorithms.method import Method, Step, Update, Worker, warmup
+from kvstore.algorithms.method import CODEC, Method, Step, Update, Worker, warmup
 from kvstore.errors import ConfigError
-from kvstore.options import Span, integer, name, option
-from kvstore.wire.codecs import CODECS
+from kvstore.options import Span, integer, option
 from kvstore.wire.interfaces import Array, Pending, Replicated, Traffic
 
 
@@ -84,8 +83,8 @@ class Pipelined(Worker):
 
 def codec() -> Any:
     """The option of this name."""
-    return option("none", name("codec", tuple(CODECS)), "how gradients travel: none (as they are), truncate (the upper "
-                  "16 bits of each float), quantize (8 bits each and a scale per block)", tunes=True)
+    return option("none", CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 bits of "
+                  "each float), quantize (8 bits each and a scale per block)", tunes=True)
 
 
 class PipeSGD(Method):

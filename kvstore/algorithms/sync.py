@@ -27,6 +27,7 @@ from typing import ClassVar, Tuple
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import Array, GlobalWeights
@@ -73,6 +74,7 @@ class SSGD(Method):
     """``kvstore.create("ssgd")``."""
 
     name = "ssgd"
+    Options = method.CodedOptions
     worker, rule = Synchronous, SyncUpdate
     transports: ClassVar[Tuple[str, ...]] = ("server", "sharded")
     waits = True

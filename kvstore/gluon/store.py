@@ -20,13 +20,14 @@ from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.job import agreement
 from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
+from kvstore.wire.codecs import THRESHOLD
 from kvstore.wire.interfaces import AsynchronousServers, Transport
 from kvstore.wire.saved import read_npz, write_npz
 
@@ -90,8 +91,18 @@ class Store(mx.kvstore.KVStoreBase):
         self.session.use(optimizer)
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
-        """There is none; ``gluon.Trainer(…, compression_params=…)`` asks for it."""
-        raise ConfigError(f"store `{self.type}` does not compress gradients; leave compression_params out")
+        """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``."""
+        params = dict(compression_params)
+        try:
+            codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
+        except KeyError:
+            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}"
+                              ) from None
+        if params:
+            raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
+        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
+        self.session.change(given)
+        self.options = self.session.method.options
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.

@@ -19,6 +19,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
+from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import RoundTimeoutError, WorkerLostError
 from kvstore.job import control
@@ -27,20 +28,29 @@ from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.wire.codecs import Plain, codec
+from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic
-from kvstore.wire.messages import FETCH
+from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz
 
 _threads = ThreadPoolExecutor(1000)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
+class _Codes:
+    """One worker's end of one bucket's codes."""
+
+    def __init__(self, worker_rank: int, traffic: Traffic, w: np.ndarray) -> None:
+        self.worker_rank = worker_rank
+        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True)
+
+
 class _Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, stage: "Stage", what: str, array: NDArray) -> None:
+    def __init__(self, stage: "Stage", what: str, array: NDArray, codes: Optional[_Codes] = None) -> None:
         super().__init__(array)
-        self._stage, self._what = stage, what
+        self._stage, self._what, self.codes = stage, what, codes
         self.arrived = False
 
     def result(self) -> NDArray:
@@ -93,6 +103,7 @@ class Stage:
         self._baton = threading.Condition(threading.RLock())
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
+        self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
         self._rounds: Dict[int, List[Tuple[Buffer, _Late]]] = collections.defaultdict(list)  # pushes not answered yet
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # totals that each worker has asked for
@@ -155,29 +166,63 @@ class Stage:
             self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
-    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> "_Late":
+    def open_coded(self, key: int, traffic: Traffic) -> np.ndarray:
+        """The same of a bucket with codecs; its weights."""
+        stored = engine.memory(self._stored[key])
+        if key not in self._coded:
+            pushed = mx.nd.zeros(stored.size)
+            self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
+        return stored[:-HEADER]
+
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
+             codes: Optional[_Codes] = None) -> "_Late":
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
         with self._baton:
             if worker_rank != FETCH:
                 self.take_turn(worker_rank)
             round_ = self._rounds[bucket.id]
-            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload)
+            late = _Late(self, f"worker {worker_rank}, {bucket}: the answer", answer.payload, codes)
             round_.append((answer, late))
             if len(round_) == (self.num_workers if synchronous else 1):
                 self._answer(bucket, self._rounds.pop(bucket.id))
             return late
 
     def _answer(self, bucket: Bucket, round_: List[Tuple[Buffer, _Late]]) -> None:
+        if bucket.id in self._coded:
+            self._answer_coded(bucket.id, {late.codes.worker_rank: (engine.memory(buffer.whole), late.codes)
+                                           for buffer, late in round_ if late.codes})
+        else:
+            self._answer_plain(bucket, round_)
+        for _, late in round_:
+            late.arrived = True
+        self._baton.notify_all()
+
+    def _answer_coded(self, key: int, round_: Dict[int, Tuple[np.ndarray, _Codes]]) -> None:
+        """What an outbox and a hub do."""
+        (pushed, coded), stored = self._coded[key], self._stored[key]
+        for rank, (floats, codes) in round_.items():
+            message = codes.push.encode(floats[:-HEADER]) if floats[-1] != FETCH else np.empty(0, np.uint8)
+            coded.room(rank, message.size)[:] = message
+            coded.add(rank, floats[-HEADER:].copy())
+        self.shard.update(key, pushed, stored)
+        for rank, message in coded.answers().items():
+            floats, codes = round_[rank]
+            if floats[-1] == FETCH:
+                floats[:-HEADER].view(np.uint8)[:] = message
+            else:
+                codes.answer.room(floats[:-HEADER])[:] = message
+                codes.answer.decode(floats[:-HEADER])
+            floats[-HEADER:] = coded.stored[-HEADER:]
+
+    def _answer_plain(self, bucket: Bucket, round_: List[Tuple[Buffer, _Late]]) -> None:
         merged = round_[0][0].whole.copy()
         for buffer, _ in round_[1:]:
             merged += buffer.whole
         stored = self._stored[bucket.id]
         stored.wait_to_read()
         self.shard.update(bucket.id, merged, stored)
-        for buffer, late in round_:
+        for buffer, _ in round_:
             stored.copyto(buffer.whole)
-            late.arrived = True
-        self._baton.notify_all()
 
     def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> _Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
@@ -259,6 +304,7 @@ class InProcess(Wired):
         self._stage = stage
         self.num_workers = stage.num_workers
         self._last: Dict[int, Pending] = {}
+        self._codes: Dict[int, _Codes] = {}
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._synchronous = not traffic.asynchronous
@@ -271,21 +317,36 @@ class InProcess(Wired):
         if self.worker_rank == 0:
             self._stage.shard.command("open", opening.command())
         self.total(np.zeros(1))
+        if opening.traffic.coded:
+            self._open_coded(opening)
         return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
+
+    def _open_coded(self, opening: Opening) -> None:
+        for bucket in opening.buckets:
+            w = self._stage.open_coded(bucket.id, opening.traffic)
+            engine.memory(self._wires[bucket.id].last.whole)[:-HEADER] = w
+            self._codes[bucket.id] = _Codes(self.worker_rank, opening.traffic, w)
+            if opening.traffic.codec_weights != "none":
+                self._stage.shard.keep({bucket.id: w})
+        self.total(np.zeros(1))
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        codes = self._codes.get(bucket.id)
+        return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         wire, compose = self._wires[bucket.id], Wire.compose if self._synchronous else Wire.compose_async
         send = compose(wire, grad, self._tag(lr))
-        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous)
+        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self._codes.get(bucket.id))
         self._last[bucket.id] = late
         return late if self._synchronous else Taken(send, wire)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
         wire = self._wires[bucket.id]
         send = wire.compose_fetch(after, FETCH_TAG)
-        self._stage.push(FETCH, bucket, send, synchronous=False)
+        self._stage.push(FETCH, bucket, send, synchronous=False, codes=self._codes.get(bucket.id))
         return Taken(send, wire)
 
     def total(self, array: np.ndarray) -> np.ndarray:

@@ -6,8 +6,10 @@ must not meet. A `ParameterServer` is one store's use of it.
 import base64
 import collections
 import contextlib
+import dataclasses
 import functools
 import json
+import math
 import os
 import random
 import time
@@ -20,12 +22,13 @@ from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter,
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import control
+from kvstore.job import agreement, control
 from kvstore.job.control import watch
 from kvstore.tracing import recorder
+from kvstore.transports.outbox import Outbox
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Window, Wire, Wired
 from kvstore.wire.interfaces import Opening, Pending, State, Traffic
-from kvstore.wire.messages import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
+from kvstore.wire.messages import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
 from kvstore.wire.saved import by_bucket, npz, un_npz
 
 WINDOW_NBYTES = 1024 * 1024
@@ -58,6 +61,7 @@ class Connection:
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
 
     def _connect(self) -> mx.kvstore.KVStore:
@@ -280,12 +284,15 @@ class ParameterServer(Wired):
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
+        self._outbox: Optional[Outbox] = None  # for messages with a codec
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, self._connection.pace)
+            # A codec may have a scale per bucket: their sizes, and so the bits, must not depend on the time of day.
+            pace = math.inf if traffic.coded else self._connection.pace
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, pace)
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -299,11 +306,43 @@ class ParameterServer(Wired):
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
+        if opening.traffic.coded:
+            self._open_coded(opening)
         with self._connection._waiting("the start of the global weights"):
-            self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+            if self._outbox is None:
+                self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
         control.report("joined")  # from here on this worker can be done without
         watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
+
+    def _open_coded(self, opening: Opening) -> None:
+        """Let the servers take messages with codecs; worker 0's weights are the first of them."""
+        connection, first = self._connection, self.worker_rank == 0
+        if first:
+            connection.command("coded", {"traffic": dataclasses.asdict(opening.traffic), "buckets": {
+                bucket.id: [bucket.server_rank, bucket.size] for bucket in opening.buckets}})
+        if connection.outbox is None:
+            addresses = b"\n".join(connection.read_mail("address")) if first else b""
+            connection.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
+                                       self.worker_rank, self._timeout_s)
+        self._outbox = connection.outbox
+        with connection._waiting("the start of the global weights"):
+            for bucket in opening.buckets:
+                message = self._wires[bucket.id].last
+                w = engine.memory(message.whole)[:-HEADER]
+                if opening.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
+                    w[:] = self.total(w if first else np.zeros_like(w))
+                self._outbox.open(bucket, opening.traffic, w)
+                if first:
+                    message.floats[-1] = BEGIN
+                    self._outbox.send(bucket, message)
+            for bucket in opening.buckets:
+                header = engine.memory(self._wires[bucket.id].last.whole)[-HEADER:]
+                header[:] = 0
+        self.total(np.zeros(1))  # the servers have them
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        return {} if self._outbox is None else self._outbox.residual(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         wire = self._wires[bucket.id]
@@ -328,7 +367,10 @@ class ParameterServer(Wired):
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
-        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
+        if self._outbox is None:
+            self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
+        else:
+            self._outbox.send(bucket, send)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._connection.total(array)

@@ -13,8 +13,9 @@ that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls
 
 Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which
 is the transport's again from then on. A result stays valid until the second next exchange of the same bucket: one
-buffer is on its way while the other still holds what came before. Likewise the result of an `allreduce`, until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten
-at once, which waits in the engine.
+buffer is on its way while the other still holds what came before. Likewise the result of an `allreduce`,
+until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten at once, which waits
+in the engine.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
 order they were asked for, which is the same on all workers.
 """
@@ -24,6 +25,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from kvstore.buckets import Bucket, Parameter
+from kvstore.wire.codecs import THRESHOLD
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
@@ -61,9 +63,16 @@ class Traffic:
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
     depth: int = 2  # how many sums of a bucket are read at a time
-    codec: str = "none"
+    codec: str = "none"  # of gradients
+    codec_threshold: float = THRESHOLD
+    codec_weights: str = "none"  # of weights on their way back from servers
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large
+
+    @property
+    def coded(self) -> bool:
+        """Whether anything has a codec."""
+        return (self.codec, self.codec_weights) != ("none", "none")
 
 
 @dataclass(frozen=True)
@@ -133,6 +142,10 @@ class GlobalWeights:
         """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""
         raise NotImplementedError
 
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
+        return {}
+
     def check(self) -> None:
         """ProtocolError if workers have come to mean different things. Collective; may wait."""
 
@@ -201,3 +214,12 @@ class Sharded(Transport):
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
         """All workers' parts in their places. Collective; waits."""
         raise NotImplementedError
+
+
+KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
+"""The kinds of transport by the names that methods give as theirs."""
+
+
+def kind_of(transport: Any) -> str:
+    """The name of a transport's kind; empty if it is none."""
+    return next((name for name, kind in KINDS.items() if isinstance(transport, kind)), "")

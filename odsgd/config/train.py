@@ -321,6 +321,7 @@ class TrainConfig:
                                   f"on `{self.transport}`")
         elif self.transport is not None:
             raise self._no_meaning("transport", either, asked)
+        self.method.check_transport(self.options, self.transport or self.method.transports[0])
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
         if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):

@@ -12,13 +12,14 @@ FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 
 
-def start(fault: str) -> Launch:
-    return Launch("-n", 2, "-s", 1, FAULTY, fault, env=SERVER)
+def start(fault: str, codec: str = "none") -> Launch:
+    return Launch("-n", 2, "-s", 1, FAULTY, fault, codec, env=SERVER)
 
 
-@pytest.mark.parametrize("name", ["worker 1", "server 0", "scheduler"])
-def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str) -> None:
-    with start("none") as launch:
+@pytest.mark.parametrize("name, codec", [("worker 1", "none"), ("server 0", "none"), ("scheduler", "none"),
+                                         ("worker 1", "2bit"), ("server 0", "2bit")])
+def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: str) -> None:
+    with start("none", codec) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         launch.kill(name, signal.SIGKILL)
         assert launch.wait() == 128 + signal.SIGKILL
@@ -46,6 +47,18 @@ def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str)
     assert not os.path.exists("/tmp/owned")
 
 
+@pytest.mark.parametrize("fault, name, message", [
+    ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
+    ("nan", "worker 1", "the codec quantize cannot send nan; the gradients have diverged"),
+])
+def test_a_failure_with_a_codec_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
+    with start(fault, "quantize") as launch:
+        launch.wait_for("worker 1 | trains")
+        assert launch.wait() == 70
+    assert name in launch.said.splitlines()[0], launch
+    assert message in launch.said, launch
+
+
 def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     with start("shape") as launch:
         launch.wait_for_text("differ in parameter first")
@@ -55,8 +68,9 @@ def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     assert "-[2, 3]" in text.replace('"', "") and "+[3, 2]" in text.replace('"', ""), text
 
 
-def test_a_worker_that_is_silent_is_noticed_by_the_deadline() -> None:
-    with start("silent") as launch:
+@pytest.mark.parametrize("codec", ["none", "float16"])
+def test_a_worker_that_is_silent_is_noticed_by_the_deadline(codec: str) -> None:
+    with start("silent", codec) as launch:
         launch.wait_for("worker 1 | trains")
         assert launch.wait() == 75
     assert "worker 0" in launch.said.splitlines()[0]

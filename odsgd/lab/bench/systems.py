@@ -58,9 +58,10 @@ class System:
         method = self._method(workers)
         return method.intervals(method.options)
 
-    def codec(self, workers: int) -> str:
-        """What becomes of floats on the way."""
-        return self._method(workers).traffic(whole=False).codec
+    def codecs(self, workers: int) -> Tuple[str, str]:
+        """What becomes of floats on the way there, and on the way back; on a ring both are one."""
+        traffic = self._method(workers).traffic(whole=False)
+        return traffic.codec, traffic.codec if self.servers is None else traffic.codec_weights
 
     @property
     def stock(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore import algorithms
 from kvstore.algorithms.asgd import AsyncUpdate
-from kvstore.algorithms.method import Method, Rule, Worker
+from kvstore.algorithms.method import CodedOptions, Method, Rule, Worker
 from kvstore.errors import ConfigError
 from kvstore.options import Span
 from kvstore.wire.interfaces import AsynchronousServers, GlobalWeights, Replicated
@@ -91,7 +91,7 @@ def test_what_a_worker_and_a_rule_declare_has_a_meaning(method: Type[Method]) ->
 def test_defaults_that_depend_on_other_options_are_filled_in() -> None:
     def filled(name: str, **options: typing.Any) -> typing.Dict[str, typing.Any]:
         return {key: value for key, value in algorithms.find(name).Options(**options).plain().items()
-                if value is not None and key not in ("bucket_nbytes", "timeout_s")}
+                if value is not None and key not in CodedOptions.__dataclass_fields__}
     assert filled("odsgd", optimizer_local="dcasgd_c") == {
         "warmup": 200, "optimizer_local": "dcasgd_c", "momentum_local": 0.0, "lamda": 0.04}
     assert filled("odsgd", optimizer_local="dcasgd_a")["lamda"] == 2.0

@@ -439,8 +439,32 @@ def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:
         return made
     with pytest.raises(ConfigError, match="unless it is made with update_on_kvstore=False"):
         trainer(update_on_kvstore=False).step(1)
-    with pytest.raises(ConfigError, match="does not compress gradients; leave compression_params out"):
-        trainer(compression_params={"type": "2bit"}).step(1)
+    with pytest.raises(ConfigError, match="compression_params has no `type`; expected"):
+        trainer(compression_params={"threshold": 0.5}).step(1)
+    with pytest.raises(ConfigError, match="unknown entry of compression_params `treshold`; did you mean `threshold`"):
+        trainer(compression_params={"type": "2bit", "treshold": 0.5}).step(1)
+    with pytest.raises(ConfigError, match="unknown codec `4bit`"):
+        trainer(compression_params={"type": "4bit"}).step(1)
+
+
+def test_gradient_compression_of_mxnet_is_a_codec() -> None:
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(mx.init.Constant(1.0))
+    store = kvstore.create("local")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore=store,
+                            compression_params={"type": "2bit", "threshold": 0.25})
+    seen = []
+    for _ in range(4):
+        with autograd.record():
+            loss = 0.125 * net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        seen.append(net.weight.data().asscalar())
+    assert seen == [1.0, 0.75, 0.75, 0.5]  # of every two gradients one is sent, as large as both
+    assert (store.options.codec, store.options.codec_threshold) == ("2bit", 0.25)
+    (arrays, _), counted = store.worker_state(), store.memory()
+    assert {name for name in arrays if "wire" in name} == {f"wire/residual/{name}" for name in net.collect_params()}
+    assert counted["residual: what the codec has left of the gradients"] == 8
 
 
 # -- without servers -------------------------------------------------------------------------------------------------

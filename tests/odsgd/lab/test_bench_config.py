@@ -128,6 +128,10 @@ def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
     ("pipesgd", 1, 0),
     ("pipesgd:codec=truncate", 2, N / 2),
     ("pipesgd:codec=quantize", 2, N / 4 + 4),  # and a scale
+    ("odsgd:codec=float16:codec_weights=float16@1", 2, N),
+    ("odsgd:codec=2bit@1", 2, 2 * N),  # the way back
+    ("ssgd:codec=2bit:codec_weights=quantize", 2, N / 32 + N / 8 + 2),
+    ("odsgd:codec=truncate:transport=ring", 2, N / 2),
     ("easgd@1", 4, N),                 # exchanges every fourth iteration
     ("easgd:T=8@1", 4, N / 2),
     ("downpour:T=2@1", 4, 2 * N),

@@ -137,6 +137,8 @@ MOMENTUM: Dict[str, Any] = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
 COMPENSATED: Dict[str, Any] = dict(
     kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2", warmup=4,
     **MOMENTUM)
+CODED: Dict[str, Any] = dict(kvstore="odsgd", codec="2bit", codec_threshold=0.01, codec_weights="quantize",
+                             lr_local=0.02, warmup=4, **MOMENTUM)
 WITHOUT_SERVERS: Dict[str, Dict[str, Any]] = {
     "dsync": dict(kvstore="dsync", **MOMENTUM),
     "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
@@ -161,8 +163,8 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices:
 
 @pytest.mark.parametrize("stop", [2, 4, 5, 8])
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
-                                       COMPENSATED, *WITHOUT_SERVERS.values()],
-                         ids=["ssgd", "delayed", "odsgd", *WITHOUT_SERVERS])
+                                       COMPENSATED, CODED, *WITHOUT_SERVERS.values()],
+                         ids=["ssgd", "delayed", "odsgd", "codecs", *WITHOUT_SERVERS])
 @pytest.mark.usefixtures("dropout_and_batchnorm")
 def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(
         tmp_path: Path, algorithm: Dict[str, Any], stop: int) -> None:
