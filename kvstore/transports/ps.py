@@ -13,7 +13,7 @@ import math
 import os
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -41,6 +41,9 @@ OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
 """Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
 """Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
+SUM_KEYS = 2  # of each length, so that one sum is on its way while another is added up
+Asked = Tuple[int, int, NDArray]
+"""A sum that has been asked for: its key, its length, and where it arrives."""
 PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
@@ -59,7 +62,7 @@ class Connection:
         self._signer = control.Signer(self.worker_rank, control.job_key())
         self.keys = Keys(self.num_servers)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
-        self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
+        self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
         self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
@@ -114,24 +117,35 @@ class Connection:
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         result = np.empty_like(flat)
         largest = max(self._sums)
+        under_way: Deque[Tuple[np.ndarray, Asked]] = collections.deque()
         for start in range(0, flat.size, largest):
-            part = flat[start:start + largest]
-            result[start:start + part.size] = self._sum(part)
+            if len(under_way) == (SUM_KEYS if self.synchronous else 1):
+                self._take(*under_way.popleft())
+            part = slice(start, start + largest)
+            under_way.append((result[part], self._ask_sum(flat[part])))
+        for one in under_way:
+            self._take(*one)
         return result.reshape(np.shape(array))
 
-    def _sum(self, part: np.ndarray) -> np.ndarray:
+    def _ask_sum(self, part: np.ndarray) -> Asked:
+        """Push what this worker adds; the key's last sum has been taken."""
         size = min(size for size in self._sums if size >= part.size)
-        self._sums[size].reverse()  # two keys for each size, used in turn
+        self._sums[size].rotate()  # the keys of a size are used in turn
         key = self._sums[size][0]
         self._rounds[key] += 1
+        return key, size, self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+
+    def _take(self, out: np.ndarray, asked: Asked) -> None:
+        """Wait for a sum."""
+        key, size, wire = asked
         with self._waiting("a sum over the workers"):
-            answer = self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+            answer = wire.asnumpy()
             pause_s = 0.0
             while not self.synchronous and answer[-HEADER] != self._rounds[key]:
                 pause_s = min(pause_s + 0.001, 0.02)
                 time.sleep(pause_s)
-                answer = self._push_sum(key, sum_message(part[:0], size, self._rounds[key], FETCH))
-            return answer[:part.size]
+                answer = self._push_sum(key, sum_message(out[:0], size, self._rounds[key], FETCH)).asnumpy()
+        out[:] = answer[:out.size]
 
     @functools.cached_property
     def pace(self) -> float:
@@ -139,12 +153,12 @@ class Connection:
 
         The fastest rounds count, since those that a busy machine holds up say nothing of links and servers.
         """
-        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES}
+        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES[:2]}
         spent = 0.0
         for _ in range(PROBES):
             for size, took in times.items():
                 begin = time.perf_counter()
-                self._sum(np.zeros(size, np.float32))
+                self.total(np.zeros(size))
                 took.append(time.perf_counter() - begin)
                 spent += took[-1]
             if self.total(np.array([spent]))[0] > self.num_workers * PROBING_S:
@@ -153,10 +167,10 @@ class Connection:
         mine = max(slow - fast, 0.0) / (WIRE_DTYPE.itemsize * (large - small))
         return float(self.total(np.array([mine]))[0]) / self.num_workers
 
-    def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
+    def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
         wire = mx.nd.array(pushed)
         self.native.pushpull(key, wire, out=wire)
-        return np.asarray(wire.asnumpy())
+        return wire
 
     def read_mail(self, name: str) -> List[bytes]:
         """What each server answers to command `name`, piece by piece."""
