@@ -152,7 +152,9 @@ class Session:
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
-        return self.wire.room(bucket) if self.workers[bucket.id].ends_with_exchange else None
+        local = self.local_optimizer
+        reads_only = local is None or optimizers.known(local)  # one of the user's own may write to the gradient
+        return self.wire.room(bucket) if reads_only and self.workers[bucket.id].ends_with_exchange else None
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""

@@ -124,7 +124,8 @@ class Worker:
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
     scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
     ends_with_exchange: ClassVar[bool] = False
-    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place."""
+    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place. Said by
+    each class that has an `iterate`: what is right of the one it derives from may be wrong of its own."""
 
     options: Any
     num_workers: int
@@ -136,6 +137,11 @@ class Worker:
     local: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "iterate" in vars(cls) and "ends_with_exchange" not in vars(cls):
+            cls.ends_with_exchange = False
 
     def __post_init__(self, w_local: Array) -> None:
         self.start(w_local)
@@ -169,6 +175,14 @@ class Rule:
 
     arrays: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[Sequence[str]] = ()
+    by_element: ClassVar[bool] = False
+    """Whether an element's update depends on that element alone, however a bucket is cut. Said by each class that has a
+    `receive`."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "receive" in vars(cls) and "by_element" not in vars(cls):
+            cls.by_element = False
 
     def __init__(self, index: int, options: Any, num_workers: int, update: Update) -> None:
         self.index, self.options, self.num_workers, self.update = index, options, num_workers, update
@@ -267,7 +281,8 @@ class Method:
 
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""
-        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole)
+        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
+                          any_cut=self.rule.by_element)
         if not isinstance(self.options, CodedOptions):
             return traffic
         return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,

@@ -56,6 +56,8 @@ class SyncUpdate(Rule):
       2. the M gradients of a round are of M different workers, all at the server's own version.
     """
 
+    by_element = True
+
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self._check(header)
         self.update(w, total, header.lr, share=1.0 / self.num_workers)                   # l.6

@@ -96,6 +96,7 @@ class Lane:
         for number, (device, target) in enumerate(zip(self.devices, [out, *self._staged])):
             flat = self._on_device.get(device, target)
             if (number, id(flat)) not in self._gathering:
+                self._keep(flat, self._gathering)
                 self._gathering[number, id(flat)] = self._make(grads[number], self._parts(flat))
             self._gathering[number, id(flat)]()
             if flat is not target:
@@ -122,12 +123,17 @@ class Lane:
             if source is not flat:
                 flat.copyto(source)
             if (number, id(source)) not in self._scattering:
-                if len(self._flats) >= FLATS * len(self.devices):  # a method may return another array every time
-                    self._scattering.clear()
-                    self._flats.clear()
-                self._flats.append(source)
+                self._keep(source, self._scattering)
                 self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
             self._scattering[number, id(source)]()
+
+    def _keep(self, flat: NDArray, prepared: Dict[Tuple[int, int], Callable[[], None]]) -> None:
+        """A flat array whose copies are `prepared` stays alive; there may be another every time."""
+        if len(prepared) >= FLATS * len(self.devices):
+            self._gathering.clear()
+            self._scattering.clear()
+            self._flats.clear()
+        self._flats.append(flat)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`."""

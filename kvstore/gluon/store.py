@@ -154,6 +154,9 @@ class Store(mx.kvstore.KVStoreBase):
             raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
                               "them (versions and backups, unfinished intervals, sums in flight); use load_state "
                               "(`odsgd train --resume`)")
+        if getattr(self.options, "codec_weights", "none") != "none":
+            raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
+                              "weights that travelled, too; use load_state (`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         self._saved_servers = read_npz(fname)

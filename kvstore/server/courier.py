@@ -12,6 +12,7 @@ import os
 import queue
 import socket
 import threading
+import time
 import traceback
 from typing import Any, Callable, List, Optional, Tuple
 
@@ -67,8 +68,8 @@ class Courier:
         frame = bytearray(FRAME.size)
         while self._fill(memoryview(frame)):
             key, nbytes, *header = FRAME.unpack(frame)
-            if nbytes:
-                self._fill(self._room(key, nbytes, header[-1]).data.cast("B"))
+            if nbytes and not self._fill(self._room(key, nbytes, header[-1]).data.cast("B")):
+                raise ConnectionError("it closed the connection before a message")
             self._arrived(key, np.array(header, np.float32))
         self._lost("it closed the connection")
 
@@ -97,12 +98,24 @@ def _address_towards(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
+    """So many bytes, which may come in pieces, within `timeout_s`; OSError if they do not."""
+    deadline, received = time.monotonic() + timeout_s, b""
+    while len(received) < nbytes:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = connection.recv(nbytes - len(received))
+        if not piece:
+            raise ConnectionError("it closed the connection")
+        received += piece
+    return received
+
+
 def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
     """A worker's connection to the server that listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), timeout_s)
     signer = control.Signer(worker_rank, control.job_key())
-    challenge = connection.recv(CHALLENGE_NBYTES, socket.MSG_WAITALL)
+    challenge = _exactly(connection, CHALLENGE_NBYTES, timeout_s)
     connection.sendall(signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(HELLO_NBYTES))
     return connection
 
@@ -112,7 +125,7 @@ def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
     challenge = os.urandom(CHALLENGE_NBYTES)
     connection.settimeout(timeout_s)
     connection.sendall(challenge)
-    text = connection.recv(HELLO_NBYTES, socket.MSG_WAITALL).decode("ascii", "replace").rstrip()
+    text = _exactly(connection, HELLO_NBYTES, timeout_s).decode("ascii", "replace").rstrip()
     try:
         sender, name, payload = control.Verifier(control.job_key()).open(text)
     except ProtocolError:

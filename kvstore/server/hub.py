@@ -7,19 +7,24 @@ import contextlib
 import functools
 import socket
 import threading
+import time
 from typing import Callable, Dict, Optional, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ProtocolError
+from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import control
 from kvstore.server import courier
 from kvstore.server.courier import Courier
+from kvstore.wire.codecs import NotFiniteError
 from kvstore.wire.coded import CodedBucket
 from kvstore.wire.interfaces import Traffic
 from kvstore.wire.messages import BEGIN, HEADER
+
+ACCEPT_AGAIN_S = 0.1
+WELCOME_S = 30.0  # within which a worker that has called says which it is
 
 
 class Hub:
@@ -31,6 +36,7 @@ class Hub:
         self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
         self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
+        self._closed = False
         self._listener = courier.listen()
         self.address = "{}:{}".format(*self._listener.getsockname()[:2])
         control.share_python()
@@ -45,6 +51,7 @@ class Hub:
 
     def close(self) -> None:
         """Take no more connections."""
+        self._closed = True
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
@@ -52,14 +59,17 @@ class Hub:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()  # a stranger may be silent
 
     def _serve(self, connection: socket.socket) -> None:
         rank: Optional[int] = None
         with contextlib.suppress(OSError):
-            rank = courier.welcome(connection, self._timeout_s)
+            rank = courier.welcome(connection, min(self._timeout_s, WELCOME_S))
         if rank is None:
             connection.close()
             return
@@ -71,7 +81,11 @@ class Hub:
         if key not in self._arrays:
             raise ProtocolError(f"worker {rank} sent a message for bucket {key}, which no store has opened")
         if mark == BEGIN:
-            return engine.view(self._arrays[key][1])[:-HEADER]
+            w = engine.view(self._arrays[key][1])[:-HEADER]
+            if nbytes != w.nbytes:
+                raise ProtocolError(f"worker {rank} sent {nbytes} bytes as the weights of bucket {key}, expected "
+                                    f"{w.nbytes}; all processes of a job must run the same version of odsgd")
+            return w
         return self._buckets[key].room(rank, nbytes)
 
     def _arrived(self, rank: int, key: int, header: np.ndarray) -> None:
@@ -85,5 +99,9 @@ class Hub:
                 self._answer(key, self._buckets[key])
 
     def _answer(self, key: int, bucket: CodedBucket) -> None:
-        for rank, message in bucket.answers().items():
+        try:
+            answers = bucket.answers()
+        except NotFiniteError as error:
+            control.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
+        for rank, message in answers.items():
             self._couriers[rank].send(key, bucket.stored[-HEADER:], message)

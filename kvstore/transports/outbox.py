@@ -1,6 +1,6 @@
 """A worker's messages with a codec: its couriers to all servers, and its end of every bucket's codes."""
 import functools
-from typing import Dict, Sequence, Tuple
+from typing import Dict, Iterable, Sequence, Tuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Outbox:
         self._pushes: Dict[int, CodedPush] = {}
         self._answers: Dict[int, CodedAnswer] = {}
         self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
+        self._gone = ""
         control.share_python()
         with watch.deadline(timeout_s, f"not all servers answered a call for messages with codecs within {timeout_s:g} "
                             f"s, at {', '.join(addresses)}; a firewall?"):
@@ -45,6 +46,12 @@ class Outbox:
         self._pushes[bucket.id] = CodedPush(traffic, bucket.size)
         self._answers[bucket.id] = CodedAnswer(traffic, w, alike=True)
 
+    def forget(self, keys: Iterable[int]) -> None:
+        """These buckets send no more."""
+        for key in keys:
+            self._pushes.pop(key, None)
+            self._answers.pop(key, None)
+
     def residual(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         """What the codec has left of this bucket's gradients, if it keeps that."""
         residual = self._pushes[bucket.id].residual
@@ -62,6 +69,8 @@ class Outbox:
         except NotFiniteError as error:
             control.die(f"{bucket}: {error}", EXIT_FAILURE)
         self._asked[bucket.id] = message.floats, done
+        if self._gone:
+            self._die()
         self._couriers[bucket.server_rank].send(bucket.id, header, sent)
 
     def _room(self, key: int, nbytes: int, mark: float) -> np.ndarray:
@@ -76,7 +85,10 @@ class Outbox:
         done()
 
     def _lost(self, address: str, reason: str) -> None:
-        """At the end of a job servers may go first."""
+        """At the end of a job servers may go first: that matters once something is asked for."""
+        self._gone = f"the server at {address} does not answer a message with a codec any more: {reason}"
         if self._asked:
-            control.die(f"the server at {address} does not answer a message with a codec any more: {reason}; see "
-                        "what it ended with", EXIT_FAILURE, consequence=True)
+            self._die()
+
+    def _die(self) -> None:
+        control.die(f"{self._gone}; see what it ended with", EXIT_FAILURE, consequence=True)

@@ -155,13 +155,14 @@ class Connection:
         """
         times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES[:2]}
         spent = 0.0
-        for _ in range(PROBES):
+        self.total(np.zeros(1))  # all are here, and begin together
+        for probe in range(PROBES):
             for size, took in times.items():
                 begin = time.perf_counter()
                 self.total(np.zeros(size))
                 took.append(time.perf_counter() - begin)
                 spent += took[-1]
-            if self.total(np.array([spent]))[0] > self.num_workers * PROBING_S:
+            if self.total(np.array([spent]))[0] > self.num_workers * PROBING_S and probe:
                 break
         (small, fast), (large, slow) = ((size, min(took)) for size, took in sorted(times.items()))
         mine = max(slow - fast, 0.0) / (WIRE_DTYPE.itemsize * (large - small))
@@ -304,8 +305,9 @@ class ParameterServer(Wired):
         nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            # A codec may have a scale per bucket: their sizes, and so the bits, must not depend on the time of day.
-            pace = math.inf if traffic.coded else self._connection.pace
+            # A rule may look at a bucket as a whole, and a codec have a scale per bucket: then sizes, and so the bits,
+            # must not depend on the time of day.
+            pace = self._connection.pace if traffic.any_cut and not traffic.coded else math.inf
             nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, pace)
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
@@ -429,5 +431,7 @@ class ParameterServer(Wired):
     def close(self) -> None:
         """Forget the buffers. The connection stays for other stores, until the process ends."""
         watch.end(id(self))
+        if self._outbox is not None:
+            self._outbox.forget(self._wires)
         self._wires.clear()
         self._windows.clear()

@@ -68,6 +68,7 @@ class Traffic:
     codec_weights: str = "none"  # of weights on their way back from servers
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large
+    any_cut: bool = False  # whether the weights have the same bits however buckets are cut
 
     @property
     def coded(self) -> bool:

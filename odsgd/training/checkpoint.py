@@ -31,9 +31,10 @@ from kvstore.job import agreement
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 
-SCHEMA = 2
+SCHEMA = 3
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
-arrays of schema 1 had numbers where they have names now, which an option could change the meaning of.
+arrays of schema 1 had numbers where they have names now, which an option could change the meaning of; runs of schema 2
+had other update rules (`easgd`, `downpour`, `gamma_p`, `poly`).
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 

@@ -1,4 +1,5 @@
 """A hub and its couriers on loopback: who may speak, what arrives, and what is said of what cannot be."""
+import contextlib
 import os
 import queue
 import socket
@@ -118,6 +119,25 @@ def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
         client = Client(hub, 0)
         client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
         assert client.answer()[0][-1] == BEGIN
+
+
+def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
+    hub.open({KEY: SIZE}, Traffic(codec="float16"))
+    host, _, port = hub.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
+        signer = control.Signer(0, control.job_key())
+        hello = signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(courier.HELLO_NBYTES)
+        arrived: queue.Queue[List[float]] = queue.Queue()
+        for start in range(0, len(hello), 300):
+            connection.sendall(hello[start:start + 300])
+            with contextlib.suppress(queue.Empty):  # a wait, so that pieces stay pieces
+                arrived.get(timeout=0.05)
+        own = Courier(connection, lambda key, nbytes, mark: np.empty(nbytes, np.uint8),
+                      lambda key, header: arrived.put(header.tolist()), lambda reason: None)
+        own.send(KEY, np.array([0, 0, 0, BEGIN], np.float32), np.ones(SIZE, np.float32).view(np.uint8))
+        assert arrived.get(timeout=PATIENCE_S)[-1] == BEGIN
 
 
 def test_a_lost_connection_is_told(hub: Hub) -> None:

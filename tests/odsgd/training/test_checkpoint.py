@@ -144,7 +144,7 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
 
 
 @pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
-                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 2")])
+                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 3")])
 def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
