@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ProtocolError
+from kvstore.job.pulse import Pulse
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -28,10 +29,12 @@ serving = False  # this process is a server or scheduler already, whatever it ma
 # -- reports to the launcher ------------------------------------------------------------------------------
 
 def report(event: str, **fields: Any) -> None:
-    """Tell the launcher, if there is one: connecting, joined, failed, done."""
+    """Tell the launcher, if there is one: connecting, joined, failed, done. With `connecting` the pulse begins."""
     descriptor = os.environ.get("ODSGD_REPORT_FD")
     if descriptor is None:
         return
+    if event == "connecting":
+        pulse.start()
     with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
         os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
 
@@ -109,13 +112,13 @@ def lost_workers() -> Set[int]:
 class Watch:
     """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
 
-    Invariant: an entry of `_due` is a wait under way; its message says what to print when it is overdue.
+    Invariant: an entry of `_due` is a wait under way: when it began, when it is overdue, and what to print then.
     """
 
     TICK_S = 0.2
 
     def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
-        self._due: Dict[object, Tuple[float, str]] = {}
+        self._due: Dict[object, Tuple[float, float, str]] = {}
         self._followed: Dict[object, _Followed] = {}
         self._lock = threading.Lock()
         self._thread: Any = None
@@ -123,8 +126,9 @@ class Watch:
 
     def begin(self, wait: object, timeout_s: float, message: str) -> None:
         """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
+        now = time.monotonic()
         with self._lock:
-            self._due[wait] = (time.monotonic() + timeout_s, message)
+            self._due[wait] = (now, now + timeout_s, message)
             self._start()
 
     def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
@@ -155,12 +159,19 @@ class Watch:
         finally:
             self.end(wait)
 
+    def waiting(self) -> Optional[float]:
+        """For how many seconds this process has waited for others; None: it waits for nothing."""
+        with self._lock:
+            since = [began for began, _, _ in self._due.values()]
+            since += [one.since for one in self._followed.values() if one.awaits]
+        return time.monotonic() - min(since) if since else None
+
     def _watch(self) -> None:
         while True:
             time.sleep(self.TICK_S)
             now = time.monotonic()
             with self._lock:
-                overdue = [message for due, message in sorted(self._due.values()) if due < now]
+                overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
                 overdue += [one.message() for one in self._followed.values() if one.overdue(now)]
             if overdue:
                 self._on_overdue(overdue[0])
@@ -173,16 +184,22 @@ class _Followed:
     def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
         self._timeout_s, self._state, self.message = timeout_s, state, message
         self._last: Any = None
-        self._since = time.monotonic()
+        self.since = time.monotonic()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something was awaited when it was last looked at."""
+        return self._last is not None
 
     def overdue(self, now: float) -> bool:
         state = self._state()
         if state is None or state != self._last:
-            self._last, self._since = state, now
-        return now - self._since > self._timeout_s
+            self._last, self.since = state, now
+        return now - self.since > self._timeout_s
 
 
 watch = Watch()
+pulse = Pulse(report, watch.waiting)
 
 
 # -- signed commands ------------------------------------------------------------------------------------------

@@ -5,11 +5,14 @@
                                                       the first line: its orders, the job's secret included
         {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
         {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
+        {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
     from the agent
         {"event": "hello", "host", "pid"}
         {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
+        {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
+                                                           and how many seconds ago that was ("silent_s")
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """

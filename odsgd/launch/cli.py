@@ -13,7 +13,7 @@ import shutil
 import sys
 from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, unknown
+from kvstore.errors import EXIT_FAILURE, ConfigError, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
@@ -31,8 +31,6 @@ def main(argv: List[str]) -> int:
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    except KeyboardInterrupt:  # while the working directory was being copied
-        return EXIT_INTERRUPTED
 
 
 def parse(argv: Sequence[str]) -> plan.Job:
@@ -62,7 +60,8 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env=plan.parse_env(options.env, "--env", os.environ),
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
-        startup_timeout_s=options.startup_timeout, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
+        startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout, grace_s=options.grace,
+        on_worker_loss=options.on_worker_loss)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--remote-python", metavar="PATH", help="the interpreter on the hosts; default: the same path as here")
     add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
         help="until everyone has joined; default 300; 0: wait for ever")
+    add("--hang-timeout", type=_seconds, default=60.0, metavar="SECONDS",
+        help="until a process that does not answer, or stands still in training, has failed; default 60; 0: for ever")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker other than worker 0 dies: end the job (default), or let an asynchronous one go on")

@@ -13,8 +13,10 @@ The rules, in the order in which `tick` applies them:
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures
    that belong together cannot be spared, none is.
-3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded. The scheduler,
-   which only introduced the others to each other and hears no farewell, is not waited for.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded, unless one of
+   them has ended badly: the exit code is then that one's. The scheduler, which only introduced the others to each
+   other and hears no farewell, is not waited for.
+   A process or an agent that hangs (`vigil.py`) has failed, too: `take_hung` tells which are to be ended.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
    scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
@@ -27,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+from odsgd.launch.vigil import Vigil
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
@@ -49,6 +52,7 @@ class Member:
     code: Optional[int] = None
     error: Optional[str] = None
     joined: bool = False
+    hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
@@ -117,6 +121,7 @@ class _Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
     admitted: bool = False  # it has said itself that something else came before it
+    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
 
@@ -132,8 +137,8 @@ class _Failure:
 
     @property
     def speaking(self) -> bool:
-        """Whether it has reported a failure, and its exit is still to come."""
-        return self.member is not None and self.member.error is not None and self.member.code is None
+        """Whether it has reported a failure, or prints its stacks, and its exit is still to come."""
+        return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
 
     def told(self, text: str, *remarks: str) -> str:
         """`text`, and below it the words of the process or of its host."""
@@ -149,14 +154,16 @@ class Judge:
     """Hears of all that happens to a job; the rules stand at the head of the module."""
 
     def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
-                 on_worker_loss: str = "fail") -> None:
+                 on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.workers = [member for member in members if member.role == "worker"]
         self.others = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
         self.goes_on = on_worker_loss == "continue"
+        self.vigil = Vigil({member.name: member.host for member in members}, hang_timeout_s, now)
         self.failures: List[_Failure] = []
         self.lost: List[Lost] = []
+        self.hung: List[str] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
@@ -192,6 +199,7 @@ class Judge:
         member = self.members[name]
         member.code = code
         member.reached("ended")
+        self.vigil.ended(name)
         if code and (member.role == "worker" or self.workers_ended_at is None):
             self._fail(_Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
@@ -206,6 +214,8 @@ class Judge:
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
+        for name in names:
+            self.vigil.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
             self._fail(_Failure(None, text, on_host=gone, tail=tail), now)
@@ -222,6 +232,7 @@ class Judge:
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
+        self._watch(now)
         if self.failures:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
@@ -233,8 +244,31 @@ class Judge:
         lost, self.lost = self.lost, []
         return lost
 
+    def take_hung(self) -> List[str]:
+        """The processes that are to be ended since they hang, since the last call."""
+        hung, self.hung = self.hung, []
+        return hung
+
+    def _watch(self, now: float) -> None:
+        """Look for what hangs. A process that fails is not told twice."""
+        hung = None if self.failures else self.vigil.look(now)
+        if hung is None:
+            return
+        if hung.host is not None:
+            self.host_lost(hung.host, hung.names, hung.text, (), now)
+            return
+        members = [self.members[name] for name in hung.names]
+        for member in members:
+            member.hung = True
+            self.vigil.ended(member.name)
+        self.hung += hung.names
+        if len(members) == 1:
+            self._fail(_Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
+        else:
+            self._fail(_Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
+
     def _fail(self, failure: _Failure, now: float) -> None:
-        if not (failure.member and any(other.member is failure.member for other in self.failures)):
+        if not (failure.member and any(failure.member in other.members for other in self.failures)):
             self.failures.append(failure)
         if self.failed_at is None:
             self.failed_at = now
@@ -288,8 +322,8 @@ class Judge:
     def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
         member = cause.member
         if member is None:
-            return Verdict(EXIT_FAILURE, cause.told(cause.text, *remarks))
-        how, exit_code = (cause.text, EXIT_FAILURE) if cause.text else member.manner_of_death
+            return Verdict(cause.exit_code or EXIT_FAILURE, cause.told(cause.text, *remarks))
+        how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.manner_of_death
         others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
                   for other in self.failures if other.member and other is not cause]
         after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
@@ -301,13 +335,14 @@ class Judge:
         staying = [member.name for member in self.others if member.code is None and member.role == "server"]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
-        remarks = [f"{member.name} ended badly after the last worker had succeeded: {member.manner_of_death[0]}"
-                   for member in self.others if member.code]
+        bad = [member for member in self.others if member.code]
+        remarks = [f"{member.name} ended badly after the last worker had succeeded ({member.where}): "
+                   f"{member.manner_of_death[0]}" for member in bad]
         if staying:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
         if self._lost_ranks():
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
-        return Verdict(0, "\n".join(remarks))
+        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks))
 
     def _desertion(self, now: float) -> Optional[Verdict]:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:

@@ -54,6 +54,7 @@ class Job:
     env_server: Mapping[str, str] = field(default_factory=dict)
     env_worker: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 300.0
+    hang_timeout_s: float = 60.0  # 0: for ever
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)

@@ -144,10 +144,11 @@ class Training:
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
         self.epoch = self._lap()
-        for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
-            self._iterate(xs, ys)
-            if self.store.iteration < end and self._checkpoint_due():
-                self._checkpoint()
+        with control.pulse.doing("training"):
+            for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
+                self._iterate(xs, ys)
+                if self.store.iteration < end and self._checkpoint_due():
+                    self._checkpoint()
         self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
@@ -266,7 +267,8 @@ class Training:
         self.clock.stop()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
-            self.tested = self._evaluate()
+            with control.pulse.doing("evaluation"):
+                self.tested = self._evaluate()
             record.update(self.tested)
         self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
 
@@ -289,6 +291,7 @@ class Training:
         with self.store.global_weights():
             if self.store.rank == 0:
                 for number, (xs, ys) in enumerate(self.data.test()):
+                    control.pulse.part = number
                     outputs = [self.net(x) for x in xs]
                     tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
                     meter.add(number, tallies, sum(len(y) for y in ys))
@@ -312,7 +315,8 @@ class Training:
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
-        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
+        with control.pulse.doing("checkpoint"):
+            checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
         self.clock.go_on()
 
     def _resume(self) -> Optional[Path]:

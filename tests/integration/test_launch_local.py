@@ -183,6 +183,19 @@ def test_a_signal_to_the_launcher_leaves_nothing_behind(number: int) -> None:
     assert launch.said == f"stopped by {signal.Signals(number).name}; nothing of the job is left"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_launcher_is_still_being_imported_is_one_line(number: int) -> None:
+    """Python itself takes the first tenth of a second; from the first line of odsgd on the signal is heeded."""
+    program = ("import os, sys, threading\nsys.argv = ['odsgd', 'launch', '-n', '1', '-s', '0', 'sleep', '60']\n"
+               "class Tell:\n    def find_spec(self, name, *_):\n        if name == 'numpy':\n"
+               f"            os.kill(os.getpid(), {int(number)})\n"
+               "sys.meta_path.insert(0, Tell())\nimport odsgd.__main__\nprint('imported')\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
+
+
 def test_when_its_output_is_not_read_any_more_the_job_ends(tmp_path: Path) -> None:
     work = script(tmp_path, "while True:\n    print('x' * 1000)")
     with Launch("-n", 2, "-s", 0, work, unread=True) as launch:
