@@ -216,6 +216,10 @@ def job_key() -> bytes:
     return secret.encode()
 
 
+MOST_DIGITS = 18
+"""Of a sender or counter."""
+
+
 class Signer:
     """Signs one sender's commands, each with the next number."""
 
@@ -239,17 +243,27 @@ class Verifier:
         """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
         try:
             sender_text, counter_text, signature, text = message.split(" ", 3)
+            if max(len(sender_text), len(counter_text)) > MOST_DIGITS:
+                raise ValueError
             sender, counter = int(sender_text), int(counter_text)
+            expected = _signature(self._key, sender, counter, text).encode()
+            given = signature.encode()
         except ValueError:
             raise ProtocolError("an unsigned command reached this server and was not executed; "
                                 "is a stock MXNet worker (or a stranger) connected to this job?") from None
-        if not hmac.compare_digest(signature.encode(), _signature(self._key, sender, counter, text).encode()):
+        if not hmac.compare_digest(given, expected):
             raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
                                 "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
         if counter <= self._last.get(sender, 0):
             raise ProtocolError(f"command {counter} of worker {sender} came a second time and was not executed")
         self._last[sender] = counter
-        name, payload = json.loads(text)
+        try:
+            name, payload = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            name = payload = None
+        if not isinstance(name, str) or not isinstance(payload, dict):
+            raise ProtocolError(f"command {counter} of worker {sender} is signed, and is not a name and its arguments; "
+                                "workers and servers must run the same version")
         return sender, name, payload
 
 

@@ -23,6 +23,7 @@ from typing import Any, Dict, List
 from odsgd.launch.lines import CHUNK
 
 Message = Dict[str, Any]
+MOST_NOISE = 4096
 
 
 class Channel:
@@ -72,10 +73,25 @@ class Channel:
         self.backlog.clear()
 
 
+FIELDS: Dict[str, Dict[str, type]] = {
+    "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
+    "output": {"process": str, "stream": str, "text": str, "progress": bool},
+    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "exit": {"process": str, "code": int},
+    "ended": {}}
+"""What an agent's message has by its event."""
+
+
 def _message(line: bytes) -> Message:
     """One message; the greetings of a login shell, which come before the agent speaks, are passed on as `noise`."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
-    return message if isinstance(message, dict) else {"event": "noise", "text": line.decode("utf-8", "replace")}
+    if isinstance(message, dict) and ("do" in message or "processes" in message or _is_event(message)):
+        return message
+    return {"event": "noise", "text": line[:MOST_NOISE].decode("utf-8", "replace")}
+
+
+def _is_event(message: Message) -> bool:
+    fields = FIELDS.get(message["event"]) if isinstance(message.get("event"), str) else None
+    return fields is not None and all(isinstance(message.get(name), kind) for name, kind in fields.items())

@@ -13,7 +13,7 @@ import shutil
 import sys
 from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from kvstore.errors import EXIT_FAILURE, ConfigError, unknown
+from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
@@ -22,6 +22,9 @@ from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
 
 T = TypeVar("T")
+
+MOST_PROCESSES = 4096
+"""Workers, or servers: versions of more would not add up exactly in a float."""
 
 
 def main(argv: List[str]) -> int:
@@ -149,11 +152,12 @@ def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str
             value = convert(text)
             if fits(value):
                 return value
-        raise argparse.ArgumentTypeError(f"got `{text}`, expected {expected}")
+        raise argparse.ArgumentTypeError(f"got `{shown(text)}`, expected {expected}")
     return value_of
 
 
-_workers = _value(int, lambda count: count >= 1, "a whole number of at least 1")
-_servers = _value(str, lambda text: text == "auto" or text.isdigit(), "a whole number or `auto`")
+_workers = _value(int, lambda count: 1 <= count <= MOST_PROCESSES, f"a whole number from 1 to {MOST_PROCESSES}")
+_servers = _value(str, lambda text: text == "auto" or int(text) in range(MOST_PROCESSES + 1),
+                  f"a whole number up to {MOST_PROCESSES}, or `auto`")
 _port = _value(int, lambda port: 0 <= port <= 65535, "a whole number from 0 to 65535")
 _seconds = _value(float, lambda seconds: 0 <= seconds < float("inf"), "a number of seconds, 0 or more")

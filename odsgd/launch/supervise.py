@@ -165,7 +165,7 @@ class Supervisor:
             self._greeted(outpost, message["host"])
         elif event == "beats":
             self.judge.vigil.beats(message["beats"], now)
-        elif name:
+        elif name in self.judge.members:
             self._act_on(name, message, now)
         elif event == "ended":
             outpost.ended = True
@@ -193,7 +193,7 @@ class Supervisor:
             self.console.progress(name, message["text"])
         else:
             self.judge.output(name, message["text"])
-            self.console.line(name, message["text"], message["stream"])
+            self.console.line(name, message["text"], "stderr" if message["stream"] == "stderr" else "stdout")
 
     def _greeted(self, outpost: Outpost, host: str) -> None:
         outpost.greeted = True

@@ -18,18 +18,20 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.gluon.store import Store
 from kvstore.job import agreement
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
+from odsgd.config.files import read_text
 
 SCHEMA = 2
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
@@ -37,7 +39,13 @@ arrays of schema 1 had numbers where they have names now, which an option could 
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 
+MOST_MANIFEST_NBYTES = 1 << 24
+
 Digest = Dict[str, Any]
+
+
+class DamagedError(ConfigError):
+    """A checkpoint that is not what was written; the one before it may serve."""
 
 
 def worker_file(worker_rank: int) -> str:
@@ -151,16 +159,45 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     """The manifest of `folder`; ConfigError if it is damaged or of another version."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path, "the manifest of a checkpoint", MOST_MANIFEST_NBYTES))
         schema = manifest["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
-                          f"remove `{folder}` to resume from the checkpoint before it") from None
+        versions = manifest.get("versions")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} "
+                           f"({shown(str(error))}); {REMEDY.format(folder)}") from None
     if schema != SCHEMA:
-        writer = "odsgd " + str(dict(manifest.get("versions") or {}).get("odsgd", "(version not told)"))
-        raise ConfigError(f"`{path}` was written by {writer}, in schema {schema}; odsgd {__version__} reads schema "
-                          f"{SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+        writer = "odsgd " + shown(versions.get("odsgd", "(version not told)") if isinstance(versions, dict) else "?")
+        raise ConfigError(f"`{path}` was written by {writer}, in schema {shown(schema)}; odsgd {__version__} reads "
+                          f"schema {SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+    wrong = [name for name, fits in MANIFEST_HAS.items() if not fits(manifest.get(name))]
+    if wrong or folder.name != str(manifest["iteration"]):
+        raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "
+                           f"{REMEDY.format(folder)}")
     return dict(manifest)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2 ** 53
+
+
+def _are_digests(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and _is_count(one.get("nbytes")) and re.fullmatch("[0-9a-f]{64}", str(one.get("sha256")))
+        for one in value.values())
+
+
+def _are_shapes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and isinstance(one.get("dtype"), str) and isinstance(one.get("shape"), list)
+        and all(map(_is_count, one["shape"])) for one in value.values())
+
+
+REMEDY = "remove `{}` to resume from the checkpoint before it"
+MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
+    "iteration": _is_count, "num_workers": lambda value: _is_count(value) and value > 0,
+    "config": lambda value: value is None or isinstance(value, dict),
+    "parameters": _are_shapes, "files": _are_digests}
+"""What is read of a manifest, and what it must be."""
 
 
 def digest(path: Path) -> Digest:
@@ -229,17 +266,29 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
-    mine = read_npz(verify(folder, worker_file(store.rank), manifest))
+    mine = read_arrays(verify(folder, worker_file(store.rank), manifest))
     servers = None
     if store.rank == 0:
         verify(folder, WEIGHTS, manifest)
-        servers = read_npz(verify(folder, SERVERS, manifest))
+        servers = read_arrays(verify(folder, SERVERS, manifest))
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
             saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
             mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
+
+
+def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
+    """The arrays and the JSON of a file of a checkpoint."""
+    try:
+        with open(path, "rb") as file:  # NumPy leaves a broken one open
+            return read_npz(cast(Path, file))
+    except ConfigError:
+        raise
+    except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
+        raise DamagedError(f"`{path}`: expected arrays and their `meta`, got {type(error).__name__} "
+                           f"({shown(str(error))})") from None
 
 
 # --- between workers --------------------------------------------------------------------------------------------------

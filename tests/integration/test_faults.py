@@ -102,7 +102,8 @@ class Stuck(SSGD):
 
 def test_a_worker_that_stands_still_in_training_is_named_and_shows_where(tmp_path: Path) -> None:
     (tmp_path / "stuck.py").write_text(STUCK)
-    train: List[Word] = [sys.executable, "-m", "odsgd", "train", "--method-file", tmp_path / "stuck.py", "--out", tmp_path / "run"]
+    train: List[Word] = [sys.executable, "-m", "odsgd", "train", "--method-file", tmp_path / "stuck.py",
+                         "--out", tmp_path / "run"]
     with Launch("-n", 2, "-s", 1, "--hang-timeout", 5, *train, env={**SERVER, "LAUNCH_TEST_WARN_S": "3"}) as launch:
         assert launch.wait() == 75
     verdict = next(line for line in launch.errors if "worker 1 failed" in line)
