@@ -97,6 +97,11 @@ def end_well(leave: Callable[[], None]) -> None:
     atexit.register(end)
 
 
+def restarts() -> int:
+    """How often the launcher has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("ODSGD_RESTARTS") or 0)
+
+
 def lost_workers() -> Set[int]:
     """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
     path = os.environ.get("ODSGD_LOST")

@@ -63,8 +63,8 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env=plan.parse_env(options.env, "--env", os.environ),
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
-        startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout, grace_s=options.grace,
-        on_worker_loss=options.on_worker_loss)
+        startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
+        max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,6 +93,8 @@ def _parser() -> argparse.ArgumentParser:
         help="until everyone has joined; default 300; 0: wait for ever")
     add("--hang-timeout", type=_seconds, default=60.0, metavar="SECONDS",
         help="until a process that does not answer, or stands still in training, has failed; default 60; 0: for ever")
+    add("--max-restarts", type=_restarts, default=0, metavar="N",
+        help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker other than worker 0 dies: end the job (default), or let an asynchronous one go on")
@@ -159,5 +161,6 @@ def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str
 _workers = _value(int, lambda count: 1 <= count <= MOST_PROCESSES, f"a whole number from 1 to {MOST_PROCESSES}")
 _servers = _value(str, lambda text: text == "auto" or int(text) in range(MOST_PROCESSES + 1),
                   f"a whole number up to {MOST_PROCESSES}, or `auto`")
+_restarts = _value(int, lambda count: 0 <= count <= 10 ** 6, "a whole number up to 1000000")
 _port = _value(int, lambda port: 0 <= port <= 65535, "a whole number from 0 to 65535")
 _seconds = _value(float, lambda seconds: 0 <= seconds < float("inf"), "a number of seconds, 0 or more")

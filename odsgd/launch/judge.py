@@ -106,6 +106,21 @@ class Lost(NamedTuple):
     message: str
 
 
+@dataclass
+class History:
+    """How far a job has come, by what worker 0 tells of its checkpoints."""
+
+    since: float  # when it was at `saved`
+    resumed: int = 0
+    saved: int = 0
+
+    def kept(self, event: str, iteration: object, now: float) -> None:
+        """A checkpoint has been completed, or gone on from."""
+        if isinstance(iteration, int) and not isinstance(iteration, bool):
+            self.saved, self.since = iteration, now
+            self.resumed = iteration if event == "resumed" else self.resumed
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How the job ends: the launcher's exit code, and its last message."""
@@ -162,6 +177,7 @@ class Judge:
         self.goes_on = on_worker_loss == "continue"
         self.vigil = Vigil({member.name: member.host for member in members}, hang_timeout_s, now)
         self.failures: List[_Failure] = []
+        self.history = History(now)
         self.lost: List[Lost] = []
         self.hung: List[str] = []
         self.failed_at: Optional[float] = None
@@ -190,6 +206,8 @@ class Judge:
             member.reached(event)
             if self.asked_at is None:
                 self.asked_at = now
+        elif event in ("saved", "resumed"):
+            self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(_Failure(member, admitted=bool(report.get("consequence"))), now)

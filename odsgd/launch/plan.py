@@ -28,7 +28,8 @@ ON_WORKER_LOSS = ("fail", "continue")
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "ODSGD_RESTARTS", "PMI_PORT", "PMI_ID", "PMI_RANK",
+    "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -55,6 +56,7 @@ class Job:
     env_worker: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 300.0
     hang_timeout_s: float = 60.0  # 0: for ever
+    max_restarts: int = 0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
@@ -93,11 +95,13 @@ class Plan(NamedTuple):
         return [process for process in self.processes if process.host == host]
 
 
-def make_plan(job: Job, root: Tuple[str, int]) -> Plan:
-    """Place every process of the job and write out its environment."""
+def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
+    """Place every process of the job and write out its environment. `restarts`: how often it has failed before."""
     worker_hosts, server_hosts = place(job)
     secret = secrets.token_hex(32)
     common = _common_env(job, root, secret)
+    if restarts:
+        common["ODSGD_RESTARTS"] = str(restarts)
     python = sys.executable if job.launcher == "local" else job.remote_python
     scheduler = job.server_command or (sys.executable, "-m", "kvstore.server")  # always on this machine
     server = job.server_command or (python, "-m", "kvstore.server")

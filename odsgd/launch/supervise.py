@@ -2,6 +2,7 @@
 import collections
 import contextlib
 import functools
+import itertools
 import os
 import selectors
 import signal
@@ -19,6 +20,7 @@ from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import Mpirun
 from odsgd.launch.plan import Job, Plan, Process, make_plan
 from odsgd.launch.reach import Outpost
+from odsgd.launch.restarts import Attempt, decide
 
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
@@ -31,12 +33,25 @@ HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 
 def run(job: Job, console: Optional[Console] = None) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
-    with early.heeded(), contextlib.closing(reserve_port(job.port)) as holder:
+    console = console or Console()
+    before: Optional[Attempt] = None
+    with early.heeded():
         reach.check_programs(job)
-        plan = make_plan(job, (root_uri(job), holder.getsockname()[1]))
         if job.sync_dst_dir:
             reach.synchronise(job)
-        return Supervisor(job, plan, console or Console()).run()
+        for restarts in itertools.count():
+            with contextlib.closing(reserve_port(job.port)) as holder:
+                plan = make_plan(job, (root_uri(job), holder.getsockname()[1]), restarts)
+                supervisor = Supervisor(job, plan, console)
+                exit_code = supervisor.run()
+            attempt = supervisor.attempt(before)
+            decision = decide(attempt, before, restarts, job.max_restarts) if attempt else None
+            if decision and decision.text:
+                console.say(decision.text)
+            if not decision or not decision.again:
+                return exit_code
+            before = attempt
+    raise AssertionError("there is no end of restarts")
 
 
 def root_uri(job: Job) -> str:
@@ -68,6 +83,8 @@ class Supervisor:
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
         self.ending = False
+        self.verdict: Optional[Verdict] = None
+        self.failed_at = 0.0
 
     def run(self) -> int:
         """From the first agent to the last."""
@@ -75,6 +92,7 @@ class Supervisor:
             try:
                 self._open()
                 verdict = self._wait()
+                self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
                 self._end()
@@ -84,6 +102,15 @@ class Supervisor:
                 self._close()
         self._announce(verdict)
         return verdict.exit_code
+
+    def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
+        """How it went; None if nobody reads our output any more. What was kept `before` is not lost."""
+        history = self.judge.history
+        if self.verdict is None:
+            return None
+        saved = max(history.saved, before.saved if before else 0)
+        at = self.judge.vigil.farthest()
+        return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
 
     def _wait(self) -> Verdict:
         while True:

@@ -78,6 +78,7 @@ class Vigil:
         self._looked_at = now
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
+        self._farthest = 0
 
     # Events
 
@@ -97,10 +98,16 @@ class Vigil:
         for name, beat in beats.items():
             if name in self._signs and isinstance(beat, dict):
                 self._signs[name].beat(beat, now)
+                if name.startswith("worker"):
+                    self._farthest = max(self._farthest, self._signs[name].at)
 
     def ended(self, name: str) -> None:
         """It is not watched any more."""
         self._signs.pop(name, None)
+
+    def farthest(self) -> int:
+        """The greatest iteration that a worker has told of."""
+        return self._farthest
 
     def take_warnings(self) -> List[str]:
         """What the user should know since the last call."""
