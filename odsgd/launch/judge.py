@@ -9,7 +9,8 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
    failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
    first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
-   consequence, yields to any other failure: a process that misses another one did not kill it.
+   consequence, yields to any other failure: a process that misses another one did not kill it. An exit code without a
+   report yields to a SIGKILL: MPI ends the processes that have lost one, and two ends at once are seen in any order.
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures
    that belong together cannot be spared, none is.
@@ -144,6 +145,16 @@ class _Failure:
     def consequence(self) -> bool:
         """Whether another failure, if there is one, is the likelier cause."""
         return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
+
+    @property
+    def struck(self) -> bool:
+        """Whether it was killed by somebody else, which no process does to itself."""
+        return self.member is not None and self.member.code == -signal.SIGKILL
+
+    @property
+    def mute(self) -> bool:
+        """Whether it ended by itself without a word, as MPI ends a process that has lost another."""
+        return self.member is not None and (self.member.code or 0) > 0 and self.member.error is None
 
     @property
     def members(self) -> Sequence[Member]:
@@ -293,7 +304,8 @@ class Judge:
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
         assert self.failed_at is not None
-        cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
+        struck = any(failure.struck for failure in self.failures)
+        cause = min(self.failures, key=lambda failure: (failure.consequence, struck and failure.mute))  # stable
         waited = now - self.failed_at
         speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
         if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):

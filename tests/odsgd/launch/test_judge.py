@@ -91,6 +91,17 @@ def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
+def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", 255, 10.0)
+    judge.exited("worker 0", -signal.SIGKILL, 10.0)
+    assert verdict_at(judge, 11.0).culprit == "worker 0"
+    judge = running(*NAMES)
+    judge.exited("worker 1", 3, 10.0)
+    judge.exited("worker 0", -signal.SIGABRT, 10.1)  # it ended itself, and perhaps for that reason
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
 def test_an_expired_deadline_alone_is_the_cause() -> None:
     judge = running(*NAMES)
     judge.exited("worker 0", 75, 10.0)
