@@ -8,6 +8,7 @@ The scheduler, which only introduces the others to each other, runs on the launc
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
 introduces them itself (`pmi.py`), at the address that would be the scheduler's.
 """
+import ipaddress
 import os
 import re
 import secrets
@@ -129,6 +130,19 @@ def place(job: Job) -> Tuple[List[Host], List[Host]]:
     if job.servers_beside_workers:
         return workers, [workers[rank % len(workers)] for rank in range(job.num_servers)]
     return workers, [slots[(job.num_workers + rank) % len(slots)] for rank in range(job.num_servers)]
+
+
+def exposure(address: str) -> Optional[str]:
+    """What to warn of, if the whole internet may be able to reach a job at this address.
+
+    >>> exposure("10.0.0.9"), exposure("127.0.0.1")
+    (None, None)
+    """
+    if ipaddress.ip_address(address).is_private:
+        return None
+    return (f"warning: the job listens at {address}, which is no private address; whoever can reach its ports can read "
+            "the weights and end it (docs/design.md, security model). Name another address with --host-ip, or close "
+            "the ports to others")
 
 
 def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:

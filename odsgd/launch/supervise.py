@@ -18,7 +18,7 @@ from odsgd.launch.console import Console
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import Mpirun
-from odsgd.launch.plan import Job, Plan, Process, make_plan
+from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
 from odsgd.launch.restarts import Attempt, decide
 
@@ -35,13 +35,17 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
     console = console or Console()
     before: Optional[Attempt] = None
+    root = root_uri(job)
+    warning = exposure(root)
+    if warning:
+        console.say(warning)
     with early.heeded():
         reach.check_programs(job)
         if job.sync_dst_dir:
             reach.synchronise(job)
         for restarts in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
-                plan = make_plan(job, (root_uri(job), holder.getsockname()[1]), restarts)
+                plan = make_plan(job, (root, holder.getsockname()[1]), restarts)
                 supervisor = Supervisor(job, plan, console)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
