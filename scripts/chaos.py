@@ -278,8 +278,8 @@ def judge(seen: Dict[str, Any], same_bits: Optional[bool]) -> List[str]:
     named_s = limit_s + 1 if seen["named_s"] is None else seen["named_s"]
     if fatal and (seen["code"] != 0 or seen["restarted"]) and named_s > limit_s:
         broken.append(f"{seen['victim']} was not named within {limit_s:g} s")
-    # Hit at the very end a job has finished all the same, and says by its exit code that a process ended badly.
-    if (not fatal or seen["restarts"]) and not (seen["code"] == 0 and seen["finished"]):
+    # A server that is hit when all workers have succeeded makes the exit code another one; the job has finished.
+    if (not fatal or seen["restarts"]) and not (seen["finished"] and (fatal or seen["code"] == 0)):
         broken.append(f"not finished (exit code {seen['code']})")
     elif seen["code"] == 0 and same_bits is False:
         broken.append("other bits")

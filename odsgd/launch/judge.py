@@ -130,6 +130,7 @@ class Verdict:
     message: str
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
+    finished: bool = False  # every worker has succeeded, whatever came after
 
 
 @dataclass
@@ -372,7 +373,7 @@ class Judge:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
         if self._lost_ranks():
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
-        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks))
+        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks), finished=True)
 
     def _desertion(self, now: float) -> Optional[Verdict]:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:

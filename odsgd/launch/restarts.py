@@ -1,7 +1,8 @@
 """Whether a job that has failed is started again: facts in, a decision and its words out. No I/O.
 
-Not started again: a mistake in the options (exit code 64), a signal to the launcher, a failure that has already
-happened in the same way: the same process, in the same words, from the same checkpoint, and no farther than before.
+Not started again: a mistake in the options (exit code 64), a signal to the launcher, a job whose workers have all
+succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
+in the same words, from the same checkpoint, and no farther than before.
 """
 import re
 from typing import NamedTuple, Optional
@@ -35,7 +36,7 @@ class Decision(NamedTuple):
 def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) -> Decision:
     """After `done` restarts of `most`; `before`: the last attempt but this one."""
     verdict = attempt.verdict
-    if not verdict.exit_code or verdict.by_signal or not most:
+    if verdict.finished or verdict.by_signal or not most:
         return Decision(False)
     if verdict.exit_code == EXIT_USAGE:
         return Decision(False, "not started again: a mistake in the options stays one")

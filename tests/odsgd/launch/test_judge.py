@@ -127,7 +127,7 @@ def test_all_have_ended_well() -> None:
     end_workers(judge, 10.0)
     assert judge.tick(10.05) is None
     judge.exited("server 0", 0, 10.1)
-    assert verdict_at(judge, 10.1) == Verdict(0, "")  # the scheduler hears no farewell
+    assert verdict_at(judge, 10.1) == Verdict(0, "", finished=True)  # the scheduler hears no farewell
 
 
 def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
@@ -299,7 +299,8 @@ def test_a_job_that_has_lost_workers_succeeds_and_says_so() -> None:
     judge.exited("worker 0", 0, 14.0)
     judge.exited("server 0", 0, 14.1)
     judge.exited("scheduler", 0, 14.1)
-    assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]")
+    assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]",
+                                               finished=True)
 
 
 def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
