@@ -337,6 +337,7 @@ def main() -> int:
     log = folder / "results.jsonl"
     results = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     done = {one["number"] for one in results if one["seed"] == options.seed}
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which ends the job under way
     stop_at = time.monotonic() + options.within
     for number in range(options.jobs):
         if number in done or time.monotonic() > stop_at:

@@ -53,15 +53,18 @@ class Child:
         """It asks for the other workers of its job, and has not met them yet."""
         self.beat: Message = {}
         self.beat_at: Optional[float] = None
+        self.stopped_at: Optional[float] = None
         self.kill_at: Optional[float] = None
 
     def last_beat(self, now: float) -> Optional[Message]:
-        """Its last beat, and how long ago that was; None: it has no pulse."""
+        """Its last beat, and how long ago that was; None: it has no pulse, or not yet, and runs as far as one sees."""
+        state = ""
+        if self.beat_at is None or now - self.beat_at > SILENT_S:
+            state = linux.state(self.pid)
         if self.beat_at is None:
-            return None
-        silent_s = now - self.beat_at
-        state = {"state": linux.state(self.pid)} if silent_s > SILENT_S else {}
-        return {**self.beat, "silent_s": round(silent_s, 1), **state}
+            self.stopped_at = (self.stopped_at or now) if state == "T" else None
+            return {"silent_s": round(now - self.stopped_at, 1), "state": state} if self.stopped_at else None
+        return {**self.beat, "silent_s": round(now - self.beat_at, 1), "state": state}
 
     def is_to_be_redrawn(self) -> bool:
         """Whether it is time to forward a frame of its progress bar."""

@@ -4,7 +4,8 @@ An agent tells every second of the last beat of each process (`kvstore/job/pulse
 long it has waited for others, and for how long it has been silent.
 
 1. An agent, or a process, that has been silent for `WARN_S` is named, with those that wait for it; after
-   `hang_timeout_s` it is a failure. A process that has never beaten, a script without odsgd, is not missed.
+   `hang_timeout_s` it is a failure. One that has never beaten, a script without odsgd or a process that is still being
+   imported, is not missed, unless the kernel says that it is stopped.
 2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
    Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
