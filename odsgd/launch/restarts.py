@@ -17,7 +17,7 @@ class Attempt(NamedTuple):
     verdict: Verdict
     resumed: int  # the iteration it began after
     saved: int  # the last iteration that it, or one before it, has kept
-    at: int  # the farthest iteration that a worker has told of
+    at: int  # the farthest iteration that a worker has told of, perhaps a second before the end
     lost_s: float  # the time since then, or since the start
 
     @property
@@ -50,5 +50,5 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
         return Decision(False, f"not started again: that were {most} restarts (--max-restarts)")
     iterations = max(0, attempt.at - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
-    return Decision(True, f"restart {done + 1} of {most}, from {where}: {iterations} iterations are lost, "
-                    f"{attempt.lost_s:.1f} s")
+    return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.lost_s:.1f} s, at least "
+                    f"{iterations} iterations")
