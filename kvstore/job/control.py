@@ -251,6 +251,8 @@ class Verifier:
             if max(len(sender_text), len(counter_text)) > MOST_DIGITS:
                 raise ValueError
             sender, counter = int(sender_text), int(counter_text)
+            if [str(sender), str(counter)] != [sender_text, counter_text]:  # int() takes blanks, signs, other scripts
+                raise ValueError
             expected = _signature(self._key, sender, counter, text).encode()
             given = signature.encode()
         except ValueError:

@@ -271,6 +271,8 @@ SIGNED = Signer(3, KEY).sign("open", {"buckets": [1, 2, 3]})
 @example("9" * 4000 + " 1 x {}")
 @example("1 1 \ud800 {}")
 @example("² ² x {}")
+@example("\r" + SIGNED)
+@example("+" + SIGNED)
 def test_a_command_to_the_servers(message: str) -> None:
     if message != SIGNED:
         assert holds(lambda: Verifier(KEY).open(message)) is not None
