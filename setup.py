@@ -47,7 +47,7 @@ setup(
         **{name: [requirement] for name, requirement in MXNET.items()},
         "mpi": MPI,
         "plot": PLOT,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", *MPI, *PLOT],
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT],
         "check": CHECK,
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},

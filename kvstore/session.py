@@ -15,7 +15,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.errors import ConfigError
-from kvstore.job.control import watch
+from kvstore.job.control import pulse, watch
 from kvstore.tracing import recorder, wraps
 from kvstore.transports.parts import Parts
 from kvstore.transports.replicas import Replicas, Resident
@@ -144,6 +144,7 @@ class Session:
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        pulse.moved(self.step.t)
         return self.step
 
     def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0) -> None:

@@ -7,6 +7,11 @@ import importlib.util
 import os
 import sys
 
+from odsgd.launch import early
+
+if early.is_launcher():
+    early.heed()
+
 import kvstore
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.job import control

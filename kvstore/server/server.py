@@ -30,12 +30,17 @@ _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_TH
 
 
 def _fatal(function: Callable[..., None]) -> Callable[..., None]:
-    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job. Its time is work."""
+    pulse = control.pulse
+
     def guarded(*arguments: Any) -> None:
+        pulse.activity = "serving"
         try:
             function(*arguments)
         except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+        pulse.activity = ""
+        pulse.moved(pulse.at + 1)
     return guarded
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
@@ -22,9 +23,10 @@ import yaml
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import Method, Options
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
 from odsgd.config import methods
+from odsgd.config.files import read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
 from odsgd.config.names import GLUON_MODELS, MODELS
@@ -189,7 +191,7 @@ class TrainConfig:
         A method of the user's own is loaded first, since its options are among those that are known.
         """
         config_file = given(argv, "--config")
-        said = _lines(config_file) if config_file and Path(config_file).exists() else {}
+        said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
         file = given(argv, "--method-file") or said.get("method_file")
         if file:
             algorithms.load(str(file))
@@ -399,15 +401,10 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
 
 def _lines(path: str) -> Dict[str, Any]:
     """What a YAML file says, whether or not there are such options."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read `{path}`: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml_file(path)
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
+    return {shown(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:

@@ -99,6 +99,8 @@ class Training:
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
+        self.draft: Optional[checkpoint.Draft] = None
+        self.warnings: List[str] = []  # of the time before there was a journal
 
     def _trainer(self) -> Any:
         """Of what is not frozen; a store never sees the rest."""
@@ -123,7 +125,7 @@ class Training:
             self.journal.start(self.store.num_workers, self.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
                                devices.contexts(self.config), resumed)
-            for line in warnings_about(self.config, self.store.num_workers):
+            for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers)]:
                 self.journal.warn(line)
             if self.config.emulate_compute is not None:
                 self._emulate(self.config.emulate_compute)
@@ -157,13 +159,18 @@ class Training:
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
         self.epoch = self._lap()
-        for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
-            self._iterate(xs, ys)
-            if self.store.iteration < end and self._checkpoint_due():
-                self._checkpoint()
+        with control.pulse.doing("training"):
+            for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
+                self._iterate(xs, ys)
+                if self.draft and self.draft.is_due(self.store.iteration):
+                    self._finish_checkpoint()
+                if self.store.iteration < end and self._checkpoint_due():
+                    self._checkpoint()
         self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
+        if self.store.iteration == self.total:
+            self._finish_checkpoint()
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -279,7 +286,8 @@ class Training:
         self.clock.stop()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
-            self.tested = self._evaluate()
+            with control.pulse.doing("evaluation"):
+                self.tested = self._evaluate()
             record.update(self.tested)
         self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
 
@@ -302,6 +310,7 @@ class Training:
         with self.store.global_weights():
             if self.store.rank == 0:
                 for number, (xs, ys) in enumerate(self.data.test()):
+                    control.pulse.part = number
                     outputs = [self.net(x) for x in xs]
                     tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
                     meter.add(number, tallies, sum(len(y) for y in ys))
@@ -319,38 +328,46 @@ class Training:
         return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
 
     def _checkpoint(self) -> None:
-        """Collective. Weights of a run that has diverged are not worth keeping, so all losses are read first."""
+        """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
+        first. The files are written while the training goes on, and count some iterations later.
+        """
+        self._finish_checkpoint()
         self.meter.drain()
         self.clock.stop()
         epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions()}
-        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints, self.frozen)
+        with control.pulse.doing("checkpoint"):
+            self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
+                                          self.frozen)
         self.clock.go_on()
+
+    def _finish_checkpoint(self) -> None:
+        """Make the last one count, if it does not yet. Collective."""
+        if self.draft is not None:
+            draft, self.draft = self.draft, None
+            with control.pulse.doing("checkpoint"):
+                draft.finish()
 
     def _resume(self) -> Optional[Path]:
         """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
-        Collective.
+        A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
         """
         there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
-        if not self.config.resume:
+        again = control.restarts() > 0
+        if again and not checkpoint.from_worker_0(self.store, there):
+            return None
+        if not self.config.resume and not again:
             if there:
                 raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
                                   f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
             return None
-        manifest = checkpoint.from_worker_0(self.store, self._newest(there) if self.store.rank == 0 else None)
-        folder = self.checkpoints / str(manifest["iteration"])
-        checkpoint.restore(folder, manifest, self.store, self.net, self.frozen)
+        folder, self.warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen)
         return folder
 
-    def _newest(self, there: List[int]) -> Dict[str, Any]:
-        """Its manifest, if it goes with this run."""
-        if not there:
-            raise ConfigError(f"no complete checkpoint in `{self.checkpoints}`; check --out, or leave --resume out to "
-                              "begin a new run")
-        manifest = checkpoint.read_manifest(self.checkpoints / str(there[-1]))
+    def _check(self, manifest: Dict[str, Any]) -> None:
+        """Whether a checkpoint goes with this run."""
         now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
-        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
+        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
         checkpoint.check_model(manifest, self.net)
-        return manifest

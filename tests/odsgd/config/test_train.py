@@ -378,7 +378,8 @@ def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert message(f"--config {tmp_path}/no.yaml") == f"cannot read `{tmp_path}/no.yaml`: No such file or directory"
+    assert message(f"--config {tmp_path}/no.yaml") == (
+        f"cannot read `{tmp_path}/no.yaml`, a configuration in YAML: No such file or directory")
 
 
 def test_what_yaml_writes_is_plain() -> None:
