@@ -282,7 +282,7 @@ class Method:
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""
         traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
-                          any_cut=self.rule.by_element)
+                          any_cut=getattr(self, "rule", Rule).by_element)
         if not isinstance(self.options, CodedOptions):
             return traffic
         return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
