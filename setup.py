@@ -37,7 +37,7 @@ CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML",
 
 setup(
     name="odsgd",
-    version="0.2.0",
+    version="0.3.0",
     description="One-step-delay SGD (OD-SGD) on Apache MXNet's parameter server",
     license="Apache-2.0",
     python_requires=">=3.8,<3.13",
@@ -47,7 +47,7 @@ setup(
         **{name: [requirement] for name, requirement in MXNET.items()},
         "mpi": MPI,
         "plot": PLOT,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", *MPI, *PLOT],
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT],
         "check": CHECK,
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},

@@ -34,8 +34,9 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
     ----------
     name : ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`);
         or ``local``: SSGD in this process alone
-    transport : ``server`` or ``ring``, where a store runs on either; or a `Transport` of your own. None: the store's
-        default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``, ``pipesgd``
+    transport : ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the
+        store's default, which is the job's parameter servers, and the ring of its workers for ``sasgd``,
+        ``dsync``, ``pipesgd``
     options : see the ``Options`` of the algorithm's file in `kvstore.algorithms`
 
     Without a server each worker applies the global optimizer itself, with the learning rate of its own trainer: set the

@@ -9,6 +9,7 @@ A bucket is one message to one server: small parameters share one, a large param
 `plan` is a pure function: the same parameters give the same buckets on every worker. Checkpoints are per parameter
 (`split`, `join`), so they outlive a plan. docs/design.md, "Messages", says what shares a bucket.
 """
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -35,7 +36,7 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

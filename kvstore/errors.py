@@ -7,7 +7,7 @@
     ├── StoreClosedError           the store is used after close()
     └── ProtocolError              a message that breaks the rules: wrong signature, wrong round, wrong shape
 
-Each message says which, got, expected, and what to do next.
+Each message says which, got, expected, and what to do next. That of a ConfigError is one line, whatever it quotes.
 """
 import difflib
 from typing import Iterable
@@ -15,8 +15,14 @@ from typing import Iterable
 EXIT_USAGE, EXIT_FAILURE, EXIT_DEADLINE, EXIT_INTERRUPTED = 64, 70, 75, 130
 
 
+MOST_QUOTED, MOST_SAID = 120, 390
+
+
 class ConfigError(ValueError):
-    """A setting cannot work."""
+    """A setting cannot work. Its message is one line of at most `MOST_SAID` characters."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(shortened(printable(str(message)), MOST_SAID))
 
 
 class KVStoreError(RuntimeError):
@@ -39,6 +45,31 @@ class ProtocolError(KVStoreError):
     """A message breaks the rules."""
 
 
+def shown(value: object) -> str:
+    """An input as messages quote it: without control characters, and short.
+
+    >>> shown("a\\x1b[2J"), shown(10 ** 9), len(shown("x" * 10 ** 6))
+    ('a\\\\x1b[2J', '1000000000', 120)
+    """
+    try:
+        text = value if isinstance(value, str) else repr(value) if isinstance(value, bytes) else str(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4300 digits
+        text = f"a very long {type(value).__name__}"
+    return shortened(printable(text[:10 * MOST_QUOTED]), MOST_QUOTED)
+
+
+def printable(text: str) -> str:
+    """`text` with its control characters, and what else cannot be printed, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`, or its beginning and its end."""
+    return text if len(text) <= most else f"{text[:most * 2 // 3 - 5]} ... {text[-(most // 3):]}"
+
+
 def unknown(what: str, got: str, allowed: Iterable[str], where: str = "", listed: str = "") -> ConfigError:
     """The error for a name that is not among `allowed`, with the nearest one suggested.
 
@@ -47,7 +78,7 @@ def unknown(what: str, got: str, allowed: Iterable[str], where: str = "", listed
     >>> print(unknown("store", "odsdg", ["ssgd", "odsgd"]))
     unknown store `odsdg`; did you mean `odsgd`? Known: odsgd, ssgd
     """
-    allowed = sorted(allowed)
-    near = difflib.get_close_matches(str(got), allowed, n=1)
+    allowed, got = sorted(allowed), shown(got)
+    near = difflib.get_close_matches(got, allowed, n=1)
     hint = f"; did you mean `{near[0]}`?" if near else "."
     return ConfigError(f"unknown {what} `{got}`{where}{hint} {listed or 'Known: ' + ', '.join(allowed)}")

@@ -8,7 +8,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
 from kvstore.job import control
-from kvstore.wire.interfaces import Ring, Servers, Transport
+from kvstore.wire.interfaces import KINDS, Transport, kind_of
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> Store:
@@ -29,13 +29,14 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
 def make(name: str, options: Options, transport: Transport) -> Store:
     """A store with checked options on a transport that is there."""
     method = algorithms.find(name)
-    if not isinstance(transport, (Servers, Ring)):
-        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected one of servers "
-                          "or a ring (kvstore.wire.interfaces)")
-    has, other = ("ring", "servers") if isinstance(transport, Ring) else ("server", "a ring")
-    if has not in method.transports and method.transports != ("process",):
-        raise ConfigError(f"store {name} needs {other} and the transport given has "
-                          f"{'none' if has == 'ring' else 'servers'}")
+    kind = kind_of(transport)
+    if not kind:
+        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
+                          "ring or workers with parts (kvstore.wire.interfaces)")
+    if kind not in method.transports and method.transports != ("process",):
+        raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
+                          f"`{kind}`")
+    method.check_transport(options, kind)
     return Store(method, options, transport)
 
 
@@ -44,7 +45,7 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = contr
     method = algorithms.find(name)
     kind = transport or method.transports[0]
     if kind not in method.transports:
-        raise (unknown("transport", kind, method.transports) if kind not in ("server", "ring") else
+        raise (unknown("transport", kind, method.transports) if kind not in KINDS else
                ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, not on `{kind}`"))
     if kind == "process":
         from kvstore.transports.inprocess import Stage
@@ -52,6 +53,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = contr
     if kind == "ring":
         from kvstore.transports.ring import MpiRing
         return MpiRing(timeout_s)
+    if kind == "sharded":
+        from kvstore.transports.sharded import MpiSharded
+        return MpiSharded(timeout_s)
     from kvstore.transports.ps import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
 

@@ -15,7 +15,10 @@ import math
 import re
 from typing import Any, Callable, Optional, Tuple
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
+
+LARGEST = 2 ** 31
+"""Whole numbers are smaller: MXNet's seeds and sizes are C integers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,17 +84,24 @@ def _whole(value: Any) -> int:
 def _span(value: Any) -> Span:
     if isinstance(value, Span):
         return value
-    match = re.fullmatch(r"(\d+) ?(e|epochs?|iterations?)?", as_text(value).strip())
-    if not match:
+    match = re.fullmatch(r"([0-9]{1,10}) ?(e|epochs?|iterations?)?", as_text(value).strip())
+    if not match or not int(match.group(1)) < LARGEST:
         raise ValueError
     return Span(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
 
 
+def _path(value: Any) -> str:
+    path = as_text(value)
+    if "\0" in path:
+        raise ValueError
+    return path
+
+
 def integer(at_least: int) -> Kind:
-    """A whole number, `at_least` or more, of 31 bits: MXNet's seeds and sizes are C integers."""
+    """A whole number, `at_least` or more, of 31 bits."""
     def convert(value: Any) -> int:
         number = _whole(value)
-        if not at_least <= number < 2 ** 31:
+        if not at_least <= number < LARGEST:
             raise ValueError
         return number
     return Kind("N", f"a whole number, {at_least} or more and below 2^31", convert)
@@ -116,7 +126,7 @@ def integers(at_least: int, length: Optional[int] = None, expected: str = "whole
     """Several whole numbers, each `at_least` or more."""
     def convert(value: Any) -> Tuple[int, ...]:
         numbers = tuple(_whole(part) for part in items(value))
-        if any(number < at_least for number in numbers) or (length is not None and len(numbers) != length):
+        if length not in (None, len(numbers)) or not all(at_least <= number < LARGEST for number in numbers):
             raise ValueError
         return numbers
     return Kind(",".join(["N"] * (length or 2)) + ("" if length else ",..."), expected, convert)
@@ -136,15 +146,15 @@ def name(what: str, names: Tuple[str, ...]) -> Kind:
     def convert(value: Any) -> str:
         if as_text(value) in names:
             return str(value)
-        near = difflib.get_close_matches(str(value), names, n=3)
+        near = difflib.get_close_matches(shown(value), names, n=3)
         raise unknown(what, value, names) if few or not near else ConfigError(
-            f"unknown {what} `{value}`; did you mean {', '.join(f'`{other}`' for other in near)}?")
+            f"unknown {what} `{shown(value)}`; did you mean {', '.join(f'`{other}`' for other in near)}?")
     metavar = "NAME" if len(names) > 6 else "{" + ",".join(names) + "}"
     return Kind(metavar, f"the name of a{'n' * (what[0] in 'aeiou')} {what}", convert)
 
 
 TEXT = Kind("TEXT", "text", as_text)
-PATH = Kind("PATH", "a path", as_text)
+PATH = Kind("PATH", "a path", _path)
 FLAG = Kind("", "true or false", _flag)
 SPAN = Kind("SPAN", "iterations (200) or epochs (2epochs)", _span)
 
@@ -174,8 +184,8 @@ def convert(field: dataclasses.Field[Any], value: Any, where: str) -> Any:
         return kind.convert(value)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    except (ValueError, TypeError):
-        raise ConfigError(f"{where}: expected {kind.expected}, got `{value}`") from None
+    except (ValueError, TypeError, OverflowError):
+        raise ConfigError(f"{where}: expected {kind.expected}, got `{shown(value)}`") from None
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """A session's state as arrays by parameter name and JSON, and back.
 
 A worker's    arrays ``global/NAME`` and ``local/NAME`` (its weights), ``worker/ARRAY/NAME`` (what its method declares),
-              ``optimizer_local/ARRAY/NAME``; JSON with the iteration, its rates and the facts
+              ``optimizer_local/ARRAY/NAME``, ``wire/residual/NAME`` (what a codec keeps);
+              JSON with the iteration, its rates and the facts
 the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by bucket
 
 Arrays are by parameter, so they outlive a layout of buckets; in a synchronous job all buckets' facts are alike.
@@ -33,9 +34,10 @@ def worker_state(session: Session) -> Saved:
         if bucket.id in session.local_steps:
             state = session.local_steps[bucket.id].arrays()
             flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
-        names = flats
-        for prefix, flat in flats.items():
-            layout.split(bucket, flat.asnumpy().reshape(-1), arrays, prefix + "/")
+        names = {**flats, **{f"wire/{name}": array for name, array in session.wire.kept(bucket).items()}}
+        for prefix, flat in names.items():
+            flat = flat if isinstance(flat, np.ndarray) else flat.asnumpy().reshape(-1)
+            layout.split(bucket, flat, arrays, prefix + "/")
     first, step = session.buckets[0], session.step
     wire = session.wire
     versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
@@ -61,6 +63,7 @@ def load_worker(session: Session, saved: Saved) -> None:
         worker.resumed()
         if bucket.id in session.local_steps:
             session.local_steps[bucket.id].put_back(below("optimizer_local/"), meta["optimizer_local"])
+        keeping.fill(session.wire.kept(bucket), below("wire/"))
     if meta["versions"]:
         assert isinstance(session.wire, AsynchronousServers)
         session.wire.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])

@@ -3,6 +3,7 @@
 A front end (`kvstore.gluon` is one) knows parameters, devices and a trainer; this knows none of them. docs/design.md,
 "The seam", shows its calls. Nothing here waits for the network in a training step; calls that do say so.
 """
+import dataclasses
 import json
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
@@ -14,10 +15,11 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.errors import ConfigError
-from kvstore.job.control import watch
+from kvstore.job.control import pulse, watch
 from kvstore.tracing import recorder, wraps
-from kvstore.transports.replicas import Replicas
-from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Transport
+from kvstore.transports.parts import Parts
+from kvstore.transports.replicas import Replicas, Resident
+from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport, kind_of
 
 
 class Session:
@@ -35,12 +37,16 @@ class Session:
         self.wire: GlobalWeights
         if isinstance(transport, Servers):
             self.wire = transport
+        elif isinstance(transport, Sharded):
+            self.wire = Parts(transport)
         else:
             assert isinstance(transport, Ring)
             self.wire = Replicas(transport)
         if self.on is not None:
             wraps.wire(self.on, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
+        self.lr_given: Optional[float] = None
+        """The learning rate before any schedule; None: the optimizer's at `begin`."""
         self.buckets: List[Bucket] = []
         self.workers: Dict[int, Worker] = {}
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
@@ -63,6 +69,17 @@ class Session:
         if local is not None:
             settings = {**local[1], "wd": optimizer.wd if local[1].get("wd") is None else local[1]["wd"]}
             self.local_optimizer = optimizers.create_local(local[0], settings)
+
+    def change(self, options: Dict[str, Any]) -> None:
+        """Other values for some options of the method. Before `plan`."""
+        method = type(self.method)
+        for name, value in options.items():
+            if name not in method.option_names():
+                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; "
+                                  "leave it out")
+        changed = dataclasses.replace(self.method.options, **options)
+        method.check_transport(changed, kind_of(self.transport))
+        self.method = method(changed, self.transport.num_workers)
 
     def model(self) -> List[str]:
         """What must be the same on all workers, in lines, beside the parameters."""
@@ -88,16 +105,20 @@ class Session:
         """
         method, optimizer = self.method, self.optimizer
         assert optimizer is not None
-        opening = Opening(algorithms.where(type(method)), method.options.plain(), optimizers.describe(optimizer),
-                          self.buckets, self._traffic)
+        described = optimizers.describe(optimizer)
+        if not method.update_decays:
+            described["settings"]["wd"] = 0.0
+        opening = Opening(algorithms.where(type(method)), method.options.plain(), described, self.buckets,
+                          self._traffic)
         self.transport.opens(opening)
         arriving = self.wire.open(opening, weights)
+        lr_given = optimizer.lr if self.lr_given is None else self.lr_given
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
                 method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
-                optimizer.wd * bucket.first.wd_mult, self._local_step(bucket, own), self._update(bucket), own)
+                optimizer.wd * bucket.first.wd_mult, lr_given, self._local_step(bucket, own), self._update(bucket), own)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:
@@ -109,7 +130,7 @@ class Session:
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
-        if not isinstance(self.wire, Replicas):
+        if not isinstance(self.wire, Resident):
             return None
         update = self.wire.updates[bucket.id]
         return update if self.on is None else wraps.update(self.on, update, bucket, "update")
@@ -125,11 +146,18 @@ class Session:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
         self.transport.begins(self.step.t)
+        pulse.moved(self.step.t)
         return self.step
 
     def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0) -> None:
         """Iteration `t`, with these rates, is done."""
         self.step = Step(t, lr, lr_local)
+
+    def room(self, bucket: Bucket) -> Optional[NDArray]:
+        """Where the bucket's next gradient is best written; None: anywhere."""
+        local = self.local_optimizer
+        reads_only = local is None or optimizers.known(local)  # one of the user's own may write to the gradient
+        return self.wire.room(bucket) if reads_only and self.workers[bucket.id].ends_with_exchange else None
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
@@ -162,6 +190,8 @@ class Session:
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
+            for name, array in self.wire.kept(worker.bucket).items():
+                self._count(counted, f"{name}: what the codec has left of the gradients", array)
         return counted
 
     @staticmethod

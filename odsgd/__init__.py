@@ -7,11 +7,16 @@ import importlib.util
 import os
 import sys
 
+from odsgd.launch import early
+
+if early.is_launcher():
+    early.heed()
+
 import kvstore
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.job import control
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if importlib.util.find_spec("mxnet") is None:
     from kvstore.engine import _mxnet  # noqa: F401  says what to install

@@ -35,11 +35,12 @@ class FailsToStart(mx.optimizer.SGD):
         raise MemoryError("no room for the optimizer state, on purpose")
 
 
-def main(fault: str) -> None:
+def main(fault: str, codec: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
     ps.connection(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
-    store = kvstore.create("odsgd", warmup=2, timeout_s=10.0 if fault == "silent" else 600.0)
+    store = kvstore.create("odsgd", warmup=2, timeout_s=10.0 if fault == "silent" else 600.0,
+                           codec=codec)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
     type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__
     store.set_optimizer(optimizer)
@@ -70,6 +71,9 @@ def go_wrong(fault: str, store: Store) -> None:
     if fault == "unsigned":
         native = ps.connection(600.0, synchronous=True).native
         native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+    if fault == "nan":
+        store.pushpull("first", mx.nd.full((2, 3), float("nan")), out=mx.nd.ones((2, 3)))
+        store.pushpull("second", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))
     if fault == "interrupt":
         raise KeyboardInterrupt
     if fault == "exit":
@@ -80,4 +84,4 @@ def go_wrong(fault: str, store: Store) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else os.environ["FAULT"])
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ["FAULT"], sys.argv[2] if len(sys.argv) > 2 else "none")

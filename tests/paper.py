@@ -67,8 +67,14 @@ class Server:
     num_workers: int
     t: int = 0
     received: List[np.ndarray] = field(default_factory=list)
+    push: Any = None
+    """Worker m and its gradient -> what arrives of it, where messages have a codec."""
+    answer: Any = None
+    """W -> the weights as workers have them."""
 
     def receive_gradient(self, g: np.ndarray) -> None:
+        if self.push:
+            g = self.push(len(self.received), g)
         self.received.append(g)                                                     # l.3, 4
         if len(self.received) == self.num_workers:                                  # l.5
             total = self.received[0].copy()
@@ -76,26 +82,28 @@ class Server:
                 total = total + one
             mean = (total / F(self.num_workers)).astype(F)
             self.w = self.update(self.w, mean, self.t, self.w)                      # l.6
+            self.sent = self.answer(self.w) if self.answer else self.w              # l.10
             self.t += 1                                                             # l.7
             self.received = []                                                      # l.8
 
 
-def synchronous(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any) -> Path:
+def synchronous(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any,
+                **codes: Any) -> Path:
     """SSGD: Fig. 7."""
-    server = Server(w_0, update, num_workers)
+    server = Server(w_0, update, num_workers, **codes)
     path, path_global = [[w_0] * num_workers], [w_0]
     for t in range(iterations):
         for m in range(num_workers):
             server.receive_gradient(gradient(m, t, path[t][m]))
-        path.append([server.w] * num_workers)
-        path_global.append(server.w)
+        path.append([server.sent] * num_workers)
+        path_global.append(server.sent)
     return path, path_global
 
 
 def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, update: Any, warmup: int,
-                   local_updates: List[Any]) -> Path:
+                   local_updates: List[Any], **codes: Any) -> Path:
     """OD-SGD: Algorithm 2. `local_updates[m]` is worker m's L, or None for L = W_t."""
-    server = Server(w_0, update, num_workers)
+    server = Server(w_0, update, num_workers, **codes)
     w_device = [w_0] * num_workers           # what is broadcast to worker m's devices
     pulled = [w_0] * num_workers             # comm_buf_: what the previous iteration pulled
     path, path_global = [list(w_device)], [w_0]
@@ -105,16 +113,82 @@ def one_step_delay(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterat
             server.receive_gradient(g[m])                                           # l.20
         for m in range(num_workers):
             if t < warmup:                                                          # l.3-16
-                w_device[m] = server.w
+                w_device[m] = server.sent
             elif local_updates[m] is None:
                 w_device[m] = pulled[m]
             else:
                 w_bak = pulled[m]                                                   # CopyFromTo, Fig. 8
                 w_device[m] = local_updates[m](w_bak, g[m], t, w_device[m])         # l.22
-            pulled[m] = server.w                                                    # l.24
+            pulled[m] = server.sent                                                 # l.24
         path.append(list(w_device))
-        path_global.append(server.w)
+        path_global.append(server.sent)
     return path, path_global
+
+
+# -- codecs ------------------------------------------------------------------------------------------------------
+#
+# What is left of floats that travel in fewer bits: Li et al. 2018, section 3.2, and MXNet's gradient compression.
+
+def truncated(x: np.ndarray) -> np.ndarray:
+    return (x.view(np.uint32) & 0xffff0000).astype(np.uint32).view(F)
+
+
+def quantized(x: np.ndarray) -> np.ndarray:
+    largest = np.abs(x).max()
+    return (np.round(x * F(F(127) / largest)) * F(largest / F(127))).astype(F)
+
+
+def in_two_bits(x: np.ndarray, threshold: float) -> np.ndarray:
+    return np.array([threshold if one >= threshold else -threshold if one <= -threshold else 0 for one in x], F)
+
+
+def in_one_bit(x: np.ndarray, threshold: float) -> np.ndarray:
+    return np.array([1 if one > threshold else -1 for one in x], F)
+
+
+LEFT: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": lambda x: x, "float16": lambda x: x.astype(np.float16).astype(F), "truncate": truncated,
+    "quantize": quantized}
+
+
+class Residuals:
+    """Each worker's: what was left out of its gradients is part of the next one."""
+
+    def __init__(self, left: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.left, self.r = left, {}  # type: ignore[var-annotated]
+
+    def __call__(self, m: int, g: np.ndarray) -> np.ndarray:
+        whole = (self.r.get(m, 0) + g).astype(F)
+        sent = self.left(whole)
+        self.r[m] = whole - sent
+        return sent
+
+
+class Changes:
+    """s <- s + what is left of W - s: weights as their readers have them."""
+
+    def __init__(self, left: Callable[[np.ndarray], np.ndarray], s: np.ndarray) -> None:
+        self.left, self.s = left, s
+
+    def __call__(self, w: np.ndarray) -> np.ndarray:
+        self.s = self.s + self.left(w - self.s)
+        return self.s
+
+
+@dataclass
+class CodedTurns:
+    """An asynchronous method whose messages have codecs."""
+
+    method: Any
+    push: Any
+    answers: List[Any]
+
+    @property
+    def W(self) -> np.ndarray:
+        return np.asarray(self.method.W)
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        return np.asarray(self.answers[m](self.method.turn(m, t, w, self.push(m, g))))
 
 
 # -- collective ----------------------------------------------------------------------------------------------------
@@ -245,18 +319,23 @@ class NSoftsync(Asgd):
 
 @dataclass
 class DownpourSgd(Asgd):
-    """Local steps and accrued gradients; Dean et al. 2012, Algorithm 7.1."""
+    """Local steps and accrued gradients; Dean et al. 2012, Algorithm 7.1.
+
+    A gradient is that of the loss with its penalty, g + wd w; neither update adds any.
+    """
 
     num_workers: int = 1
     n_push: int = 1
     n_fetch: int = 1
     step: Any = None
     """Worker's local step, an `Sgd` without momentum."""
+    wd: Any = 0.0
 
     def __post_init__(self) -> None:
         self.accrued = [np.zeros_like(self.W)] * self.num_workers
 
     def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        g = g + np.asarray(self.wd, F) * w
         self.accrued[m] = self.accrued[m] + g
         w = self.step(w, g, t, w)
         if (t + 1) % self.n_push == 0:
@@ -267,28 +346,41 @@ class DownpourSgd(Asgd):
 
 @dataclass
 class ElasticAveraging:
-    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2.
+    """EASGD and EAMSGD, asynchronous; Zhang et al. 2015, Algorithms 1 and 2: worker i repeats
 
-    w is where the gradient is taken, x + delta v.
+        x <- x^i
+        if tau divides t^i:  x^i <- x^i - alpha (x - X),  X <- X + alpha (x - X)
+        x^i <- x^i - eta g(x)               EAMSGD: v^i <- delta v^i - eta g(x + delta v^i),  x^i <- x^i + v^i
+        t^i <- t^i + 1
+
+    A turn is one pass from behind the gradient to the next gradient: every worker is there once before its first turn.
     """
 
     W: np.ndarray
     num_workers: int
-    T: int
+    tau: int
     alpha: float
     step: Sgd
     """Learning rate, weight decay and their multipliers."""
     delta: float = 0.0
 
     def __post_init__(self) -> None:
-        self.x = [self.W] * self.num_workers
-        self.v = [np.zeros_like(self.W)] * self.num_workers
+        self.x_i = [self.W] * self.num_workers
+        self.v_i = [np.zeros_like(self.W)] * self.num_workers
+        for i in range(self.num_workers):
+            self.up_to_the_gradient(i, 0)
 
-    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
-        self.v[m] = (F(self.delta) * self.v[m] - self.step.rate(t) * (g + np.asarray(self.step.wd, F) * w)).astype(F)
-        self.x[m] = self.x[m] + self.v[m]
-        if (t + 1) % self.T == 0:
-            elastic = F(self.alpha) * (self.x[m] - self.W)
-            self.x[m] = self.x[m] - elastic
-            self.W = self.W + elastic
-        return self.x[m] + F(self.delta) * self.v[m]
+    def turn(self, i: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        g = g + np.asarray(self.step.wd, F) * w
+        self.v_i[i] = (F(self.delta) * self.v_i[i] - self.step.rate(t) * g).astype(F)
+        self.x_i[i] = self.x_i[i] + self.v_i[i]
+        return self.up_to_the_gradient(i, t + 1)
+
+    def up_to_the_gradient(self, i: int, t: int) -> np.ndarray:
+        """Where it is taken."""
+        x = self.x_i[i]
+        if t % self.tau == 0:
+            force = (F(self.alpha) * (x - self.W)).astype(F)
+            self.x_i[i] = x - force
+            self.W = self.W + force
+        return x + F(self.delta) * self.v_i[i]

@@ -189,6 +189,7 @@ SCENARIOS: Dict[str, Scenario] = {
 #: Worker 2 is slow, worker 0 fast; no two neighbouring rounds have the same order.
 ORDER = (0, 1, 0, 2, 1, 0, 0, 1, 1, 0, 2, 0, 1, 0, 1, 2, 0, 0, 1, 2, 0, 1, 0, 2)
 DECAY = {"learning_rate": 0.1, "wd": 0.01}
+BARE = {"learning_rate": 0.1, "momentum": 0.9}
 MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 
 ASYNC: Dict[str, Scenario] = {
@@ -203,6 +204,9 @@ ASYNC: Dict[str, Scenario] = {
     "softsync": Scenario("softsync", optimizer_params=MOMENTUM, order=ORDER),
     "softsync_1": Scenario("softsync", {"n": 1}, optimizer_params=MOMENTUM, order=ORDER),
     "softsync_off": Scenario("softsync", {"modulate": False}, optimizer_params=MOMENTUM, order=ORDER),
+    "asgd_bare": Scenario("asgd", optimizer_params=BARE, order=ORDER),
+    "downpour_bare": Scenario("downpour", optimizer_params=BARE, order=ORDER),
+    "downpour_decay": Scenario("downpour", {"T": 3}, optimizer_params=DECAY, order=ORDER),
     "downpour": Scenario("downpour", optimizer_params=MOMENTUM, order=ORDER),
     "downpour_2": Scenario("downpour", {"T": 2, "lr_local": 0.05}, optimizer_params=MOMENTUM, order=ORDER),
     "downpour_apart": Scenario("downpour", {"push_every": 2, "fetch_every": 3}, optimizer_params=MOMENTUM, order=ORDER),
@@ -253,12 +257,34 @@ RING: Dict[str, Scenario] = {
        for name in ("odsgd", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
 }
 CODED: Dict[str, Scenario] = {
-    f"pipesgd_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=MOMENTUM)
+    f"{name}_{codec}": Scenario(store, {**options, "codec": codec}, optimizer_params=MOMENTUM)
+    for name, store, options in (("pipesgd", "pipesgd", {}), ("pipesgd_1", "pipesgd", {"K": 1}), ("dsync", "dsync", {}))
     for codec in ("truncate", "quantize")}
 LONG: Dict[str, Scenario] = {
     f"long_{codec}": Scenario("pipesgd", {"codec": codec}, optimizer_params=PLAIN, iterations=200)
     for codec in ("none", "truncate", "quantize")}
-SCENARIOS_OF = {"sync": SCENARIOS, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
+SHARDED: Dict[str, Scenario] = {
+    name: dataclasses.replace(scenario, options={**scenario.options, "transport": "sharded"}) if scenario.store
+    else scenario for name, scenario in SCENARIOS.items()}
+#: Codecs there, and there and back; with servers. Those of a few bits at a gradient's size.
+WAYS: Dict[str, Dict[str, Any]] = {
+    "float16": {"codec": "float16"}, "truncate": {"codec": "truncate"}, "quantize": {"codec": "quantize"},
+    "2bit": {"codec": "2bit", "codec_threshold": 0.25}, "1bit": {"codec": "1bit", "codec_threshold": 0.125},
+    "back": {"codec_weights": "quantize"}, "both": {"codec": "quantize", "codec_weights": "float16"},
+    "both_2bit": {"codec": "2bit", "codec_weights": "truncate"}}
+ONE = {"bucket_nbytes": 4096}  # one bucket, whatever the number of servers: `quantize` has a scale per bucket
+CODED_SYNC: Dict[str, Scenario] = {
+    **{f"{store}_{way}": Scenario(store, {**SCENARIOS[store].options, **ONE, **options}, optimizer_params=PLAIN)
+       for store in ("ssgd", "odsgd", "delayed") for way, options in WAYS.items()},
+    "ssgd_2bit_tiny": Scenario("ssgd", {**WAYS["2bit"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "odsgd_float16_tiny": Scenario("odsgd", {**LOCAL, **WAYS["float16"], "bucket_nbytes": 16}, optimizer_params=PLAIN),
+    "ssgd_both_adam": Scenario("ssgd", {**ONE, **WAYS["both"]}, optimizer="adam", optimizer_params=PLAIN)}
+CODED_ASYNC: Dict[str, Scenario] = {
+    f"{store}_{way}": dataclasses.replace(ASYNC[store], options={**ASYNC[store].options, **WAYS[way]},
+                                          optimizer_params=PLAIN)
+    for store in ("asgd", "dcasgd_c", "softsync", "downpour_2") for way in ("quantize", "2bit", "both")}
+SCENARIOS_OF = {"coded": CODED_SYNC, "coded async": CODED_ASYNC,
+                "sync": SCENARIOS, "sharded": SHARDED, "async": ASYNC, "ring": {**RING, **CODED, **LONG}}
 
 
 def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str, np.ndarray]:

@@ -22,12 +22,14 @@ How the loop is cut:
 The other asynchronous methods change `push` (`dcasgd`, `softsync`, `elastic`) or the worker (`downpour`, `elastic`).
 Reading: a version counts the updates of one bucket. Buckets are updated independently, as shards are in the papers: the
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
-Reading: U is the trainer's optimizer, so momentum and weight decay are possible in all of these; the papers have none.
+Reading: U is the trainer's optimizer, so momentum is possible in all of these but elastic averaging, and weight decay
+in all. The softsync paper trains with momentum.
 """
 from typing import Any, ClassVar, Dict, Sequence
 
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import Array, AsynchronousServers
@@ -38,6 +40,8 @@ class Asynchronous(Worker):
     """The worker, for one bucket."""
 
     wire: AsynchronousServers
+
+    ends_with_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""
@@ -92,6 +96,7 @@ class ASGD(Method):
     """``kvstore.create("asgd")``."""
 
     name = "asgd"
+    Options = method.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
     resumes_from_optimizer = False

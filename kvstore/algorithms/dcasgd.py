@@ -85,7 +85,7 @@ class DCASGDC(ASGD):
     rule = CompensatedC
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of DC-ASGD-c."""
 
         lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
@@ -98,7 +98,7 @@ class DCASGDA(ASGD):
     rule = CompensatedA
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of DC-ASGD-a."""
 
         lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunes=True, portable=False)

@@ -25,6 +25,9 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there, and
     l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
     l.25  until forever                                                             ── a pass ends
 
+l.21 is queued before l.20, so that g_m may be sent from where it was gathered, without a copy: the message, which waits
+for W_t like the local step, goes out when that step has read g_m.
+
 Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
 in for it.
 Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so
@@ -46,6 +49,7 @@ class OneStepDelay(Worker):
     """The worker, for one bucket."""
 
     wire: GlobalWeights
+    ends_with_exchange = True
     arrays = {"w_bak": "the weights that the next gradient is taken at"}
     returned = "w_bak"
 
@@ -54,15 +58,18 @@ class OneStepDelay(Worker):
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
-        arrived = self.arriving                                              # l.24  asked for one iteration ago
-        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
-        wp = self.options.warmup.count
-        if step.t <= wp:
+        if step.t <= self.options.warmup.count:
+            self.arriving = self.wire.exchange(self.bucket, grad, step.lr)   # l.7   push g_t, bring W_{t+1}
             return self.arriving.result()                                    # l.4   w_{t+1} = W_{t+1}
-        w_global = arrived.result()
+        w = self._step(self.arriving.result(), grad, step)
+        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
+        return w
+
+    def _step(self, w_global: Array, grad: Array, step: Step) -> Array:
+        """w_{t+1} of W_t, which the exchange before brings (l.24)."""
         if self.local is None:
             return w_global                                                  #       w_{t+1} = W_t
-        if step.t == wp + 1:
+        if step.t == self.options.warmup.count + 1:
             self.local.start(w_global)                                       # l.12  w_t is W_t where the warm-up ends
         return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.21  w_{t+1} = L(W_t, g_t; w_t)
 
@@ -72,10 +79,10 @@ class Delayed(Method):
 
     name = "delayed"
     worker, rule = OneStepDelay, SyncUpdate
-    transports = ("server", "ring")
+    transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of the delayed weight update."""
 
         warmup: Span = warmup(0)
@@ -104,6 +111,7 @@ class ODSGD(Delayed):
         epsilon: Optional[float] = optimizers.own("epsilon")
 
         def check(self) -> None:
+            super().check()
             if self.optimizer_local == "none":
                 self.refuse(("lr_local", "momentum_local", "wd_local", *optimizers.COMPENSATION),
                             "with optimizer_local `none`, which takes no local step")

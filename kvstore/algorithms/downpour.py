@@ -15,12 +15,13 @@ How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate`
 
     if step mod n_fetch == 0: fetch parameters            at the end of the pass before
     get data, compute gradient                            Gluon; the store gathers it    ── a pass begins
-    accruedgradients += gradient                          `iterate`
+    accruedgradients += gradient                          `iterate`; weight decay is part of the gradient
     parameters -= alpha gradient                          `iterate`: a step of plain SGD
     if step mod n_push == 0: push accruedgradients        `iterate`: exchange            ── a pass ends
 
 The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
-Deviation: weight decay is U's and the local step's, and no part of what is accrued.
+Reading: weight decay belongs to the gradient, g + wd w, and U adds none: so a push carries that of every step it sums,
+and one worker is plain SGD with any interval.
 Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.
 """
 from dataclasses import dataclass
@@ -49,8 +50,9 @@ class Accruing(Asynchronous):
     def iterate(self, grad: Array, step: Step) -> Array:
         """Accrue, take a local step; push and fetch where it is time."""
         pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
-        self.accrued += grad
-        self.local(self.w, grad, step.lr_local)
+        g = grad + self.wd * self.w if self.wd else grad
+        self.accrued += g
+        self.local(self.w, g, step.lr_local)
         if pushes:
             self.arriving = self.wire.exchange(self.bucket, self.accrued, step.lr)
             self.accrued[:] = 0
@@ -65,9 +67,10 @@ class Downpour(ASGD):
 
     name = "downpour"
     worker = Accruing
+    update_decays = False
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of Downpour SGD."""
 
         T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
@@ -77,6 +80,7 @@ class Downpour(ASGD):
                                            otherwise="that of the global optimizer, as scheduled")
 
         def check(self) -> None:
+            super().check()
             if self.push_every is not None and self.fetch_every is not None:
                 self.refuse(["T"], "beside push_every and fetch_every; leave one of them out")
             elif self.T is None:
@@ -87,4 +91,4 @@ class Downpour(ASGD):
         return options.push_every or options.T, options.fetch_every or options.T
 
     def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
-        return "sgd", {"wd": None}
+        return "sgd", {"wd": 0.0}

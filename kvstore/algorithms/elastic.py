@@ -3,7 +3,7 @@
 Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015, Algorithms 1 and 2, asynchronous.
 
 Every worker explores with weights of its own, x; an elastic force pulls them and a centre X on the server towards each
-other every T local steps.
+other at the start of every Tth local step.
 
     paper     code    meaning
     x^i       x       one worker's weights
@@ -11,25 +11,27 @@ other every T local steps.
     alpha     alpha   strength of the force in one exchange; beta / M
     v, delta  v       momentum of EAMSGD's local steps (Nesterov), and its factor
 
-    e = alpha (x - X),    x <- x - e,    X <- X + e
+How the loop is cut. A pass of `iterate` begins where the gradient is there, and holds the first lines of the next pass:
 
-How the loop is cut. A pass of `iterate` begins where the gradient is there:
-
-    if T divides t: e = alpha (x - X), x -= e, X += e     `iterate`, after the step: exchange; the server's `step`
-    compute g(x + delta v)                                Gluon; the store gathers it    ── a pass begins
+    x <- x^i                                              `ahead`: what was returned last, x + delta v
+    if T divides t: x^i <- x^i - alpha (x - X)            `iterate` takes the answer that the pass before asked for
+                    X <- X + alpha (x - X)                `exchange`, before the gradient; the server's `step`
+    compute g(x + delta v), at x before the move          Gluon; the store gathers it    ── a pass begins
     v <- delta v - eta g                                  `iterate`
-    x <- x + v                                            `iterate`
+    x^i <- x^i + v                                        `iterate`
     t <- t + 1                                            the session counts             ── a pass ends
 
-One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
-x - X' = (1 - alpha)(x - X) the worker finds e = alpha / (1 - alpha) (x - X').
+The gradient does not wait for the exchange, which runs beside it.
 
-Deviation: an exchange follows every Tth local step, so the next gradient is taken after the elastic move. The paper's
-precedes the step, and its gradient is taken before the move.
-Reading: the trainer's learning rate and weight decay are those of the local steps.
+One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
+x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha) (x - X').
+
+Reading: at t = 0 all workers are at X, where the force is 0; that exchange sends nothing.
+Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
 """
+import collections
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any, Deque, Optional, Tuple
 
 import numpy as np
 
@@ -37,7 +39,7 @@ from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
 from kvstore.algorithms.method import Step
 from kvstore.options import integer, option, real
-from kvstore.wire.interfaces import Array
+from kvstore.wire.interfaces import Array, Pending
 
 BETA = 0.9  # where neither beta nor alpha is given
 
@@ -50,22 +52,25 @@ def strength(options: Any, num_workers: int) -> float:
 class Elastic(Asynchronous):
     """The worker, for one bucket. With delta = 0 this is EASGD."""
 
-    arrays = {"x": "the worker's own weights", "v": "momentum of its steps", "ahead": "x + delta v"}
+    arrays = {"x": "the worker's own weights", "v": "momentum of its steps", "ahead": "x + delta v",
+              "centres": "the centre's answer to x, where the force is still to act"}
     returned = "ahead"  # where the next gradient is taken
 
     def start(self, w: Array) -> None:
         self.x, self.v, self.ahead = w.copy(), w.zeros_like(), w.copy()
+        self.centres: Deque[Pending] = collections.deque()  # one, or none
 
     def iterate(self, grad: Array, step: Step) -> Array:
-        """One local step, then, every T of them, the elastic force."""
+        """The force that the last pass asked for, and one local step; every T of them, the next exchange."""
         delta, alpha = self.options.delta, strength(self.options, self.num_workers)
         eta = step.lr * self.bucket.first.lr_mult
-        self.v[:] = delta * self.v - eta * (grad + self.wd * self.ahead)     # v <- delta v - eta g(x + delta v)
-        self.x += self.v                                                     # x <- x + v
-        if step.t % self.options.T == 0:
+        if self.centres:
+            self.x -= alpha / (1 - alpha) * (self.x - self.centres.popleft().result())   # x^i <- x^i - alpha (x - X)
+        self.v[:] = delta * self.v - eta * (grad + self.wd * self.ahead)         # v <- delta v - eta g(x + delta v)
+        self.x += self.v                                                         # x^i <- x^i + v
+        if step.t % self.options.T == 0:                                         # T divides the next pass's t
             self.arriving = self.wire.exchange(self.bucket, self.x, step.lr)
-            centre = self.arriving.result()
-            self.x -= alpha / (1 - alpha) * (self.x - centre)                # x <- x - e
+            self.centres.append(self.arriving)
         self.ahead[:] = self.x + delta * self.v
         return self.ahead
 

@@ -18,6 +18,8 @@ from kvstore.buckets import Bucket
 from kvstore.errors import ConfigError
 from kvstore.job.control import DEFAULT_TIMEOUT_S
 from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import name as one_of
+from kvstore.wire.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
 from kvstore.wire.interfaces import Array, GlobalWeights, Pending, Traffic
 from kvstore.wire.messages import Header
 
@@ -57,6 +59,26 @@ class Options:
         spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
                  if isinstance(value, Span)}
         return dataclasses.replace(self, **spans)
+
+
+CODEC = one_of("codec", tuple(CODECS))
+
+
+@dataclass(frozen=True)
+class CodedOptions(Options):
+    """Those of methods whose gradients may travel in fewer bytes."""
+
+    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
+                        "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
+                        "(MXNet's, what they leave out is sent later)", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
+                                    "from where on 1bit sends 1 and not -1", tunes=True)
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
+                                "(as they are), or their changes as float16, truncate or quantize", tunes=True)
+
+    def check(self) -> None:
+        if self.codec not in CODECS or not CODECS[self.codec].residual:
+            self.refuse(["codec_threshold"], f"with codec `{self.codec}`; 2bit and 1bit have one")
 
 
 def warmup(iterations: int) -> Any:
@@ -101,6 +123,9 @@ class Worker:
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
     scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
+    ends_with_exchange: ClassVar[bool] = False
+    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place. Said by
+    each class that has an `iterate`: what is right of the one it derives from may be wrong of its own."""
 
     options: Any
     num_workers: int
@@ -108,9 +133,15 @@ class Worker:
     wire: GlobalWeights
     arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
     wd: float  # the trainer's weight decay, times the bucket's multiplier
+    lr_given: float  # the trainer's learning rate before any schedule
     local: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "iterate" in vars(cls) and "ends_with_exchange" not in vars(cls):
+            cls.ends_with_exchange = False
 
     def __post_init__(self, w_local: Array) -> None:
         self.start(w_local)
@@ -144,6 +175,14 @@ class Rule:
 
     arrays: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[Sequence[str]] = ()
+    by_element: ClassVar[bool] = False
+    """Whether an element's update depends on that element alone, however a bucket is cut. Said by each class that has a
+    `receive`."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "receive" in vars(cls) and "by_element" not in vars(cls):
+            cls.by_element = False
 
     def __init__(self, index: int, options: Any, num_workers: int, update: Update) -> None:
         self.index, self.options, self.num_workers, self.update = index, options, num_workers, update
@@ -170,13 +209,19 @@ class Method:
     rule: ClassVar[Type[Rule]]  # where it runs on servers
 
     transports: ClassVar[Tuple[str, ...]] = ("server",)
-    """What it runs on: `server`, `ring`, or either; the first is the default."""
+    """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
+    own runs on servers, which alone know rules, unless it says otherwise."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
+    update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "rule" in vars(cls) and "transports" not in vars(cls):
+            cls.transports = ("server",)
 
     def __init__(self, options: Any, num_workers: int) -> None:
         self.options, self.num_workers = options, num_workers
@@ -221,6 +266,24 @@ class Method:
         """All names of its options."""
         return [field.name for field in dataclasses.fields(cls.Options)]
 
+    @classmethod
+    def check_transport(cls, options: Any, transport: str) -> None:
+        """ConfigError for options that do not go with the transport: `server`, `ring` or `sharded`."""
+        codec = getattr(options, "codec", "none")
+        if transport == "sharded" and isinstance(options, CodedOptions):
+            options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
+                           "as they are")
+        if transport == "ring" and codec not in WITHOUT_RESIDUAL:
+            raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
+                              f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
+        if transport == "ring" and isinstance(options, CodedOptions):
+            options.refuse(["codec_weights"], "on a ring, where no weights travel")
+
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""
-        return Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole)
+        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
+                          any_cut=getattr(self, "rule", Rule).by_element)
+        if not isinstance(self.options, CodedOptions):
+            return traffic
+        return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
+                                   codec_weights=self.options.codec_weights)

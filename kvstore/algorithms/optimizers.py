@@ -19,7 +19,7 @@ COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DC
 """Name -> the options among which its own are."""
 
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
-                     if field.name not in method.Options.__dataclass_fields__)
+                     if field.name not in method.CodedOptions.__dataclass_fields__)
 
 NAMES = (*MXNET, *COMPENSATED)
 

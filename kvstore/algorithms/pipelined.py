@@ -38,13 +38,12 @@ either. Checkpoints keep these sums.
 import collections
 import dataclasses
 from dataclasses import dataclass
-from typing import Deque, List
+from typing import Any, Deque, List
 
 from kvstore.algorithms import method
-from kvstore.algorithms.method import Method, Step, Update, Worker, warmup
+from kvstore.algorithms.method import CODEC, Method, Step, Update, Worker, warmup
 from kvstore.errors import ConfigError
-from kvstore.options import Span, integer, name, option
-from kvstore.wire.codecs import CODECS
+from kvstore.options import Span, integer, option
 from kvstore.wire.interfaces import Array, Pending, Replicated, Traffic
 
 
@@ -82,6 +81,12 @@ class Pipelined(Worker):
                               f"has no place for; go on with K = {len(self.in_flight) + 1}")
 
 
+def codec() -> Any:
+    """The option of this name."""
+    return option("none", CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 bits of "
+                  "each float), quantize (8 bits each and a scale per block)", tunes=True)
+
+
 class PipeSGD(Method):
     """``kvstore.create("pipesgd")``."""
 
@@ -95,9 +100,7 @@ class PipeSGD(Method):
         """Options of Pipe-SGD."""
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
-        codec: str = option("none", name("codec", tuple(CODECS)), "how gradients travel: none (as they are), truncate "
-                            "(the upper 16 bits of each float), quantize (8 bits each and a scale per block)",
-                            tunes=True)
+        codec: str = codec()
         warmup: Span = warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:
@@ -112,8 +115,9 @@ class DSync(PipeSGD):
 
     @dataclass(frozen=True)
     class Options(method.Options):
-        """Options of D-Sync: none of its own."""
+        """Options of D-Sync."""
+
+        codec: str = codec()
 
         K = 1
-        codec = "none"
         warmup = Span(0)

@@ -29,7 +29,8 @@ gamma_p = gamma / M makes x the mean of the workers' weights: model averaging. (
 sentence, which leaves gamma out.) T = 1 is synchronous SGD.
 
 Reading: weight decay belongs to the gradient, g + wd x, so that model averaging remains what it is.
-Reading: rates are those of the iteration, gamma_p that of the one in which the interval ends.
+Reading: rates are those of the iteration, gamma_p that of the one in which the interval ends. A given gamma_p moves the
+global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
 Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
 weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
 """
@@ -49,6 +50,7 @@ class SparseAggregation(Worker):
     local: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
+    facts = ("lr_given",)
     scratch = {"w_seen": "global weights, to look at only"}
     returned = "x"
 
@@ -69,11 +71,16 @@ class SparseAggregation(Worker):
 
     def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
         """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
-        gamma_p, share = self.options.gamma_p, 1.0
-        if gamma_p is None:
+        if self.options.gamma_p is None:
             gamma_p, share = step.lr_local, 1.0 / self.num_workers
+        else:
+            gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
         self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)
         move(w, self.arriving.result(), gamma_p, share)
+
+    def scheduled(self, step: Step) -> float:
+        """What the trainer's schedule has made of a rate so far, as a factor."""
+        return step.lr / self.lr_given if self.lr_given else 1.0
 
     def global_weights(self, step: Step) -> Array:
         """All workers ask together: it is an aggregation that leaves the interval as it is."""
@@ -101,7 +108,8 @@ class SASGD(Method):
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
                                            otherwise="that of the global optimizer, as scheduled")
         gamma_p: Optional[float] = option(None, real(at_least=0), "learning rate of the aggregation, for the sum of "
-                                          "all workers' gradients", tunes=True,
+                                          "all workers' gradients; it follows the schedule of lr",
+                                          tunes=True,
                                           otherwise="that of the local steps / number of workers: model averaging")
 
     @classmethod

@@ -58,7 +58,7 @@ class SoftsyncSGD(ASGD):
     rule = Softsync
 
     @dataclass(frozen=True)
-    class Options(method.Options):
+    class Options(method.CodedOptions):
         """Options of n-softsync."""
 
         n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "

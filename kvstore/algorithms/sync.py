@@ -23,8 +23,11 @@ How the loop is cut. A pass of the worker begins where its gradient is there:
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
+from typing import ClassVar, Tuple
+
 import numpy as np
 
+from kvstore.algorithms import method
 from kvstore.algorithms.method import Method, Rule, Step, Worker
 from kvstore.errors import ProtocolError
 from kvstore.wire.interfaces import Array, GlobalWeights
@@ -35,6 +38,7 @@ class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
     wire: GlobalWeights
+    ends_with_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""
@@ -51,6 +55,8 @@ class SyncUpdate(Rule):
       1. version starts at 0 and grows by exactly 1 per update.
       2. the M gradients of a round are of M different workers, all at the server's own version.
     """
+
+    by_element = True
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self._check(header)
@@ -70,7 +76,9 @@ class SSGD(Method):
     """``kvstore.create("ssgd")``."""
 
     name = "ssgd"
+    Options = method.CodedOptions
     worker, rule = Synchronous, SyncUpdate
+    transports: ClassVar[Tuple[str, ...]] = ("server", "sharded")
     waits = True
 
 

@@ -111,9 +111,12 @@ ELEMENTWISE = {"SGD", "NAG", "Adam", "AdaGrad", "AdaDelta", "RMSProp", "Ftrl", "
 
 def elementwise(optimizer: Optional[mx.optimizer.Optimizer]) -> bool:
     """Whether `optimizer` may be applied to a bucket of several parameters, or of a part of one."""
-    kind = type(optimizer)
-    ours = kind.__module__.startswith(("mxnet.", "kvstore."))
-    return optimizer is None or (ours and kind.__name__ in ELEMENTWISE)
+    return optimizer is None or (known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
+
+
+def known(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether it is MXNet's or ours, whose ways are known."""
+    return type(optimizer).__module__.startswith(("mxnet.", "kvstore."))
 
 
 def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:

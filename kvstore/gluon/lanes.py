@@ -5,6 +5,7 @@ One call of an MXNet operator per bucket and device, whatever the number of para
 slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its own, which a plain memory copy would
 scramble.
 """
+import functools
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -53,14 +54,18 @@ class Lane:
         self._on_device = {device: mx.nd.zeros(bucket.size, ctx=device) for device in self.devices
                            if device != self.context}
         self._staged = [mx.nd.zeros(bucket.size, ctx=self.context) for _ in self.devices[1:]]
-        self.grad = mx.nd.zeros(bucket.size, ctx=self.context)
         self.forget()
+
+    @functools.cached_property
+    def grad(self) -> NDArray:
+        """The flat gradient, where it has no better place."""
+        return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
         """The caller's arrays are others from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
-        self._gathering: Dict[int, Callable[[], None]] = {}               # by device
+        self._gathering: Dict[Tuple[int, int], Callable[[], None]] = {}   # by device and flat array
         self._scattering: Dict[Tuple[int, int], Callable[[], None]] = {}  # by device and flat array
         self._flats: List[NDArray] = []  # keeps those arrays alive, so that an id means one array
 
@@ -74,11 +79,11 @@ class Lane:
         self._make(parts, self._parts(flat))()
         return flat.as_in_context(self.context)
 
-    def take(self, scale: float) -> NDArray:
-        """The gradients that were handed in."""
+    def take(self, scale: float, room: Optional[NDArray] = None) -> NDArray:
+        """The gradients that were handed in, in `room` if there is one."""
         if self._grads is None:
             self._grads = self._views([one.grads for one in self.keyed])
-        return self.gather(self._grads, scale)
+        return self.gather(self._grads, scale, self.grad if room is None else room)
 
     def show(self, flat: NDArray) -> None:
         """Let the parameters hold `flat`."""
@@ -86,29 +91,30 @@ class Lane:
             self._weights = self._views([one.weights for one in self.keyed])
         self.scatter(flat, self._weights)
 
-    def gather(self, grads: List[List[NDArray]], scale: float) -> NDArray:
-        """The sum over devices, times `scale`, in `self.grad`."""
-        for number, (device, target) in enumerate(zip(self.devices, [self.grad, *self._staged])):
+    def gather(self, grads: List[List[NDArray]], scale: float, out: NDArray) -> NDArray:
+        """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""
+        for number, (device, target) in enumerate(zip(self.devices, [out, *self._staged])):
             flat = self._on_device.get(device, target)
-            if number not in self._gathering:
-                self._gathering[number] = self._make(grads[number], self._parts(flat))
-            self._gathering[number]()
+            if (number, id(flat)) not in self._gathering:
+                self._keep(flat, self._gathering)
+                self._gathering[number, id(flat)] = self._make(grads[number], self._parts(flat))
+            self._gathering[number, id(flat)]()
             if flat is not target:
                 flat.copyto(target)
         if self._staged or scale != 1:
-            self._sum_up(scale)
-        return self.grad
+            self._sum_up(scale, out)
+        return out
 
-    def _sum_up(self, scale: float) -> None:
+    def _sum_up(self, scale: float, out: NDArray) -> None:
         def add() -> None:
-            total = engine.view(self.grad)
+            total = engine.view(out)
             with np.errstate(all="ignore"):  # a run may diverge
                 for staged in self._staged:
                     total += engine.view(staged)
                 if scale != 1:
                     total *= np.float32(scale)
 
-        engine.push(add, self._staged, [self.grad])
+        engine.push(add, self._staged, [out])
 
     def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
         """Copy `flat` into every device's weights."""
@@ -117,12 +123,17 @@ class Lane:
             if source is not flat:
                 flat.copyto(source)
             if (number, id(source)) not in self._scattering:
-                if len(self._flats) >= FLATS * len(self.devices):  # a method may return another array every time
-                    self._scattering.clear()
-                    self._flats.clear()
-                self._flats.append(source)
+                self._keep(source, self._scattering)
                 self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
             self._scattering[number, id(source)]()
+
+    def _keep(self, flat: NDArray, prepared: Dict[Tuple[int, int], Callable[[], None]]) -> None:
+        """A flat array whose copies are `prepared` stays alive; there may be another every time."""
+        if len(prepared) >= FLATS * len(self.devices):
+            self._gathering.clear()
+            self._scattering.clear()
+            self._flats.clear()
+        self._flats.append(flat)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`."""

@@ -7,6 +7,8 @@ algorithm; the last layer's go first, since its gradients appear first:
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
 import contextlib
+import functools
+import itertools
 import operator
 import types
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
@@ -18,15 +20,19 @@ from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.job import agreement
 from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
+from kvstore.wire.codecs import THRESHOLD
 from kvstore.wire.interfaces import AsynchronousServers, Transport
 from kvstore.wire.saved import read_npz, write_npz
+
+SHARED_TOGETHER = 4 * 1024 * 1024
+"""Numbers of initial weights in one sum over the workers."""
 
 
 class Store(mx.kvstore.KVStoreBase):
@@ -43,6 +49,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes: List[Lane] = []
         self._lanes_of: Dict[Any, List[Lane]] = {}
+        self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
@@ -84,11 +91,24 @@ class Store(mx.kvstore.KVStoreBase):
         self.session.use(optimizer)
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
-        """There is none; ``gluon.Trainer(…, compression_params=…)`` asks for it."""
-        raise ConfigError(f"store `{self.type}` does not compress gradients; leave compression_params out")
+        """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``."""
+        params = dict(compression_params)
+        try:
+            codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
+        except KeyError:
+            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}"
+                              ) from None
+        if params:
+            raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
+        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
+        self.session.change(given)
+        self.options = self.session.method.options
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
+
+        The parameters of a ``gluon.Trainer`` travel together, with the last of them, or with the first step. Other
+        arrays hold worker 0's values when the call returns; where there are many, give lists of keys, values and outs.
 
         After `load_state` the arrays keep what they hold: a resumed worker has its own weights.
         """
@@ -96,18 +116,15 @@ class Store(mx.kvstore.KVStoreBase):
         if self._lanes:
             raise ConfigError(f"parameter {key} appears after the first step; initialize all parameters before it "
                               "(where shapes are deferred, one forward pass does)")
-        value, out = _as_list(value)[0], _as_list(out)
         if not self._keyed:
             self._agree_on_model()
-        self._keyed[key] = Keyed(self._describe(key, value), out)
-        if self.session.optimizer is None or not self.session.optimizer.param_dict:
-            agreement.check(self.session.transport, f"parameter {key}", [str(key), value.shape, _dtype(value)])
-        if self._saved is not None:
-            return
-        mine = value.asnumpy() if self.rank == 0 else np.zeros(value.shape)
-        shared = mx.nd.array(self.session.transport.total(mine), dtype=value.dtype)
-        for array in out:
-            shared.copyto(array)
+        several = isinstance(key, (list, tuple))
+        for one, its, outs in zip(key, value, out) if several else [(key, value, out)]:
+            its, outs = _as_list(its)[0], _as_list(outs)
+            self._keyed[one] = Keyed(self._describe(one, its), outs)
+            self._unshared[one] = its
+        if len(self._keyed) >= len(self._named()):  # a trainer's all; there are none without one
+            self._share()
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Hand in the gradients of `key`, one array per device; `out` will hold the weights of the next iteration.
@@ -123,7 +140,10 @@ class Store(mx.kvstore.KVStoreBase):
             self._handed.clear()
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it."""
+        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
+
+        Where `state_is_shared`, all call it, and each writes its file.
+        """
         arrays, meta = self.server_state()
         with open(fname, "wb") as file:
             write_npz(file, arrays, meta)
@@ -134,6 +154,9 @@ class Store(mx.kvstore.KVStoreBase):
             raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
                               "them (versions and backups, unfinished intervals, sums in flight); use load_state "
                               "(`odsgd train --resume`)")
+        if getattr(self.options, "codec_weights", "none") != "none":
+            raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
+                              "weights that travelled, too; use load_state (`odsgd train --resume`)")
         if self._lanes:
             raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
         self._saved_servers = read_npz(fname)
@@ -159,6 +182,7 @@ class Store(mx.kvstore.KVStoreBase):
         if self._lanes:
             return
         self._global_optimizer()
+        self._share()
         self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                        for bucket in self.session.plan(self._trainable())]
         for lane in self._lanes:
@@ -236,10 +260,18 @@ class Store(mx.kvstore.KVStoreBase):
         return self.session.memory()
 
     def server_state(self) -> Saved:
-        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it."""
+        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
+
+        Collective where `state_is_shared`.
+        """
         self._check_begun("server_state")
         self.wait()
         return saving.server_state(self.session)
+
+    @property
+    def state_is_shared(self) -> bool:
+        """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
+        return self.session.wire.state_is_shared
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
@@ -272,14 +304,52 @@ class Store(mx.kvstore.KVStoreBase):
             lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
         return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
 
+    def _named(self) -> Dict[Any, Any]:
+        """A trainer's parameters."""
+        named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
+        return named
+
     def _gluon_parameter(self, key: Any) -> Any:
-        return None if self.session.optimizer is None else self.session.optimizer.param_dict.get(key)
+        return self._named().get(key)
+
+    def _share(self) -> None:
+        """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
+        arriving, self._unshared = self._unshared, {}
+        if not arriving:
+            return
+        what = f"parameter {next(iter(arriving))}" if len(arriving) == 1 else "their parameters"
+        parameters = {key: self._keyed[key].parameter for key in arriving}
+        agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
+                                                       for key, one in parameters.items()])
+        if self._saved is not None:
+            return
+        together: Dict[Any, NDArray] = {}
+        floats = 0
+        for key, value in arriving.items():
+            if together and floats + parameters[key].size > SHARED_TOGETHER:
+                self._share_together(together)
+                together, floats = {}, 0
+            together[key] = value
+            floats += parameters[key].size
+        self._share_together(together)
+
+    def _share_together(self, values: Dict[Any, NDArray]) -> None:
+        """One sum, to which only worker 0 adds anything."""
+        keyed = [self._keyed[key] for key in values]
+        ends = list(itertools.accumulate(one.parameter.size for one in keyed))
+        mine = np.zeros(ends[-1], np.float32)
+        for value, start, end in zip(values.values() if self.rank == 0 else (), [0, *ends], ends):
+            mine[start:end] = value.asnumpy().reshape(-1)
+        shared = mx.nd.array(self.session.transport.total(mine))
+        for one, start, end in zip(keyed, [0, *ends], ends):
+            part = shared[start:end].reshape(one.parameter.shape)
+            for array in one.weights:
+                part.copyto(array)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
-        named = self.session.optimizer.param_dict if self.session.optimizer is not None else {}
         parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
-                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in named.items()]
+                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named().items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
 
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
@@ -304,7 +374,8 @@ class Store(mx.kvstore.KVStoreBase):
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         for lane in self._lanes:
-            lane.show(self.session.iterate(lane.bucket, lane.take(optimizer.rescale_grad), step))
+            grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
+            lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
         known = self._keyed.get(key)
@@ -361,4 +432,9 @@ def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
 
 
 def _dtype(array: NDArray) -> str:
-    return np.dtype(array.dtype).name
+    return _dtype_name(array.dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def _dtype_name(dtype: Any) -> str:
+    return np.dtype(dtype).name

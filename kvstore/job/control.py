@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ProtocolError
+from kvstore.job.pulse import Pulse
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -28,10 +29,12 @@ serving = False  # this process is a server or scheduler already, whatever it ma
 # -- reports to the launcher ------------------------------------------------------------------------------
 
 def report(event: str, **fields: Any) -> None:
-    """Tell the launcher, if there is one: connecting, joined, failed, done."""
+    """Tell the launcher, if there is one: connecting, joined, failed, done. With `connecting` the pulse begins."""
     descriptor = os.environ.get("ODSGD_REPORT_FD")
     if descriptor is None:
         return
+    if event == "connecting":
+        pulse.start()
     with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
         os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
 
@@ -94,6 +97,11 @@ def end_well(leave: Callable[[], None]) -> None:
     atexit.register(end)
 
 
+def restarts() -> int:
+    """How often the launcher has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("ODSGD_RESTARTS") or 0)
+
+
 def lost_workers() -> Set[int]:
     """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
     path = os.environ.get("ODSGD_LOST")
@@ -109,13 +117,13 @@ def lost_workers() -> Set[int]:
 class Watch:
     """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
 
-    Invariant: an entry of `_due` is a wait under way; its message says what to print when it is overdue.
+    Invariant: an entry of `_due` is a wait under way: when it began, when it is overdue, and what to print then.
     """
 
     TICK_S = 0.2
 
     def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
-        self._due: Dict[object, Tuple[float, str]] = {}
+        self._due: Dict[object, Tuple[float, float, str]] = {}
         self._followed: Dict[object, _Followed] = {}
         self._lock = threading.Lock()
         self._thread: Any = None
@@ -123,8 +131,9 @@ class Watch:
 
     def begin(self, wait: object, timeout_s: float, message: str) -> None:
         """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
+        now = time.monotonic()
         with self._lock:
-            self._due[wait] = (time.monotonic() + timeout_s, message)
+            self._due[wait] = (now, now + timeout_s, message)
             self._start()
 
     def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
@@ -155,12 +164,19 @@ class Watch:
         finally:
             self.end(wait)
 
+    def waiting(self) -> Optional[float]:
+        """For how many seconds this process has waited for others; None: it waits for nothing."""
+        with self._lock:
+            since = [began for began, _, _ in self._due.values()]
+            since += [one.since for one in self._followed.values() if one.awaits]
+        return time.monotonic() - min(since) if since else None
+
     def _watch(self) -> None:
         while True:
             time.sleep(self.TICK_S)
             now = time.monotonic()
             with self._lock:
-                overdue = [message for due, message in sorted(self._due.values()) if due < now]
+                overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
                 overdue += [one.message() for one in self._followed.values() if one.overdue(now)]
             if overdue:
                 self._on_overdue(overdue[0])
@@ -173,16 +189,22 @@ class _Followed:
     def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
         self._timeout_s, self._state, self.message = timeout_s, state, message
         self._last: Any = None
-        self._since = time.monotonic()
+        self.since = time.monotonic()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something was awaited when it was last looked at."""
+        return self._last is not None
 
     def overdue(self, now: float) -> bool:
         state = self._state()
         if state is None or state != self._last:
-            self._last, self._since = state, now
-        return now - self._since > self._timeout_s
+            self._last, self.since = state, now
+        return now - self.since > self._timeout_s
 
 
 watch = Watch()
+pulse = Pulse(report, watch.waiting)
 
 
 # -- signed commands ------------------------------------------------------------------------------------------
@@ -197,6 +219,10 @@ def job_key() -> bytes:
     if not secret:
         secret = ":".join(os.environ.get(name, "") for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT"))
     return secret.encode()
+
+
+MOST_DIGITS = 18
+"""Of a sender or counter."""
 
 
 class Signer:
@@ -222,17 +248,29 @@ class Verifier:
         """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
         try:
             sender_text, counter_text, signature, text = message.split(" ", 3)
+            if max(len(sender_text), len(counter_text)) > MOST_DIGITS:
+                raise ValueError
             sender, counter = int(sender_text), int(counter_text)
+            if [str(sender), str(counter)] != [sender_text, counter_text]:  # int() takes blanks, signs, other scripts
+                raise ValueError
+            expected = _signature(self._key, sender, counter, text).encode()
+            given = signature.encode()
         except ValueError:
             raise ProtocolError("an unsigned command reached this server and was not executed; "
                                 "is a stock MXNet worker (or a stranger) connected to this job?") from None
-        if not hmac.compare_digest(signature.encode(), _signature(self._key, sender, counter, text).encode()):
+        if not hmac.compare_digest(given, expected):
             raise ProtocolError(f"a command from worker {sender} is not signed with this job's secret "
                                 "(ODSGD_SECRET) and was not executed; workers and servers must come from one launch")
         if counter <= self._last.get(sender, 0):
             raise ProtocolError(f"command {counter} of worker {sender} came a second time and was not executed")
         self._last[sender] = counter
-        name, payload = json.loads(text)
+        try:
+            name, payload = json.loads(text)
+        except (ValueError, TypeError, RecursionError):
+            name = payload = None
+        if not isinstance(name, str) or not isinstance(payload, dict):
+            raise ProtocolError(f"command {counter} of worker {sender} is signed, and is not a name and its arguments; "
+                                "workers and servers must run the same version")
         return sender, name, payload
 
 

@@ -7,6 +7,7 @@ every exception of an update. So the roles are entered here, with a controller t
 The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
 there, and answers.
 """
+import contextlib
 import ctypes
 import os
 import sys
@@ -17,21 +18,29 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE
 from kvstore.job import control
+from kvstore.server.hub import Hub
 from kvstore.server.shard import Shard
 from kvstore.server.sums import Sum
 from kvstore.tracing import recorder, wraps
+from kvstore.wire.interfaces import Traffic
 from kvstore.wire.messages import pack_letter
 
 ANSWER_S = 0.2
+_MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 def _fatal(function: Callable[..., None]) -> Callable[..., None]:
-    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job. Its time is work."""
+    pulse = control.pulse
+
     def guarded(*arguments: Any) -> None:
+        pulse.activity = "serving"
         try:
             function(*arguments)
         except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+        pulse.activity = ""
+        pulse.moved(pulse.at + 1)
     return guarded
 
 
@@ -54,6 +63,7 @@ class Server:
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
         self._outgoing: Dict[int, bytes] = {}
+        self._hub: Optional[Hub] = None  # where a store has a codec
 
     def run(self) -> None:
         """Serve until the workers have finished."""
@@ -62,13 +72,19 @@ class Server:
         mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
+        with self._hub.lock if self._hub else contextlib.nullcontext():
+            self._carry_out(body)
+
+    def _carry_out(self, body: bytes) -> None:
         sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
         self._heard()
         if name == "hello":
             self._hello(**payload)
         elif name == "leave":
             self._leave(sender)
-        elif name in ("export", "statistics"):
+        elif name == "coded":
+            self._open_hub(**payload)
+        elif name in ("export", "statistics", "address"):
             self._answer(sender, name, **payload)
         else:
             assert self._shard is not None
@@ -98,6 +114,16 @@ class Server:
             self._update_bucket = wraps.server_update(on, self._update_bucket, synchronous)
             self._add_up = wraps.server_sum(on, self._add_up)
         control.report("joined")
+
+    def _open_hub(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
+        """A store has a codec: take its messages beside MXNet's loop."""
+        assert self._shard is not None
+        if self._hub is None:
+            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update))
+        mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
+        weights = self._hub.open(mine, Traffic(**traffic))
+        if traffic["codec_weights"] != "none":
+            self._shard.keep(weights)
 
     def _leave(self, sender: int) -> None:
         """A worker has done; after the last of them so has this server. Those the launcher gave up do not count."""
@@ -130,9 +156,21 @@ class Server:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
-            self._outgoing[sender] = getattr(self._shard, name)()
+            self._outgoing[sender] = self._hub.address.encode() if self._hub and name == "address" else \
+                getattr(self._shard, name)()
         self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
         self._mailbox.wait_to_read()
+
+
+def _keep_memory() -> None:
+    """Let glibc keep the memory of past messages for the next ones.
+
+    It would give a large block back to the kernel, which clears the next one page by page: a quarter of a server's
+    time where buckets have 2 MiB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: None)
+    for parameter, value in _MALLOC.items():
+        mallopt(parameter, value)
 
 
 def main() -> int:
@@ -146,6 +184,7 @@ def main() -> int:
         print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     control.serving = True
+    _keep_memory()
     control.report("connecting")
     if role == "scheduler":
         control.report("joined")

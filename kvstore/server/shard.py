@@ -32,6 +32,7 @@ class Entry:
     def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int) -> None:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self._started = False
+        self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
         """Before the first push: what a rule keeps may begin as a copy of the weights."""
@@ -54,7 +55,8 @@ class Entry:
         if not self._started:
             return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
-                  **{f"rule/{name}": array for name, array in keeping.arrays_of(self.rule).items()}}
+                  **{f"rule/{name}": array for name, array in keeping.arrays_of(self.rule).items()},
+                  **{f"kept/{name}": array for name, array in self.kept.items()}}
         meta = {"optimizer": self.update.facts(), "rule": keeping.facts_of(self.rule)}
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
@@ -66,6 +68,7 @@ class Entry:
         self.start(mx.nd.zeros(self.size))
         self.update.put_back(below("optimizer/", parts), meta["optimizer"])
         keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
+        keeping.fill(self.kept, below("kept/", parts))
 
 
 class Shard:
@@ -122,6 +125,11 @@ class Shard:
             rule = made.rule(key, made.options, self.num_workers, update)
             self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
                                        else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers)
+
+    def keep(self, weights: Dict[int, np.ndarray]) -> None:
+        """Save these weights, too: workers have others, whose codes come after them."""
+        for key, w in weights.items():
+            self._entries[key].kept["w"] = w
 
     def export(self) -> bytes:
         """What a checkpoint keeps of every bucket here, as an .npz file: ``<bucket>/<part>``."""

@@ -20,18 +20,29 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
+from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import RoundTimeoutError, WorkerLostError
 from kvstore.job import control
 from kvstore.server.shard import Shard
-from kvstore.transports.rounds import messages
+from kvstore.transports.rounds import Messages, Round
+from kvstore.transports.sharded import PartRound, cuts, part
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
-from kvstore.wire.codecs import Codec, codec
-from kvstore.wire.interfaces import Opening, Pending, Ring, State, Traffic
+from kvstore.wire.codecs import Plain, codec
+from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic
+from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz
 
 _threads = ThreadPoolExecutor(1000)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
+
+
+class _Codes:
+    """One worker's end of one bucket's codes."""
+
+    def __init__(self, traffic: Traffic, w: np.ndarray) -> None:
+        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True)
 
 
 class Late(Pending):
@@ -118,6 +129,8 @@ class Stage:
         self._waiting: List[_Waiter] = []
         self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
+        self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
+        self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[_Push]] = collections.defaultdict(list)  # not answered yet
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # totals that each worker has asked for
@@ -129,6 +142,9 @@ class Stage:
 
     def ring_worker(self, worker_rank: int) -> "InProcessRing":
         return InProcessRing(self, worker_rank)
+
+    def sharded_worker(self, worker_rank: int) -> "InProcessSharded":
+        return InProcessSharded(self, worker_rank)
 
     # -- whose turn it is ------------------------------------------------------------------------------------
 
@@ -206,6 +222,16 @@ class Stage:
             self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
+    def open_coded(self, worker_rank: int, key: int, traffic: Traffic) -> np.ndarray:
+        """The same of a bucket with codecs; its weights."""
+        stored = engine.memory(self._stored[key])
+        if key not in self._coded:
+            pushed = mx.nd.zeros(stored.size)
+            self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
+        w = stored[:-HEADER]
+        self.codes[worker_rank, key] = _Codes(traffic, w)
+        return w
+
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> Late:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
         self.take_turn(worker_rank)
@@ -223,6 +249,32 @@ class Stage:
         return late
 
     def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
+        if bucket.id in self._coded:
+            self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
+        else:
+            self._answer_plain(bucket, round_)
+        for _, _, late in round_:
+            late.arrived = True
+
+    def _answer_coded(self, bucket: Bucket, round_: Dict[int, np.ndarray]) -> None:
+        """What an outbox and a hub do."""
+        pushed, coded = self._coded[bucket.id]
+        for rank, floats in round_.items():
+            push, asks = self.codes[rank, bucket.id].push, floats[-1] == FETCH
+            message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
+            coded.room(rank, message.size)[:] = message
+            coded.add(rank, floats[-HEADER:].copy())
+        self.shards[bucket.server_rank].update(bucket.id, pushed, self._stored[bucket.id])
+        for rank, message in coded.answers().items():
+            floats, answer = round_[rank], self.codes[rank, bucket.id].answer
+            if floats[-1] == FETCH:
+                floats[:-HEADER].view(np.uint8)[:] = message
+            else:
+                answer.room(floats[:-HEADER])[:] = message
+                answer.decode(floats[:-HEADER])
+            floats[-HEADER:] = coded.stored[-HEADER:]
+
+    def _answer_plain(self, bucket: Bucket, round_: List["_Push"]) -> None:
         if self._order is None:
             round_.sort(key=operator.itemgetter(0))
         merged = round_[0][1].whole  # the answer is written there in any case
@@ -232,21 +284,20 @@ class Stage:
         # The rule writes in place, past the engine: the last answers have to have been copied, too.
         mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(stored.handle))
         self.shards[bucket.server_rank].update(bucket.id, merged, stored)
-        for _, buffer, late in round_:
+        for _, buffer, _ in round_:
             stored.copyto(buffer.whole)
-            late.arrived = True
 
-    def sum(self, worker_rank: int, bucket: Bucket, array: NDArray, out: NDArray, how: Codec) -> Late:
+    def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
         self._begun[worker_rank, bucket.id] += 1
         number = bucket.id, self._begun[worker_rank, bucket.id]
         round_ = self._sums[number]
-        late = Late(self, worker_rank, f"{bucket}: the sum over the workers", out)
-        round_[worker_rank] = _Term(array.copy(), out, how, late)
+        round_[worker_rank] = term
+        term.late = Late(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
         if len(round_) == self.num_workers:
             _travel_round([round_[rank] for rank in range(self.num_workers)])
             del self._sums[number]
-        return late
+        return term.late
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
         """The sum of what every worker asks for as its nth, always in the same order."""
@@ -271,26 +322,48 @@ _Push = Tuple[int, Buffer, Late]
 class _Term:
     """What one worker adds to a sum, and where it waits for the whole."""
 
-    def __init__(self, own: NDArray, out: NDArray, how: Codec, late: Late) -> None:
-        self.own, self.out, self.how, self.late = own, out, how, late
+    late: Late
+
+    def __init__(self, round_: Round, own: NDArray, out: NDArray) -> None:
+        self.round, self.out = round_, out
+        self._own = own.copy()  # in the engine: the worker goes on
+
+    def begin(self, worker_rank: int, num_workers: int) -> Messages:
+        self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
+        longest = self.round.longest(num_workers)
+        return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
+
+
+class _PartTerm(_Term):
+    """The same where workers own parts: of its part of the sum `update` makes that of `out`."""
+
+    round: PartRound
+
+    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, mine: slice,
+                 update: Callable[[NDArray], None]) -> None:
+        super().__init__(round_, own, out)
+        round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
+        self._update = update
+
+    def _turn(self) -> None:
+        """What the round pauses for."""
+        self._update(mx.nd.array(self.round.part if self.round.part.size else np.zeros(1)))
+        self.round.total = self.out.asnumpy()
 
 
 def _travel_round(terms: List[_Term]) -> None:
-    """The messages of a ring, all workers' at once: the bits are those of a real one."""
-    p, parts = len(terms), [term.own.asnumpy() for term in terms]
-    totals = [np.empty_like(part) for part in parts]
-    room = terms[0].how.nbytes(-(-parts[0].size // p))
-    travels = [messages(m, p, term.how, parts[m], totals[m], (np.empty(room, np.uint8), np.empty(room, np.uint8)))
-               for m, term in enumerate(terms)]
+    """The messages of a round, all workers' at once: the bits are those of a real one."""
+    travels = [term.begin(m, len(terms)) for m, term in enumerate(terms)]
     while True:
-        pairs = [pair for pair in [next(travel, None) for travel in travels] if pair is not None]
-        if not pairs:
+        pairs = [next(travel, ()) for travel in travels]  # those of one round pause together
+        if () in pairs:
             break
-        sent = [outgoing.copy() for outgoing, _ in pairs]
-        for m, (_, incoming) in enumerate(pairs):
-            incoming[:] = sent[m - 1]
-    for term, total in zip(terms, totals):
-        term.out[:] = total
+        sent = [pair[0].copy() for pair in pairs if pair]
+        for m, pair in enumerate(pairs):
+            if pair:
+                pair[1][:] = sent[m - 1]
+    for term in terms:
+        term.out[:] = term.round.total
         term.late.arrived = True
 
 
@@ -315,7 +388,21 @@ class InProcess(Wired):
             for shard in self._stage.shards:
                 shard.command("open", opening.command())
         self.total(np.zeros(1))
+        if opening.traffic.coded:
+            self._open_coded(opening)
         return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
+
+    def _open_coded(self, opening: Opening) -> None:
+        for bucket in opening.buckets:
+            w = self._stage.open_coded(self.worker_rank, bucket.id, opening.traffic)
+            engine.memory(self._wires[bucket.id].last.whole)[:-HEADER] = w
+            if opening.traffic.codec_weights != "none":
+                self._stage.shards[bucket.server_rank].keep({bucket.id: w})
+        self.total(np.zeros(1))
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        codes = self._stage.codes.get((self.worker_rank, bucket.id))
+        return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
@@ -358,7 +445,36 @@ class InProcessRing(Ring):
         return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        return self._stage.sum(self.worker_rank, bucket, array, out, self._codec)
+        return self._stage.sum(self.worker_rank, bucket, _Term(Round(0, str(bucket), self._codec), array, out))
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))
+
+
+class InProcessSharded(Sharded):
+    """The same, with a part of every bucket."""
+
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        self._stage = stage
+        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        buckets = plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
+        return buckets
+
+    def part(self, bucket: Bucket) -> slice:
+        return part(self._cuts[bucket.id], self.worker_rank)
+
+    def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
+        round_ = PartRound(0, str(bucket), Plain())
+        round_.cuts = self._cuts[bucket.id]
+        return self._stage.sum(self.worker_rank, bucket, _PartTerm(round_, array, out, self.part(bucket), update))
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        whole = np.zeros(bucket.size, np.float32)
+        whole[self.part(bucket)] = mine
+        return self.total(whole)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._stage.total(self.worker_rank, np.array(array, np.float32))

@@ -6,11 +6,14 @@ must not meet. A `ParameterServer` is one store's use of it.
 import base64
 import collections
 import contextlib
+import dataclasses
+import functools
 import json
+import math
 import os
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,22 +22,29 @@ from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter,
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import control
+from kvstore.job import agreement, control
 from kvstore.job.control import watch
 from kvstore.tracing import recorder
+from kvstore.transports.outbox import Outbox
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Window, Wire, Wired
 from kvstore.wire.interfaces import Opening, Pending, State, Traffic
-from kvstore.wire.messages import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
+from kvstore.wire.messages import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
 from kvstore.wire.saved import by_bucket, npz, un_npz
 
 WINDOW_NBYTES = 1024 * 1024
 """How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
 not fill the link; with much more the workers' streams drift apart, and the way back stands idle. The bound is safe only
 because all workers send their buckets in one order, which the store sees to."""
-LARGEST_NBYTES, OF_A_MODEL = 1024 * 1024, 1 / 64
-"""A bucket is about this part of the model, from DEFAULT_NBYTES to the largest: every message costs processor time."""
+BUCKET_S = 3e-3
+"""A round of a bucket takes about so long, within these bounds: a message costs processor time, whatever its size."""
+OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
+"""Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
 """Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
+SUM_KEYS = 2  # of each length, so that one sum is on its way while another is added up
+Asked = Tuple[int, int, NDArray]
+"""A sum that has been asked for: its key, its length, and where it arrives."""
+PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
 COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 
@@ -52,8 +62,9 @@ class Connection:
         self._signer = control.Signer(self.worker_rank, control.job_key())
         self.keys = Keys(self.num_servers)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
-        self._sums = {size: [self.keys.take(0), self.keys.take(0)] for size in SUM_SIZES}
+        self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
 
     def _connect(self) -> mx.kvstore.KVStore:
@@ -106,29 +117,61 @@ class Connection:
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         result = np.empty_like(flat)
         largest = max(self._sums)
+        under_way: Deque[Tuple[np.ndarray, Asked]] = collections.deque()
         for start in range(0, flat.size, largest):
-            part = flat[start:start + largest]
-            result[start:start + part.size] = self._sum(part)
+            if len(under_way) == (SUM_KEYS if self.synchronous else 1):
+                self._take(*under_way.popleft())
+            part = slice(start, start + largest)
+            under_way.append((result[part], self._ask_sum(flat[part])))
+        for one in under_way:
+            self._take(*one)
         return result.reshape(np.shape(array))
 
-    def _sum(self, part: np.ndarray) -> np.ndarray:
+    def _ask_sum(self, part: np.ndarray) -> Asked:
+        """Push what this worker adds; the key's last sum has been taken."""
         size = min(size for size in self._sums if size >= part.size)
-        self._sums[size].reverse()  # two keys for each size, used in turn
+        self._sums[size].rotate()  # the keys of a size are used in turn
         key = self._sums[size][0]
         self._rounds[key] += 1
+        return key, size, self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+
+    def _take(self, out: np.ndarray, asked: Asked) -> None:
+        """Wait for a sum."""
+        key, size, wire = asked
         with self._waiting("a sum over the workers"):
-            answer = self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+            answer = wire.asnumpy()
             pause_s = 0.0
             while not self.synchronous and answer[-HEADER] != self._rounds[key]:
                 pause_s = min(pause_s + 0.001, 0.02)
                 time.sleep(pause_s)
-                answer = self._push_sum(key, sum_message(part[:0], size, self._rounds[key], FETCH))
-            return answer[:part.size]
+                answer = self._push_sum(key, sum_message(out[:0], size, self._rounds[key], FETCH)).asnumpy()
+        out[:] = answer[:out.size]
 
-    def _push_sum(self, key: int, pushed: np.ndarray) -> np.ndarray:
+    @functools.cached_property
+    def pace(self) -> float:
+        """Seconds that a round takes for each byte of a worker's message. The same on all workers; collective, waits.
+
+        The fastest rounds count, since those that a busy machine holds up say nothing of links and servers.
+        """
+        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES[:2]}
+        spent = 0.0
+        self.total(np.zeros(1))  # all are here, and begin together
+        for probe in range(PROBES):
+            for size, took in times.items():
+                begin = time.perf_counter()
+                self.total(np.zeros(size))
+                took.append(time.perf_counter() - begin)
+                spent += took[-1]
+            if self.total(np.array([spent]))[0] > self.num_workers * PROBING_S and probe:
+                break
+        (small, fast), (large, slow) = ((size, min(took)) for size, took in sorted(times.items()))
+        mine = max(slow - fast, 0.0) / (WIRE_DTYPE.itemsize * (large - small))
+        return float(self.total(np.array([mine]))[0]) / self.num_workers
+
+    def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
         wire = mx.nd.array(pushed)
         self.native.pushpull(key, wire, out=wire)
-        return np.asarray(wire.asnumpy())
+        return wire
 
     def read_mail(self, name: str) -> List[bytes]:
         """What each server answers to command `name`, piece by piece."""
@@ -228,17 +271,18 @@ def _given_rank(num_workers: int) -> Optional[int]:
     return int(text)
 
 
-def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool) -> int:
-    """A size of buckets that gives all servers as many, and enough.
+def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pace: float) -> int:
+    """A size of buckets that gives all servers as many, and enough, where a round takes `pace` seconds per byte.
 
     Two at least where a worker waits for the answers: one is pushed while the other is answered (SSGD, 4 workers with a
     server beside each, 1 Gbit/s, 0.27 M parameters: 33 ms per iteration in place of 41).
     """
     nbytes = WIRE_DTYPE.itemsize * floats
-    near = min(max(DEFAULT_NBYTES, OF_A_MODEL * nbytes), LARGEST_NBYTES)
-    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
+    slow, fast = (min(max(DEFAULT_NBYTES, part * nbytes), largest) for part, largest in zip(OF_A_MODEL, LARGEST_NBYTES))
     if num_servers < num_workers:
-        each = max(each, min(MANY, nbytes // (SMALL_NBYTES * num_servers)))
+        slow = min(slow, max(nbytes / (MANY * num_servers), SMALL_NBYTES))
+    near = min(max(slow, BUCKET_S / pace if pace else fast), fast)
+    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
     return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
@@ -255,12 +299,16 @@ class ParameterServer(Wired):
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
+        self._outbox: Optional[Outbox] = None  # for messages with a codec
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         nbytes = traffic.bucket_nbytes
         if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
             floats = sum(parameter.size for parameter in parameters)
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits)
+            # A rule may look at a bucket as a whole, and a codec have a scale per bucket: then sizes, and so the bits,
+            # must not depend on the time of day.
+            pace = self._connection.pace if traffic.any_cut and not traffic.coded else math.inf
+            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, pace)
         return plan(parameters, self._connection.keys, nbytes, traffic.whole)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -274,11 +322,43 @@ class ParameterServer(Wired):
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
+        if opening.traffic.coded:
+            self._open_coded(opening)
         with self._connection._waiting("the start of the global weights"):
-            self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+            if self._outbox is None:
+                self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
         control.report("joined")  # from here on this worker can be done without
         watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
+
+    def _open_coded(self, opening: Opening) -> None:
+        """Let the servers take messages with codecs; worker 0's weights are the first of them."""
+        connection, first = self._connection, self.worker_rank == 0
+        if first:
+            connection.command("coded", {"traffic": dataclasses.asdict(opening.traffic), "buckets": {
+                bucket.id: [bucket.server_rank, bucket.size] for bucket in opening.buckets}})
+        if connection.outbox is None:
+            addresses = b"\n".join(connection.read_mail("address")) if first else b""
+            connection.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
+                                       self.worker_rank, self._timeout_s)
+        self._outbox = connection.outbox
+        with connection._waiting("the start of the global weights"):
+            for bucket in opening.buckets:
+                message = self._wires[bucket.id].last
+                w = engine.memory(message.whole)[:-HEADER]
+                if opening.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
+                    w[:] = self.total(w if first else np.zeros_like(w))
+                self._outbox.open(bucket, opening.traffic, w)
+                if first:
+                    message.floats[-1] = BEGIN
+                    self._outbox.send(bucket, message)
+            for bucket in opening.buckets:
+                header = engine.memory(self._wires[bucket.id].last.whole)[-HEADER:]
+                header[:] = 0
+        self.total(np.zeros(1))  # the servers have them
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        return {} if self._outbox is None else self._outbox.residual(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         wire = self._wires[bucket.id]
@@ -303,7 +383,10 @@ class ParameterServer(Wired):
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
-        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
+        if self._outbox is None:
+            self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
+        else:
+            self._outbox.send(bucket, send)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._connection.total(array)
@@ -348,5 +431,7 @@ class ParameterServer(Wired):
     def close(self) -> None:
         """Forget the buffers. The connection stays for other stores, until the process ends."""
         watch.end(id(self))
+        if self._outbox is not None:
+            self._outbox.forget(self._wires)
         self._wires.clear()
         self._windows.clear()

@@ -7,18 +7,20 @@ each worker's own, the rate at which they move: it must be the same on all, whic
 """
 import struct
 import zlib
-from typing import Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import numpy as np
 
 from kvstore.buckets import Bucket
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.job import agreement
-from kvstore.wire.interfaces import Opening, Pending, Replicated, Ring, State
+from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Replicated, Ring, State, Transport
 from kvstore.wire.saved import array_text, below, npz, text_array, un_npz
 
 
-class _InTurn:
+class InTurn:
     """Arrays like one of a bucket's, made when they are first needed and then used in turn."""
 
     def __init__(self, like: NDArray, number: int) -> None:
@@ -32,31 +34,67 @@ class _InTurn:
         return self._arrays[-1]
 
 
-class Replicas(Replicated):
-    """`exchange` made of a ring's sums."""
+class Resident(GlobalWeights):
+    """Global weights that live on the workers, which update them at the rate that each is given."""
 
-    def __init__(self, ring: Ring) -> None:
-        self.ring = ring
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.buckets: Sequence[Bucket] = ()
         self.updates: Dict[int, Queued] = {}  # U, by bucket
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
-        self._sums: Dict[int, _InTurn] = {}
-        self._weights: Dict[int, _InTurn] = {}
-        self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+    def optimizer(self, opening: Opening) -> mx.optimizer.Optimizer:
+        """U, for the buckets of `opening`."""
+        self.buckets = opening.buckets
         optimizer = optimizers.build(opening.optimizer, trusted=True)  # this process's own
         optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
+        return optimizer
+
+    def note(self, lr: float) -> None:
+        """At this rate the weights will move next."""
+        self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
+
+    def check(self) -> None:
+        agreement.check(self._transport, "the learning rates of the global weights, which without a server each "
+                        "applies itself", [f"the last one: {self._rate!r}",
+                                           f"all so far, as a checksum: {self._rates:08x}"])
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            mine = b"" if state is None or self._transport.worker_rank != 0 else npz(state[bucket.id])
+            data = agreement.from_worker_0(self._transport, mine)
+            if data:
+                parts = un_npz(data)
+                self.put_back(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])
+
+    def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+        """The optimizer goes on from this state of a whole bucket."""
+        self.updates[bucket.id].put_back(arrays, facts)
+
+
+class Replicas(Resident, Replicated):
+    """`exchange` made of a ring's sums."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self.ring = ring
+        self._sums: Dict[int, InTurn] = {}
+        self._weights: Dict[int, InTurn] = {}
+        self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(opening)
         for bucket in opening.buckets:
             w = weights(bucket)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
-            self._sums[bucket.id], self._weights[bucket.id] = _InTurn(w, opening.traffic.depth), _InTurn(w, 2)
+            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2)
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
-        self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
+        self.note(lr)
         return self.ring.allreduce(bucket, array, self._sums[bucket.id].next())
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
@@ -66,20 +104,8 @@ class Replicas(Replicated):
             lambda total: update(before.result(), total, lr, share, out=after))
         return self._arriving[bucket.id]
 
-    def check(self) -> None:
-        agreement.check(self.ring, "the learning rates of the global weights, which without a server each applies "
-                        "itself", [f"the last one: {self._rate!r}", f"all so far, as a checksum: {self._rates:08x}"])
-
     def export_state(self) -> State:
         """The parts have the names of a server's (`shard.Entry.saved`)."""
         return {key: {**{f"optimizer/{name}": array.asnumpy().reshape(-1) for name, array in update.arrays().items()},
                       "meta": text_array({"optimizer": update.facts(), "rule": {}})}
                 for key, update in self.updates.items()}
-
-    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        for bucket in buckets:
-            mine = b"" if state is None or self.ring.worker_rank != 0 else npz(state[bucket.id])
-            data = agreement.from_worker_0(self.ring, mine)
-            if data:
-                parts = un_npz(data)
-                self.updates[bucket.id].put_back(below("optimizer/", parts), array_text(parts["meta"])["optimizer"])

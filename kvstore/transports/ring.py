@@ -3,7 +3,7 @@
 One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -17,11 +17,29 @@ from kvstore.wire.codecs import codec
 from kvstore.wire.interfaces import Pending, Ring, Traffic
 
 
+class Views:
+    """Arrays in place, as NumPy's, kept for the next iteration: making one takes longer than beginning a round."""
+
+    MOST = 4096
+
+    def __init__(self) -> None:
+        self._kept: Dict[int, Tuple[NDArray, np.ndarray]] = {}  # by id, which is the array's as long as it is kept
+
+    def of(self, array: NDArray) -> np.ndarray:
+        """As `engine.view`."""
+        kept = self._kept.get(id(array))
+        if kept is None:
+            if len(self._kept) >= self.MOST:  # a method may hand in another array every time
+                self._kept.clear()
+            kept = self._kept[id(array)] = array, engine.view(array)
+        return kept[1]
+
+
 class MpiRing(Ring):
     """One session on the ring of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process = _process(timeout_s)
+        self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
@@ -36,7 +54,7 @@ class MpiRing(Ring):
         return Pending(out)
 
     def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
-        self._process.rounds.begin(round_, engine.view(array), engine.view(out), done)
+        self._process.rounds.begin(round_, self._views.of(array), self._views.of(out), done)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._process.rounds.total(array)
@@ -59,7 +77,7 @@ class _Process:
 _shared: Optional[_Process] = None
 
 
-def _process(timeout_s: float) -> _Process:
+def process(timeout_s: float) -> _Process:
     """Made on first use; the job is left in good order when the process ends."""
     global _shared
     if _shared is None:

@@ -8,10 +8,11 @@ One thread of each process moves all messages. It has several rounds in flight a
 transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
 start on every worker in the order in which its script asked for them.
 """
+import collections
+import contextlib
 import threading
-import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
 
 import numpy as np
 
@@ -20,53 +21,78 @@ from kvstore.job import control
 from kvstore.job.control import watch
 from kvstore.wire.codecs import Codec, NotFiniteError, Plain
 
-MESSAGE_NBYTES = 256 * 1024
-"""A message that suits a ring: a smaller one takes as much of a core, a larger one is late to be added."""
+MESSAGE_NBYTES = 1024 * 1024
+"""A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
 LEAST_ROUNDS = 8  # so many share the work of a small model, for one to transfer while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
 """The latter where an iteration passes before the sum is needed. How these were found: docs/benchmarks/tried.md."""
 
-Messages = Iterator[Tuple[np.ndarray, np.ndarray]]
+Pair = Tuple[np.ndarray, np.ndarray]  # of messages: to the next worker, from the previous one
+Pairs = Generator[Pair, None, np.ndarray]
+Messages = Iterator[Optional[Pair]]
 
 
 def messages(worker_rank: int, num_workers: int, codec: Codec, own: np.ndarray, total: np.ndarray,
-             scratch: Tuple[np.ndarray, np.ndarray]) -> Messages:
+             scratch: Pair) -> Messages:
     """The sum of every worker's `own` in `total`, as one worker's pairs of messages (to the next, from the previous).
 
     The caller sends and receives each pair, and goes on when both are over. `scratch`: two buffers, each large enough
     for the message of one block.
     """
-    p, m = num_workers, worker_rank
-    ours, sums = blocks(own, p), blocks(total, p)
-    mine, theirs = scratch
-
-    def encode(block: int, values: np.ndarray) -> np.ndarray:
-        message = codec.wire(values, mine)
-        try:
-            codec.encode(values, message)
-        except NotFiniteError as error:
-            raise KVStoreError(f"block {block} of {p}: {error}") from None
-        return message
-
-    if p == 1:
+    if num_workers == 1:
         np.copyto(total, own)
         return
-    block = m
-    outgoing = encode(m, ours[m])
-    for step in range(p - 1):  # reduce-scatter
+    ours, sums = blocks(own, num_workers), blocks(total, num_workers)
+    outgoing = yield from reduce_scatter(worker_rank, codec, ours, sums, scratch)
+    codec.decode(outgoing, sums[owned(worker_rank, num_workers)])  # its owner goes on with what the others will decode
+    yield from allgather(worker_rank, codec, outgoing, sums, scratch)
+
+
+def owned(worker_rank: int, num_workers: int) -> int:
+    """Which block's sum is whole on this worker first."""
+    return (worker_rank + 1) % num_workers
+
+
+def reduce_scatter(worker_rank: int, codec: Codec, ours: Sequence[np.ndarray], sums: Sequence[np.ndarray],
+                   scratch: Pair) -> Pairs:
+    """Partial sums of the blocks travel round the ring, and each worker adds its own to them (in `sums`, by block).
+
+    Returns the message of the block that is whole here, which is in the first of `scratch` unless it is sent in place.
+    """
+    m, p = worker_rank, len(ours)
+    mine, theirs = scratch
+    outgoing = _encoded(codec, m, ours, mine)
+    for step in range(p - 1):
         block = (m - 1 - step) % p
         incoming = codec.wire(sums[block], theirs)
         yield outgoing, incoming
         codec.decode(incoming, sums[block])
         np.add(sums[block], ours[block], out=sums[block])
-        outgoing = encode(block, sums[block])
-    codec.decode(outgoing, sums[block])  # its owner goes on with what the others will decode
-    for step in range(p - 1):  # allgather
+        outgoing = _encoded(codec, block, sums, mine)
+    return outgoing
+
+
+def allgather(worker_rank: int, codec: Codec, outgoing: np.ndarray, parts: Sequence[np.ndarray],
+              scratch: Pair) -> Pairs:
+    """Each worker's block, whose message is `outgoing`, travels to all others (into `parts`, by block)."""
+    m, p = worker_rank, len(parts)
+    mine, theirs = scratch
+    for step in range(p - 1):
         block = (m - step) % p
-        incoming = codec.wire(sums[block], theirs)
+        incoming = codec.wire(parts[block], theirs)
         yield outgoing, incoming
-        codec.decode(incoming, sums[block])
+        codec.decode(incoming, parts[block])
         outgoing, mine, theirs = incoming, theirs, mine  # forwarded as it came
+    return outgoing
+
+
+def _encoded(codec: Codec, block: int, values: Sequence[np.ndarray], scratch: np.ndarray) -> np.ndarray:
+    message = codec.wire(values[block], scratch)
+    try:
+        codec.encode(values[block], message)
+    except NotFiniteError as error:
+        raise KVStoreError(f"block {block} of {len(values)}: {error}") from None
+    return message
 
 
 def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
@@ -90,19 +116,34 @@ class Round:
         self.own: np.ndarray
         self.total: np.ndarray
         self.over: Callable[[], None]
-        self.messages: Messages
+        self.under_way: Messages
         self.left = 0  # pairs of messages
 
     def __str__(self) -> str:
         return f"round {self.number}, {self.what}"
 
+    def longest(self, num_workers: int) -> int:
+        """Bytes of its longest message."""
+        return self.codec.nbytes(-(-self.own.size // num_workers))
+
+    def hops(self, num_workers: int) -> int:
+        """How many pairs of messages it has."""
+        return 2 * (num_workers - 1)
+
+    def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
+        """Its pairs, one after the other; None: the round pauses until `Rounds.resume`."""
+        return messages(worker_rank, num_workers, self.codec, self.own, self.total, scratch)
+
+
+AnyRound = TypeVar("AnyRound", bound=Round)
+
 
 class Rounds:
-    """All allreduces of this process. `ask` on the main thread, `begin` on any.
+    """All rounds of this process. `ask` on the main thread, `begin` and `resume` on any.
 
     Invariants:
       1. Rounds begin in the order of their numbers: round n only when all before it have begun.
-      2. A slot has one round, and that one pair of messages in flight.
+      2. A slot has one round, and that one pair of messages in flight, or none while it pauses.
       3. When a round is over here, all that it sent has arrived, so a process without rounds may go at any time.
     """
 
@@ -114,38 +155,62 @@ class Rounds:
         self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
         self._asked = 0
         self._given: Dict[int, Round] = {}  # arrays are there, not begun
+        self._resumed: Deque[int] = collections.deque()  # slots
         self._begun = 0
-        self._news = threading.Condition()
+        self._news = threading.Lock()  # free while there are any
         self._slots: List[Optional[Round]] = [None] * self.WINDOW
         self._scratch = [(np.empty(0, np.uint8), np.empty(0, np.uint8))] * self.WINDOW
         self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
+        self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
         control.share_python()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
         watch.follow(self, timeout_s, self._under_way, self._overdue)
 
     def ask(self, what: str, codec: Codec) -> Round:
-        """The next round, in the same order on every worker."""
+        """The next allreduce, in the same order on every worker."""
+        return self.ask_for(Round, what, codec)
+
+    def ask_for(self, kind: Type[AnyRound], what: str, codec: Codec) -> AnyRound:
+        """The next round, of this kind."""
         self._asked += 1
-        return Round(self._asked, what, codec)
+        return kind(self._asked, what, codec)
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
         """Sum `own` into `total`, when all rounds before have begun; `over` is called then, on the ring's thread."""
         round_.own, round_.total, round_.over = own, total, over
-        with self._news:
-            self._given[round_.number] = round_
-            self._news.notify()
+        self.give(round_)
+
+    def give(self, round_: Round) -> None:
+        """The arrays of a round are there."""
+        self._given[round_.number] = round_
+        self._tell()
+
+    def resume(self, round_: Round) -> None:
+        """Go on with a round that pauses."""
+        self._resumed.append(self._slots.index(round_))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake the ring's thread, or let it not fall asleep."""
+        with contextlib.suppress(RuntimeError):  # there are news already
+            self._news.release()
 
     def total(self, array: np.ndarray) -> np.ndarray:
         """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
-        total, over = np.empty_like(own), threading.Event()
-        with watch.deadline(self._timeout_s, f"a sum over the workers was not over within {self._timeout_s:g} s: "
+        total = np.empty_like(own)
+        self.finish(self.ask("a sum over the workers", Plain()), own, total)
+        return total.reshape(np.shape(array))
+
+    def finish(self, round_: Round, own: np.ndarray, total: np.ndarray) -> None:
+        """Begin a round and wait until it is over."""
+        over = threading.Event()
+        with watch.deadline(self._timeout_s, f"{round_.what} was not over within {self._timeout_s:g} s: "
                             "another worker is late, stopped or unreachable, or has left. Check that all are alive, or "
                             "raise `timeout_s`"):
-            self.begin(self.ask("a sum over the workers", Plain()), own, total, over.set)
+            self.begin(round_, own, total, over.set)
             over.wait()
-        return total.reshape(np.shape(array))
 
     def _guarded_run(self) -> None:
         try:
@@ -160,40 +225,35 @@ class Rounds:
     def _run(self) -> None:
         pause_s = self.SHORTEST_S
         while True:
-            self._fill_slots()
-            over = self._mpi.Request.Testsome(self._requests)
+            self._take_news()
+            over = self._mpi.Request.Testsome(self._requests) if self._in_flight else None
             if over:
                 self._advance(over)
+            elif self._news.acquire(timeout=pause_s if self._in_flight else -1):
                 pause_s = self.SHORTEST_S
-            else:
-                time.sleep(pause_s)
-                pause_s = min(1.25 * pause_s, self.LONGEST_S)
+                continue
+            pause_s = self.SHORTEST_S if over else min(1.25 * pause_s, self.LONGEST_S)
 
-    def _fill_slots(self) -> None:
-        """Begin what may begin; wait while there is nothing to do."""
-        while None in self._slots:
-            round_ = self._given.pop(self._begun + 1, None)
-            if round_ is not None:
-                self._begin(self._slots.index(None), round_)
-            elif any(self._slots):
-                return
-            else:
-                with self._news:
-                    self._news.wait_for(lambda: self._begun + 1 in self._given)
+    def _take_news(self) -> None:
+        """Go on with rounds that have paused, and begin what may begin."""
+        while self._resumed:
+            self._go_on(self._resumed.popleft())
+        while self._begun + 1 in self._given and None in self._slots:
+            self._begin(self._slots.index(None), self._given.pop(self._begun + 1))
 
     def _begin(self, slot: int, round_: Round) -> None:
         self._begun = round_.number
-        longest = round_.codec.nbytes(-(-round_.own.size // self.num_workers))
+        longest = round_.longest(self.num_workers)
         if self._scratch[slot][0].size < longest:
             self._scratch[slot] = (np.empty(longest, np.uint8), np.empty(longest, np.uint8))
-        round_.messages = messages(self.worker_rank, self.num_workers, round_.codec, round_.own, round_.total,
-                                   self._scratch[slot])
-        round_.left = 2 * (self.num_workers - 1)
+        round_.under_way = round_.messages(self.worker_rank, self.num_workers, self._scratch[slot])
+        round_.left = round_.hops(self.num_workers)
         self._slots[slot] = round_
         self._go_on(slot)
 
     def _advance(self, over: List[int]) -> None:
         self._moved += len(over)
+        self._in_flight -= len(over)
         null = self._mpi.REQUEST_NULL
         for slot in {index // 2 for index in over}:
             if self._requests[2 * slot] == null and self._requests[2 * slot + 1] == null:
@@ -204,10 +264,12 @@ class Rounds:
         round_ = self._slots[slot]
         assert round_ is not None
         try:
-            pair = next(round_.messages, None)
+            pair = next(round_.under_way, ())
         except KVStoreError as error:
             control.die(f"{round_}, {error}", EXIT_FAILURE)
         if pair is None:
+            return  # it pauses
+        if not pair:
             self._slots[slot] = None
             round_.over()
             return
@@ -218,6 +280,7 @@ class Rounds:
         send = self._comm.Isend if round_.left else self._comm.Issend
         self._requests[2 * slot] = self._comm.Irecv(incoming, (self.worker_rank - 1) % self.num_workers, tag)
         self._requests[2 * slot + 1] = send(outgoing, (self.worker_rank + 1) % self.num_workers, tag)
+        self._in_flight += 2
 
     def _under_way(self) -> Optional[int]:
         return self._moved if any(self._slots) else None

@@ -8,7 +8,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.buckets import WIRE_DTYPE
+from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.wire.interfaces import AsynchronousServers, Pending
@@ -34,12 +34,15 @@ class Buffer:
 
     def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = ()) -> None:
         """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written."""
+        there = payload is self.payload
+
         def write() -> None:
-            self.floats[:self.size] = engine.view(payload)
+            if not there:
+                self.floats[:self.size] = engine.view(payload)
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 
-        engine.push(write, [payload, version, *behind], [self.whole])
+        engine.push(write, [*[payload][there:], version, *behind], [self.whole])
 
 
 class Window:
@@ -90,6 +93,11 @@ class Wire:
     @property
     def last(self) -> Buffer:
         return self._buffers[1]
+
+    @property
+    def next(self) -> Buffer:
+        """The one that will be composed next."""
+        return self._buffers[0]
 
     def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
@@ -148,6 +156,9 @@ class Wired(AsynchronousServers):
     def _tag(self, lr: float) -> Tag:
         """In a synchronous job only worker 0's learning rate counts."""
         return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), self.worker_rank + 1)
+
+    def room(self, bucket: Bucket) -> NDArray:
+        return self._wires[bucket.id].next.payload
 
     def versions(self) -> Dict[int, int]:
         return {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}

@@ -1,18 +1,24 @@
-"""What a ring sends for a block of floats: a class for each name in `CODECS`.
+"""The form in which floats travel: a class for each name in `CODECS`.
 
-A codec is two functions, floats to bytes and back. The ring encodes a block anew at every hop while partial sums of it
-grow, and once more when the sum is whole; from there on its bytes are forwarded as they are, and the owner of a block
-decodes its own message, too, so that all workers end with the same bits.
+A codec is two functions, floats to bytes and back.
 
-Errors. With p workers each block is encoded p times: as the sum of one worker's gradient, of two workers' …, of all.
-Each codec states its error for one encoding of a value x; the error of the result is at most the sum of p of those, x
-being the partial sums, and float32's own rounding of p - 1 additions.
+With servers (`coded`) each gradient is encoded once by its worker, and decoded by the server that adds it up.
+A ring encodes a block anew at every hop while partial sums of it grow, and once more when the sum is whole; from there
+on its bytes are forwarded as they are, and the owner of a block decodes its own message, too, so that all workers end
+with the same bits. Codecs that need a residual are not for rings.
+
+Errors. Each codec states its error for one encoding of a value x. With servers a sum of p gradients has the sum of p
+such errors. On a ring each block is encoded p times: as the sum of one worker's gradient, of two workers' …, of all;
+the error of the result is at most the sum of p of those, x being the partial sums, and float32's own rounding of p - 1
+additions.
 """
-from typing import Dict, Type
+from typing import ClassVar, Dict, Tuple, Type
 
 import numpy as np
 
 from kvstore.errors import unknown
+
+THRESHOLD = 0.5  # MXNet's default
 
 
 class NotFiniteError(ValueError):
@@ -21,6 +27,12 @@ class NotFiniteError(ValueError):
 
 class Codec:
     """Floats to bytes and back. An instance belongs to one thread: it may keep room to work in."""
+
+    residual: ClassVar[bool] = False
+    """Whether it is of use only if its errors are kept and sent later (`coded.Push`)."""
+
+    def __init__(self, threshold: float = THRESHOLD) -> None:
+        """`threshold`: for those that have one."""
 
     def nbytes(self, size: int) -> int:
         """Length of the message for `size` floats."""
@@ -38,6 +50,11 @@ class Codec:
         """Write what `message` stands for into `values`."""
         raise NotImplementedError
 
+    def floats(self, message: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """What `message` stands for, in `room` or in place."""
+        self.decode(message, room)
+        return room
+
 
 class Plain(Codec):
     """`none`: the floats themselves, sent and received in place; 4 bytes each, no error."""
@@ -54,6 +71,9 @@ class Plain(Codec):
     def decode(self, message: np.ndarray, values: np.ndarray) -> None:
         """`values` is `message`."""
 
+    def floats(self, message: np.ndarray, room: np.ndarray) -> np.ndarray:
+        return message.view(np.float32)
+
 
 class Truncate(Codec):
     """`truncate`: the upper 16 bits, as in Pipe-SGD: sign, exponent and 7 of 23 bits of the mantissa; 2 bytes a float.
@@ -64,7 +84,7 @@ class Truncate(Codec):
     p/128 Σ|x_m|. Infinity stays infinity and NaN stays NaN.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float = THRESHOLD) -> None:
         self._shifted = np.empty(0, np.uint32)
 
     def nbytes(self, size: int) -> int:
@@ -96,7 +116,7 @@ class Quantize(Codec):
     LEVELS = np.float32(127)
     SMALLEST = np.float32(2.0 ** -119)  # below it, a step of M/127 would lose its precision
 
-    def __init__(self) -> None:
+    def __init__(self, threshold: float = THRESHOLD) -> None:
         self._scaled = np.empty(0, np.float32)
 
     def nbytes(self, size: int) -> int:
@@ -130,14 +150,95 @@ class Quantize(Codec):
         np.multiply(values, largest / self.LEVELS, out=values)
 
 
-CODECS: Dict[str, Type[Codec]] = {"none": Plain, "truncate": Truncate, "quantize": Quantize}
+class Float16(Codec):
+    """`float16`: half precision, rounded to the nearest; 2 bytes a float.
+
+    Error of one encoding: at most |x| / 2048, or 2^-25 where |x| < 2^-14. Above 65504 it is infinity; NaN stays NaN.
+    """
+
+    FLOATS = np.arange(2 ** 16, dtype=np.uint16).view(np.float16).astype(np.float32)  # of every code
+
+    def nbytes(self, size: int) -> int:
+        return 2 * size
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        np.copyto(message.view(np.float16), values, casting="same_kind")
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        np.take(self.FLOATS, message.view(np.uint16), out=values, mode="clip")
 
 
-def codec(name: str) -> Codec:
+class _Few(Codec):
+    """Codes of a few bits, the first value in the highest: those of MXNet's gradient compression.
+
+    Both send the same magnitude for all values that they send at all; what they leave out comes with a later one.
+    """
+
+    residual = True
+    bits: ClassVar[int]
+
+    def __init__(self, levels: Tuple[float, ...]) -> None:
+        """`levels`: what each code stands for."""
+        bytes_ = np.arange(256, dtype=np.uint8)
+        shifts = np.arange(8 - self.bits, -1, -self.bits, dtype=np.uint8)
+        self._floats = np.array(levels, np.float32)[(bytes_[:, None] >> shifts) & (2 ** self.bits - 1)]
+
+    def nbytes(self, size: int) -> int:
+        return -(-size * self.bits // 8)
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        each = 8 // self.bits
+        whole = values.size // each
+        np.take(self._floats, message[:whole], axis=0, out=values[:whole * each].reshape(whole, each), mode="clip")
+        values[whole * each:] = self._floats[message[whole:]].reshape(-1)[:values.size - whole * each]
+
+
+class TwoBits(_Few):
+    """`2bit`: the threshold where a value is as large or larger, minus that where it is as small or smaller, else 0.
+
+    A quarter of a byte a float. What one encoding leaves of a value is its residual. NaN is sent as 0, and stays.
+    """
+
+    bits = 2
+
+    def __init__(self, threshold: float = THRESHOLD) -> None:
+        super().__init__((0.0, 0.0, -threshold, threshold))
+        self._threshold = np.float32(threshold)
+        self._codes = np.empty((0, 2), np.bool_)
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        if len(self._codes) != values.size:
+            self._codes = np.empty((values.size, 2), np.bool_)
+        sent, positive = self._codes.T
+        np.greater_equal(values, self._threshold, out=positive)
+        np.less_equal(values, -self._threshold, out=sent)
+        np.logical_or(sent, positive, out=sent)
+        message[:] = np.packbits(self._codes)
+
+
+class OneBit(_Few):
+    """`1bit`: 1 where a value is above the threshold, else -1. An eighth of a byte a float."""
+
+    bits = 1
+
+    def __init__(self, threshold: float = THRESHOLD) -> None:
+        super().__init__((-1.0, 1.0))
+        self._threshold = np.float32(threshold)
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        message[:] = np.packbits(values > self._threshold)
+
+
+CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "truncate": Truncate, "quantize": Quantize,
+                                  "2bit": TwoBits, "1bit": OneBit}
+WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not kind.residual)
+
+
+def codec(name: str, threshold: float = THRESHOLD) -> Codec:
     """A new instance of the codec of this name."""
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
-    return CODECS[name]()
+    return CODECS[name](threshold)
 
 
 def _at_least(room: np.ndarray, size: int) -> np.ndarray:

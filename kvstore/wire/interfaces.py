@@ -4,16 +4,18 @@
     pending = wire.allreduce(bucket, grad, lr)    my gradient goes out; the sum of all workers' will come back
     array = pending.result()                      the array that holds the answer, or will
 
-There are two kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
-(`Ring`); `kvstore.transports.replicas` makes `exchange` of that, with the global weights on every worker.
+There are three kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
+(`Ring`); `kvstore.transports.replicas` makes `exchange` of that, with the global weights on every worker. Or each
+worker owns a part of every bucket (`Sharded`); `kvstore.transports.parts` makes `exchange` of that.
 
 On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
 that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
-Buffers. `exchange` copies `grad`, the caller may go on reading it. A result stays valid until the second next
-exchange of the same bucket: one buffer is on its way while the other still holds what came before. Likewise the result
-of an `allreduce`, until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten
-at once, which waits in the engine.
+Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which
+is the transport's again from then on. A result stays valid until the second next exchange of the same bucket: one
+buffer is on its way while the other still holds what came before. Likewise the result of an `allreduce`,
+until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten at once, which waits
+in the engine.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
 order they were asked for, which is the same on all workers.
 """
@@ -23,6 +25,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 import numpy as np
 
 from kvstore.buckets import Bucket, Parameter
+from kvstore.wire.codecs import THRESHOLD
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
@@ -60,9 +63,17 @@ class Traffic:
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
     depth: int = 2  # how many sums of a bucket are read at a time
-    codec: str = "none"
+    codec: str = "none"  # of gradients
+    codec_threshold: float = THRESHOLD
+    codec_weights: str = "none"  # of weights on their way back from servers
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large
+    any_cut: bool = False  # whether the weights have the same bits however buckets are cut
+
+    @property
+    def coded(self) -> bool:
+        """Whether anything has a codec."""
+        return (self.codec, self.codec_weights) != ("none", "none")
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,9 @@ class Transport:
 
 
 class GlobalWeights:
-    """What holds the global weights and their optimizer: servers, or every worker for itself."""
+    """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
+
+    state_is_shared = False  # whether `export_state` is collective: every worker has a part
 
     def open(self, opening: Opening, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
@@ -125,13 +138,25 @@ class GlobalWeights:
         """
         raise NotImplementedError
 
+    def room(self, bucket: Bucket) -> Optional[Array]:
+        """An array from which the next `exchange` sends without a copy, for a gradient that ends with it; None: none.
+
+        It may be written at once, which waits in the engine.
+        """
+        return None
+
     def export_state(self) -> State:
-        """The global optimizer's state. One worker may ask alone, with nothing of its own in flight."""
+        """The global optimizer's state. One worker may ask alone, with nothing of its own in flight, unless
+        `state_is_shared`."""
         raise NotImplementedError
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""
         raise NotImplementedError
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
+        return {}
 
     def check(self) -> None:
         """ProtocolError if workers have come to mean different things. Collective; may wait."""
@@ -181,3 +206,32 @@ class Ring(Transport):
     def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
         """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""
         raise NotImplementedError
+
+
+class Sharded(Transport):
+    """Workers that each own a part of every bucket."""
+
+    def part(self, bucket: Bucket) -> slice:
+        """What this worker owns of it; may be empty, or all."""
+        raise NotImplementedError
+
+    def exchange(self, bucket: Bucket, array: Array, update: Callable[[Array], None], out: Array) -> Pending:
+        """Begin to make `out` of what all workers have made of their parts of the sum of every worker's `array`.
+
+        `update` is given the array of this worker's part of the sum, which has one float if the part is empty, and
+        queues what writes its part of `out`.
+        """
+        raise NotImplementedError
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        """All workers' parts in their places. Collective; waits."""
+        raise NotImplementedError
+
+
+KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
+"""The kinds of transport by the names that methods give as theirs."""
+
+
+def kind_of(transport: Any) -> str:
+    """The name of a transport's kind; empty if it is none."""
+    return next((name for name, kind in KINDS.items() if isinstance(transport, kind)), "")

@@ -4,7 +4,8 @@
     answer  [ W …       | version | 0     | 0     | 0    ]
 
 In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself. The mark is a
-worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. docs/design.md, "Messages", says why.
+worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. Where floats have a codec the same
+four are in front of them (`FRAME`). docs/design.md, "Messages", says why.
 """
 import struct
 from typing import NamedTuple, Tuple
@@ -15,6 +16,10 @@ HEADER = 4  # floats behind the payload
 SYNC_MODULUS = 4096
 ASYNC_MODULUS = 2 ** 24
 FETCH = -1
+BEGIN = -2  # a mark, too: a bucket's first weights, on their way to a hub
+
+FRAME = struct.Struct("<qq4f")
+"""In front of a message with a codec: bucket, bytes that follow, and the same four floats."""
 
 
 class Header(NamedTuple):
@@ -33,7 +38,7 @@ def split_lr(lr: float) -> Tuple[float, float]:
 
 # -- beside buckets: sums, and letters -------------------------------------------------------------------------------
 
-SUM_SIZES = (1024, 64 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
+SUM_SIZES = (1024, 64 * 1024, 256 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
 NOT_YET = -1
 
 

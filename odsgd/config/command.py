@@ -1,6 +1,7 @@
 """The worker's command of a job, looked at before anything starts."""
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import List, Optional, Sequence
 
@@ -21,10 +22,10 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[T
     if flags is None:
         return None
     method_file = str(given(flags, "--method-file"))
-    if elsewhere and method_file.endswith(".py") and not Path(method_file).exists():
+    if elsewhere and method_file.endswith(".py") and not os.path.exists(method_file):
         return None
     _, config_file = TrainConfig.parse(flags)
-    if elsewhere and config_file and not Path(config_file).exists():
+    if elsewhere and config_file and not os.path.exists(config_file):
         return None
     return TrainConfig.from_flags(flags)
 

@@ -7,7 +7,7 @@ from typing import Any, Dict
 
 import yaml
 
-from kvstore.options import Kind, as_text, integers, items
+from kvstore.options import LARGEST, Kind, as_text, integers, items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +30,18 @@ class Compute:
 def _compute(value: Any) -> Compute:
     if isinstance(value, Compute):
         return value
-    match = re.fullmatch(r"([\d.]+) ?(ms|s)(?:, ?lognormal:([\d.]+))?", as_text(value).strip())
+    match = re.fullmatch(r"([0-9.]+) ?(ms|s)(?:, ?lognormal:([0-9.]+))?", as_text(value).strip())
     if not match:
         raise ValueError
     number, unit, spread = match.groups()
     compute = Compute(float(number) / (1000 if unit == "ms" else 1), float(spread or 0))
-    if not compute.seconds > 0:
+    if not 0 < compute.seconds < LARGEST or not compute.spread < LARGEST:
         raise ValueError
     return compute
+
+
+BOOLEANS: Dict[str, bool] = yaml.SafeLoader.bool_values
+"""true, yes, on and their opposites."""
 
 
 def _keyword_value(text: str) -> Any:
@@ -47,12 +51,13 @@ def _keyword_value(text: str) -> Any:
             return convert(text)
         except ValueError:
             pass
-    value = yaml.safe_load(text)
-    return value if isinstance(value, bool) else text
+    return BOOLEANS.get(text.strip().lower(), text)
 
 
 def _keywords(value: Any) -> Dict[str, Any]:
     if isinstance(value, dict):
+        if not all(isinstance(one, (str, int, float)) for one in value.values()):
+            raise ValueError
         return {str(key): _keyword_value(v) if isinstance(v, str) else v for key, v in value.items()}
     pairs = [part.partition("=") for part in items(value)]
     if not all(key.strip().isidentifier() and equals for key, equals, _ in pairs):

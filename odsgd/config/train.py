@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
@@ -22,11 +23,12 @@ import yaml
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import Method, Options
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
 from kvstore.transports.virtual import description
 from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.config import methods
+from odsgd.config.files import read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
 from odsgd.config.names import GLUON_MODELS, MODELS
@@ -72,7 +74,12 @@ class TrainConfig:
     """
 
     model: str = _data("mlp", name("model", MODELS),
-                       "network: mlp, lenet, or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
+                       "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, sasgd_cnn, vgg_f), or a name "
+                       "of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
+    weights: Optional[str] = _data(None, PATH, "file of weights to begin with, e.g. a checkpoint's weights.params; a "
+                                   "last layer of another shape is drawn anew", result=False)
+    trainable: str = _data("all", name("part", ("all", "last")), "which layers learn: all, or the last alone; the "
+                           "others are frozen, with the statistics of their BatchNorm")
     dataset: str = _data("digits", name("data set", tuple(DATASETS)), "training and test data")
     data_dir: Optional[str] = _data(None, PATH, "folder with the files of mnist, cifar10 or imagenet", result=False)
     batch_size: int = _data(32, integer(1), "examples per iteration on ONE device; a worker's batch is batch size x "
@@ -100,8 +107,9 @@ class TrainConfig:
                               "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
     method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
                                             "the one that runs, unless --kvstore names another", result=False)
-    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring")), "what sums and updates, for a "
-                                          "method that runs on either: parameter servers, or a ring of the workers",
+    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring", "sharded")), "what sums and "
+                                          "updates, for a method that runs on several: parameter servers, a ring of "
+                                          "the workers, or workers that each update a part of the weights",
                                           otherwise="the method's first choice", result=False)
     optimizer: str = _algorithm("sgd", name("optimizer", optimizers.NAMES), "optimizer of the global weights",
                                 tunes=True)
@@ -109,13 +117,13 @@ class TrainConfig:
     momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
     wd: float = _algorithm(0.0, real(at_least=0), "its weight decay", tunes=True)
     optimizer_params: Dict[str, Any] = _algorithm({}, KEYWORDS, "further arguments of the optimizer, e.g. "
-                                                  "clip_gradient=5,nesterov=true")
+                                                  "clip_gradient=5")
 
     epochs: int = _schedule(10, integer(1), "passes over the training data", result=False)
     iterations: Optional[int] = _schedule(None, integer(1), "stop after this many iterations, though epochs are left",
                                           result=False)
     lr_decay: str = _schedule("step", name("decay", ("step", "poly")), "step: by --lr-factor at --lr-step-epochs; "
-                              "poly: lr (1 - t/T)^2 over all epochs")
+                              "poly: with the square to 0, over all epochs from the end of --lr-warmup")
     lr_step_epochs: Tuple[int, ...] = _schedule((), integers(1), "multiply lr by the factor after these epochs, e.g. "
                                                 "80,120")
     lr_step_epochs_local: Optional[Tuple[int, ...]] = _schedule(None, integers(1), "the same for --lr-local",
@@ -194,7 +202,7 @@ class TrainConfig:
         A method of the user's own is loaded first, since its options are among those that are known.
         """
         config_file = given(argv, "--config")
-        said = _lines(config_file) if config_file and Path(config_file).exists() else {}
+        said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
         file = given(argv, "--method-file") or said.get("method_file")
         if file:
             algorithms.load(str(file))
@@ -236,9 +244,9 @@ class TrainConfig:
     @property
     def name(self) -> str:
         """``digits-mlp-odsgd-sgd``: the run in a word."""
-        ring = "ring" if self.transport == "ring" else None
+        other = None if self.transport == "server" else self.transport
         local = getattr(self.options, "optimizer_local", None)
-        return "-".join(part for part in (self.dataset, self.model, self.kvstore, local, ring) if part)
+        return "-".join(part for part in (self.dataset, self.model, self.kvstore, local, other) if part)
 
     @property
     def method(self) -> Type[Method]:
@@ -329,8 +337,12 @@ class TrainConfig:
         either = [store for store, method in algorithms.METHODS.items() if len(method.transports) > 1]
         if self.kvstore in either:
             self._default("transport", self.method.transports[0])
+            if self.transport not in self.method.transports:
+                raise ConfigError(f"store {self.kvstore} runs on transport {' or '.join(self.method.transports)}, not "
+                                  f"on `{self.transport}`")
         elif self.transport is not None:
             raise self._no_meaning("transport", either, asked)
+        self.method.check_transport(self.options, self.transport or self.method.transports[0])
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
         if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):
@@ -387,7 +399,8 @@ class TrainConfig:
             if getattr(self, key):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
         cluster = self.virtual_cluster()
-        self.method(self.options, cluster.workers)  # complains of options that do not go with the number of workers
+        method = self.method(self.options, cluster.workers)  # complains of options that do not go with so many
+        cluster.check_transport(self.transport or method.transports[0], method.traffic(whole=False).coded)
 
 
 def own_fields() -> List[dataclasses.Field[Any]]:
@@ -424,15 +437,10 @@ def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: 
 
 def _lines(path: str) -> Dict[str, Any]:
     """What a YAML file says, whether or not there are such options."""
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read `{path}`: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{path}` is not YAML: {' '.join(str(error).split())}") from None
+    values = read_yaml_file(path)
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
-    return {str(key).replace("-", "_"): value for key, value in values.items()}
+    return {shown(key).replace("-", "_"): value for key, value in values.items()}
 
 
 def _store_named(asked: str, optimizer_local: Optional[str]) -> str:

@@ -13,6 +13,9 @@ from odsgd.lab.command import aligned
 
 METRICS = "metrics.jsonl"
 
+FEW = 5
+"""Epochs that an accuracy is averaged over."""
+
 
 class Outcome(NamedTuple):
     """Accuracy, speed and staleness of one finished run."""
@@ -22,6 +25,7 @@ class Outcome(NamedTuple):
     test_accuracy: float  # of the last epoch, on the global weights; NaN where it was not evaluated
     samples_per_s: float  # of all workers together, the median epoch
     seconds: float        # all epochs together
+    last_five: float = math.nan  # mean test accuracy of the last five epochs; NaN unless all five were evaluated
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
 
 
@@ -50,10 +54,16 @@ def read_run(folder: Path) -> Outcome:
             test_accuracy=_number(epochs[-1].get("test_accuracy")),
             samples_per_s=statistics.median(_number(epoch["samples_per_s"]) for epoch in epochs),
             seconds=sum(_number(epoch["seconds"]) for epoch in epochs),
+            last_five=_mean([_number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
             staleness=_staleness(events),
         )
     except KeyError as error:
         raise ConfigError(f"{path}: an epoch without {error}; expected samples_per_s and seconds") from None
+
+
+def _mean(accuracies: Sequence[float]) -> float:
+    """Of five; the papers smooth so."""
+    return statistics.fmean(accuracies) if len(accuracies) == FEW else math.nan
 
 
 def _number(value: Optional[float]) -> float:
@@ -87,20 +97,25 @@ def _events(path: Path) -> List[Dict[str, Any]]:
 def table(outcomes: Sequence[Outcome]) -> str:
     """The outcomes as aligned text, for a terminal; staleness where one of the runs was asynchronous.
 
-    >>> print(table([Outcome("odsgd", 20, 0.9694, 5210.4, 5.52), Outcome("ssgd", 20, 0.9722, 4876.0, 5.9)]))
-    run    epochs  test accuracy  samples/s  seconds
-    odsgd      20        96.94 %       5210      5.5
-    ssgd       20        97.22 %       4876      5.9
+    >>> print(table([Outcome("odsgd", 20, 0.9694, 5210.4, 5.52, 0.9681), Outcome("ssgd", 4, 0.9722, 4876.0, 5.9)]))
+    run    epochs  test accuracy  mean of last 5  samples/s  seconds
+    odsgd      20        96.94 %         96.81 %       5210      5.5
+    ssgd        4        97.22 %               -       4876      5.9
     """
-    lines = [["run", "epochs", "test accuracy", "samples/s", "seconds"]]
+    lines = [["run", "epochs", "test accuracy", f"mean of last {FEW}", "samples/s", "seconds"]]
     for outcome in outcomes:
-        lines.append([outcome.name, str(outcome.epochs), f"{outcome.test_accuracy:.2%}".replace("%", " %"),
+        lines.append([outcome.name, str(outcome.epochs), _percent(outcome.test_accuracy),
+                      "-" if math.isnan(outcome.last_five) else _percent(outcome.last_five),
                       f"{outcome.samples_per_s:.0f}", f"{outcome.seconds:.1f}"])
     if any(outcome.staleness for outcome in outcomes):
         lines[0] += ["staleness", "max", "updates/s"]
         for cells, outcome in zip(lines[1:], outcomes):
             cells += _staleness_cells(outcome)
     return aligned(lines)
+
+
+def _percent(accuracy: float) -> str:
+    return f"{accuracy:.2%}".replace("%", " %")
 
 
 def _staleness_cells(outcome: Outcome) -> List[str]:

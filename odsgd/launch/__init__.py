@@ -10,6 +10,9 @@
     channel.py    the messages between launcher and agents, lines of JSON
     lines.py      a process's output, as lines and frames of progress bars
     judge.py      decides, without any I/O, when and how the job ends         -> Verdict
+    vigil.py      notices, without any I/O, who is silent and who stands still
+    restarts.py   decides, without any I/O, whether a job that has failed is started again
+    early.py      signals before there is a job
     supervise.py  the loop between agents, judge and console
     console.py    every line with the name of its process in front
 

@@ -20,6 +20,7 @@ import tempfile
 import time
 from typing import Dict, Iterable, List, Optional, Set
 
+from kvstore.job.pulse import STACKS
 from odsgd.launch import handshake, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
 from odsgd.launch.channel import Channel, Message
@@ -30,6 +31,11 @@ MAX_BACKLOG = 1 << 20
 ORPHANED_GRACE_S = 1.0
 KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
 PROGRESS_EVERY_S = 0.1
+BEATS_EVERY_S = 1.0
+STACKS_WITHIN_S = 0.5
+"""How long a process that hangs has to print its stacks."""
+SILENT_S = 3.0
+"""After so long without a beat the kernel is asked for the state of the process."""
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
 """Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
@@ -45,6 +51,20 @@ class Child:
         self.progress_at = 0.0
         self.asking = False
         """It asks for the other workers of its job, and has not met them yet."""
+        self.beat: Message = {}
+        self.beat_at: Optional[float] = None
+        self.stopped_at: Optional[float] = None
+        self.kill_at: Optional[float] = None
+
+    def last_beat(self, now: float) -> Optional[Message]:
+        """Its last beat, and how long ago that was; None: it has no pulse, or not yet, and runs as far as one sees."""
+        state = ""
+        if self.beat_at is None or now - self.beat_at > SILENT_S:
+            state = linux.state(self.pid)
+        if self.beat_at is None:
+            self.stopped_at = (self.stopped_at or now) if state == "T" else None
+            return {"silent_s": round(now - self.stopped_at, 1), "state": state} if self.stopped_at else None
+        return {**self.beat, "silent_s": round(now - self.beat_at, 1), "state": state}
 
     def is_to_be_redrawn(self) -> bool:
         """Whether it is time to forward a frame of its progress bar."""
@@ -66,6 +86,7 @@ class Agent:
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
         self.heard_at = time.monotonic()
+        self.beats_at = 0.0
         self.selector = selectors.DefaultSelector()
         self.paused = False
         self.lost_file = _new_lost_file() if orders["tells_losses"] else None
@@ -92,13 +113,20 @@ class Agent:
             self._start(spec)
         self._told()  # a stop may have come together with the orders
         while not (self.stopping and (not self.children or self._hopeless())):
-            for key, _ in self.selector.select(0.05 if self.stopping or self.channel.backlog else 1.0):
+            for key, _ in self.selector.select(self._patience_s()):
                 key.data()
             self._note_memory(child for child in self.children.values() if child.asking)
             self._reap()
             self._check_channel()
             self._enforce()
+            self._pass_beats()
         self._sweep()
+
+    def _patience_s(self) -> float:
+        """How long nothing need be looked at, unless there is news."""
+        if self.stopping or self.channel.backlog or any(child.kill_at for child in self.children.values()):
+            return 0.05
+        return BEATS_EVERY_S / 4
 
     # Starting
 
@@ -171,9 +199,19 @@ class Agent:
     def _forward_report(self, child: Child, text: str) -> None:
         with contextlib.suppress(ValueError):  # a process killed while it wrote
             report = json.loads(text)
-            if isinstance(report, dict):
+            if isinstance(report, dict) and report.get("event") == "beat":
+                child.beat, child.beat_at = report, time.monotonic()
+            elif isinstance(report, dict):
                 child.asking = report.get("event") == "connecting"
                 self.channel.send({"event": "report", "process": child.name, "report": report})
+
+    def _pass_beats(self) -> None:
+        """Also where no process has a pulse: they are the agent's own, too. A launcher that does not read gets none."""
+        now = time.monotonic()
+        if now - self.beats_at >= BEATS_EVERY_S and not self.paused:
+            self.beats_at = now
+            beats = {child.name: child.last_beat(now) for child in self.children.values()}
+            self.channel.send({"event": "beats", "beats": {name: beat for name, beat in beats.items() if beat}})
 
     # Ending
 
@@ -211,8 +249,20 @@ class Agent:
         self.stopping = True
         self.kill_at = min(self.kill_at or now + grace_s, now + grace_s)
 
+    def _end_hung(self, name: str) -> None:
+        """Have it print its stacks (one that is stopped does so when it goes on), and kill it soon."""
+        for child in self.children.values():
+            if child.name == name and child.kill_at is None:
+                child.kill_at = time.monotonic() + STACKS_WITHIN_S
+                with _unless_gone:
+                    os.kill(child.pid, STACKS)
+                    os.kill(child.pid, signal.SIGCONT)
+
     def _enforce(self) -> None:
         now = time.monotonic()
+        for child in self.children.values():
+            if child.kill_at is not None and now >= child.kill_at:
+                _signal_group(child.pid, signal.SIGKILL)
         if self.kill_at is not None and now >= self.kill_at:
             for pid in self.children:
                 _signal_group(pid, signal.SIGKILL)
@@ -249,6 +299,8 @@ class Agent:
                 self._stop(message["grace_s"])
             elif message.get("do") == "kill":
                 self._stop(0.0)
+            elif message.get("do") == "end":
+                self._end_hung(message["process"])
             elif message.get("do") == "lost" and self.lost_file:
                 _append_lines(self.lost_file, message["workers"])
 

@@ -5,11 +5,14 @@
                                                       the first line: its orders, the job's secret included
         {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
         {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
+        {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
     from the agent
         {"event": "hello", "host", "pid"}
         {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
+        {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
+                                                           and how many seconds ago that was ("silent_s")
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """
@@ -20,6 +23,7 @@ from typing import Any, Dict, List
 from odsgd.launch.lines import CHUNK
 
 Message = Dict[str, Any]
+MOST_NOISE = 4096
 
 
 class Channel:
@@ -69,10 +73,25 @@ class Channel:
         self.backlog.clear()
 
 
+FIELDS: Dict[str, Dict[str, type]] = {
+    "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
+    "output": {"process": str, "stream": str, "text": str, "progress": bool},
+    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "exit": {"process": str, "code": int},
+    "ended": {}}
+"""What an agent's message has by its event."""
+
+
 def _message(line: bytes) -> Message:
     """One message; the greetings of a login shell, which come before the agent speaks, are passed on as `noise`."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = None
-    return message if isinstance(message, dict) else {"event": "noise", "text": line.decode("utf-8", "replace")}
+    if isinstance(message, dict) and ("do" in message or "processes" in message or _is_event(message)):
+        return message
+    return {"event": "noise", "text": line[:MOST_NOISE].decode("utf-8", "replace")}
+
+
+def _is_event(message: Message) -> bool:
+    fields = FIELDS.get(message["event"]) if isinstance(message.get("event"), str) else None
+    return fields is not None and all(isinstance(message.get(name), kind) for name, kind in fields.items())

@@ -13,7 +13,7 @@ import shutil
 import sys
 from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
-from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, unknown
+from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
@@ -23,6 +23,9 @@ from odsgd.launch.reach import ReachError
 
 T = TypeVar("T")
 
+MOST_PROCESSES = 4096
+"""Workers, or servers: versions of more would not add up exactly in a float."""
+
 
 def main(argv: List[str]) -> int:
     """Launch a job; return the exit code: 0 or the first failed process's. ConfigError for a mistake in `argv`."""
@@ -31,8 +34,6 @@ def main(argv: List[str]) -> int:
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
         return EXIT_FAILURE
-    except KeyboardInterrupt:  # while the working directory was being copied
-        return EXIT_INTERRUPTED
 
 
 def parse(argv: Sequence[str]) -> plan.Job:
@@ -62,7 +63,8 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env=plan.parse_env(options.env, "--env", os.environ),
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
-        startup_timeout_s=options.startup_timeout, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
+        startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
+        max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,6 +91,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--remote-python", metavar="PATH", help="the interpreter on the hosts; default: the same path as here")
     add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
         help="until everyone has joined; default 300; 0: wait for ever")
+    add("--hang-timeout", type=_seconds, default=60.0, metavar="SECONDS",
+        help="until a process that does not answer, or stands still in training, has failed; default 60; 0: for ever")
+    add("--max-restarts", type=_restarts, default=0, metavar="N",
+        help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker other than worker 0 dies: end the job (default), or let an asynchronous one go on")
@@ -148,11 +154,13 @@ def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str
             value = convert(text)
             if fits(value):
                 return value
-        raise argparse.ArgumentTypeError(f"got `{text}`, expected {expected}")
+        raise argparse.ArgumentTypeError(f"got `{shown(text)}`, expected {expected}")
     return value_of
 
 
-_workers = _value(int, lambda count: count >= 1, "a whole number of at least 1")
-_servers = _value(str, lambda text: text == "auto" or text.isdigit(), "a whole number or `auto`")
+_workers = _value(int, lambda count: 1 <= count <= MOST_PROCESSES, f"a whole number from 1 to {MOST_PROCESSES}")
+_servers = _value(str, lambda text: text == "auto" or int(text) in range(MOST_PROCESSES + 1),
+                  f"a whole number up to {MOST_PROCESSES}, or `auto`")
+_restarts = _value(int, lambda count: 0 <= count <= 10 ** 6, "a whole number up to 1000000")
 _port = _value(int, lambda port: 0 <= port <= 65535, "a whole number from 0 to 65535")
 _seconds = _value(float, lambda seconds: 0 <= seconds < float("inf"), "a number of seconds, 0 or more")

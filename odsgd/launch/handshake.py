@@ -54,7 +54,7 @@ def admit(connection: socket.socket, secret: str, expected: Collection[int]) -> 
     Takes a while if the visitor does not answer.
     """
     nonce = secrets.token_hex(16)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         connection.settimeout(ANSWERED_WITHIN_S)
         connection.sendall(nonce.encode() + b"\n")
         answer = json.loads(_read_line(connection))

@@ -12,11 +12,14 @@ tracker read ``host:2222`` as an ssh port; since here it would silently become 2
 import re
 from typing import List, NamedTuple, Optional
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
+from odsgd.config.files import read_text
 
 LINE = re.compile(r"(?:(?P<user>[^\s@:-][^\s@:]*)@)?(?P<address>[^\s@:=-][^\s@:=]*)(?::(?P<slots>\d+))?"
-                  r"(?P<options>(?:\s+\S+)*)")
+                  r"(?P<options>(?:\s+\S+)*)", re.ASCII)
 MOST_SLOTS = 1023
+MOST_PLACES, MOST_NBYTES = 1 << 16, 1 << 20
+"""Slots of all hosts together; bytes of the file."""
 
 
 class Host(NamedTuple):
@@ -35,11 +38,11 @@ class Host(NamedTuple):
 
 def read_hostfile(path: str) -> List[Host]:
     """The slots of a hostfile, in its order: a host with four slots stands there four times."""
-    try:
-        with open(path, encoding="utf-8") as lines:
-            slots = [host for number, line in enumerate(lines, 1) for host in _slots(line, f"{path}, line {number}")]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the hostfile {path}: {getattr(error, 'strerror', None) or error}") from None
+    slots: List[Host] = []
+    for number, line in enumerate(read_text(path, "a hostfile, with one host per line", MOST_NBYTES).split("\n"), 1):
+        slots += _slots(line, f"{path}, line {number}")
+        if len(slots) > MOST_PLACES:
+            raise ConfigError(f"{path}, line {number}: more than {MOST_PLACES} slots in all; leave hosts out")
     if not slots:
         raise ConfigError(f"the hostfile {path} names no host; write one per line, e.g. `hostA slots=4`")
     return slots
@@ -49,19 +52,23 @@ def _slots(line: str, where: str) -> List[Host]:
     text = line.split("#", 1)[0].strip()
     if not text:
         return []
-    match = LINE.fullmatch(text)
-    if not match:
-        raise ConfigError(f"{where}: cannot read `{text}`; expected `[user@]host`, `host slots=4` or `host:4`")
+    match = LINE.fullmatch(text) if text.isprintable() or "\t" in text else None
+    if not match or not match["address"].isprintable():
+        raise ConfigError(f"{where}: cannot read `{shown(text)}`; expected `[user@]host`, `host slots=4` or `host:4`")
     numbers = {"slots": match["slots"]} if match["slots"] else {}
     for option in match["options"].split():
         name, _, value = option.partition("=")
-        if name not in ("slots", "port") or not value.isdigit() or name in numbers:
-            raise ConfigError(f"{where}: cannot read `{option}`; expected `slots=NUMBER` or `port=NUMBER`, once each")
+        if name not in ("slots", "port") or not re.fullmatch("[0-9]{1,9}", value) or name in numbers:
+            raise ConfigError(f"{where}: cannot read `{shown(option)}`; expected `slots=NUMBER` or `port=NUMBER`, once "
+                              "each")
         numbers[name] = value
-    slots = int(numbers.get("slots", 1))
+    slots = int(numbers.get("slots", "1")[:10])
     if slots < 1:
         raise ConfigError(f"{where}: {slots} slots; expected at least 1 (leave the line out to leave the host out)")
     if slots > MOST_SLOTS or (match["slots"] and slots == 22):
         raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; for so many slots "
                           "repeat the line")
-    return [Host(match["address"], match["user"], int(numbers["port"]) if "port" in numbers else None)] * slots
+    port = int(numbers["port"]) if "port" in numbers else None
+    if port is not None and not 1 <= port <= 65535:
+        raise ConfigError(f"{where}: port {port}; expected a number from 1 to 65535")
+    return [Host(match["address"], match["user"], port)] * slots

@@ -9,12 +9,15 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
    failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
    first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
-   consequence, yields to any other failure: a process that misses another one did not kill it.
+   consequence, yields to any other failure: a process that misses another one did not kill it. An exit code without a
+   report yields to a SIGKILL: MPI ends the processes that have lost one, and two ends at once are seen in any order.
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures
    that belong together cannot be spared, none is.
-3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded. The scheduler,
-   which only introduced the others to each other and hears no farewell, is not waited for.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded, unless one of
+   them has ended badly: the exit code is then that one's. The scheduler, which only introduced the others to each
+   other and hears no farewell, is not waited for.
+   A process or an agent that hangs (`vigil.py`) has failed, too: `take_hung` tells which are to be ended.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
    scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
@@ -27,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+from odsgd.launch.vigil import Vigil
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
@@ -49,6 +53,7 @@ class Member:
     code: Optional[int] = None
     error: Optional[str] = None
     joined: bool = False
+    hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
     tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
 
@@ -102,6 +107,21 @@ class Lost(NamedTuple):
     message: str
 
 
+@dataclass
+class History:
+    """How far a job has come, by what worker 0 tells of its checkpoints."""
+
+    since: float  # when it was at `saved`
+    resumed: int = 0
+    saved: int = 0
+
+    def kept(self, event: str, iteration: object, now: float) -> None:
+        """A checkpoint has been completed, or gone on from."""
+        if isinstance(iteration, int) and not isinstance(iteration, bool):
+            self.saved, self.since = iteration, now
+            self.resumed = iteration if event == "resumed" else self.resumed
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How the job ends: the launcher's exit code, and its last message."""
@@ -110,6 +130,7 @@ class Verdict:
     message: str
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
+    finished: bool = False  # every worker has succeeded, whatever came after
 
 
 @dataclass
@@ -117,6 +138,7 @@ class _Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
     admitted: bool = False  # it has said itself that something else came before it
+    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
 
@@ -126,14 +148,24 @@ class _Failure:
         return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
 
     @property
+    def struck(self) -> bool:
+        """Whether it was killed by somebody else, which no process does to itself."""
+        return self.member is not None and self.member.code == -signal.SIGKILL
+
+    @property
+    def mute(self) -> bool:
+        """Whether it ended by itself without a word, as MPI ends a process that has lost another."""
+        return self.member is not None and (self.member.code or 0) > 0 and self.member.error is None
+
+    @property
     def members(self) -> Sequence[Member]:
         """The processes that have failed."""
         return [self.member] if self.member else self.on_host
 
     @property
     def speaking(self) -> bool:
-        """Whether it has reported a failure, and its exit is still to come."""
-        return self.member is not None and self.member.error is not None and self.member.code is None
+        """Whether it has reported a failure, or prints its stacks, and its exit is still to come."""
+        return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
 
     def told(self, text: str, *remarks: str) -> str:
         """`text`, and below it the words of the process or of its host."""
@@ -149,14 +181,17 @@ class Judge:
     """Hears of all that happens to a job; the rules stand at the head of the module."""
 
     def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
-                 on_worker_loss: str = "fail") -> None:
+                 on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.workers = [member for member in members if member.role == "worker"]
         self.others = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
         self.goes_on = on_worker_loss == "continue"
+        self.vigil = Vigil({member.name: member.host for member in members}, hang_timeout_s, now)
         self.failures: List[_Failure] = []
+        self.history = History(now)
         self.lost: List[Lost] = []
+        self.hung: List[str] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
@@ -183,6 +218,8 @@ class Judge:
             member.reached(event)
             if self.asked_at is None:
                 self.asked_at = now
+        elif event in ("saved", "resumed"):
+            self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(_Failure(member, admitted=bool(report.get("consequence"))), now)
@@ -192,6 +229,7 @@ class Judge:
         member = self.members[name]
         member.code = code
         member.reached("ended")
+        self.vigil.ended(name)
         if code and (member.role == "worker" or self.workers_ended_at is None):
             self._fail(_Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
@@ -206,6 +244,8 @@ class Judge:
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
+        for name in names:
+            self.vigil.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
             self._fail(_Failure(None, text, on_host=gone, tail=tail), now)
@@ -222,6 +262,7 @@ class Judge:
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
+        self._watch(now)
         if self.failures:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
@@ -233,15 +274,39 @@ class Judge:
         lost, self.lost = self.lost, []
         return lost
 
+    def take_hung(self) -> List[str]:
+        """The processes that are to be ended since they hang, since the last call."""
+        hung, self.hung = self.hung, []
+        return hung
+
+    def _watch(self, now: float) -> None:
+        """Look for what hangs. A process that fails is not told twice."""
+        hung = None if self.failures else self.vigil.look(now)
+        if hung is None:
+            return
+        if hung.host is not None:
+            self.host_lost(hung.host, hung.names, hung.text, (), now)
+            return
+        members = [self.members[name] for name in hung.names]
+        for member in members:
+            member.hung = True
+            self.vigil.ended(member.name)
+        self.hung += hung.names
+        if len(members) == 1:
+            self._fail(_Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
+        else:
+            self._fail(_Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
+
     def _fail(self, failure: _Failure, now: float) -> None:
-        if not (failure.member and any(other.member is failure.member for other in self.failures)):
+        if not (failure.member and any(failure.member in other.members for other in self.failures)):
             self.failures.append(failure)
         if self.failed_at is None:
             self.failed_at = now
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
         assert self.failed_at is not None
-        cause = min(self.failures, key=lambda failure: failure.consequence)  # the first of them: min is stable
+        struck = any(failure.struck for failure in self.failures)
+        cause = min(self.failures, key=lambda failure: (failure.consequence, struck and failure.mute))  # stable
         waited = now - self.failed_at
         speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
         if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
@@ -288,8 +353,8 @@ class Judge:
     def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
         member = cause.member
         if member is None:
-            return Verdict(EXIT_FAILURE, cause.told(cause.text, *remarks))
-        how, exit_code = (cause.text, EXIT_FAILURE) if cause.text else member.manner_of_death
+            return Verdict(cause.exit_code or EXIT_FAILURE, cause.told(cause.text, *remarks))
+        how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.manner_of_death
         others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
                   for other in self.failures if other.member and other is not cause]
         after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
@@ -301,13 +366,14 @@ class Judge:
         staying = [member.name for member in self.others if member.code is None and member.role == "server"]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
-        remarks = [f"{member.name} ended badly after the last worker had succeeded: {member.manner_of_death[0]}"
-                   for member in self.others if member.code]
+        bad = [member for member in self.others if member.code]
+        remarks = [f"{member.name} ended badly after the last worker had succeeded ({member.where}): "
+                   f"{member.manner_of_death[0]}" for member in bad]
         if staying:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
         if self._lost_ranks():
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
-        return Verdict(0, "\n".join(remarks))
+        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks), finished=True)
 
     def _desertion(self, now: float) -> Optional[Verdict]:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:

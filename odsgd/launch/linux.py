@@ -43,6 +43,15 @@ def descendants(ancestor: int) -> List[int]:
     return below
 
 
+def state(pid: int) -> str:
+    """The letter with which the kernel tells the state of a process: R, S, D, T (stopped) ...; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
 def mpi_memory(pid: int) -> Set[str]:
     """Files of shared memory that MPI has made for a process, and that must be taken away after it."""
     try:

@@ -8,6 +8,7 @@ The scheduler, which only introduces the others to each other, runs on the launc
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
 introduces them itself (`pmi.py`), at the address that would be the scheduler's.
 """
+import ipaddress
 import os
 import re
 import secrets
@@ -28,7 +29,8 @@ ON_WORKER_LOSS = ("fail", "continue")
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "ODSGD_RESTARTS", "PMI_PORT", "PMI_ID", "PMI_RANK",
+    "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -54,6 +56,8 @@ class Job:
     env_server: Mapping[str, str] = field(default_factory=dict)
     env_worker: Mapping[str, str] = field(default_factory=dict)
     startup_timeout_s: float = 300.0
+    hang_timeout_s: float = 60.0  # 0: for ever
+    max_restarts: int = 0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
@@ -92,11 +96,13 @@ class Plan(NamedTuple):
         return [process for process in self.processes if process.host == host]
 
 
-def make_plan(job: Job, root: Tuple[str, int]) -> Plan:
-    """Place every process of the job and write out its environment."""
+def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
+    """Place every process of the job and write out its environment. `restarts`: how often it has failed before."""
     worker_hosts, server_hosts = place(job)
     secret = secrets.token_hex(32)
     common = _common_env(job, root, secret)
+    if restarts:
+        common["ODSGD_RESTARTS"] = str(restarts)
     python = sys.executable if job.launcher == "local" else job.remote_python
     scheduler = job.server_command or (sys.executable, "-m", "kvstore.server")  # always on this machine
     server = job.server_command or (python, "-m", "kvstore.server")
@@ -124,6 +130,19 @@ def place(job: Job) -> Tuple[List[Host], List[Host]]:
     if job.servers_beside_workers:
         return workers, [workers[rank % len(workers)] for rank in range(job.num_servers)]
     return workers, [slots[(job.num_workers + rank) % len(slots)] for rank in range(job.num_servers)]
+
+
+def exposure(address: str) -> Optional[str]:
+    """What to warn of, if the whole internet may be able to reach a job at this address.
+
+    >>> exposure("10.0.0.9"), exposure("127.0.0.1")
+    (None, None)
+    """
+    if ipaddress.ip_address(address).is_private:
+        return None
+    return (f"warning: the job listens at {address}, which is no private address; whoever can reach its ports can read "
+            "the weights and end it (docs/design.md, security model). Name another address with --host-ip, or close "
+            "the ports to others")
 
 
 def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -19,7 +19,7 @@ import selectors
 import socket
 from typing import Callable, Dict, Hashable, List, Mapping, Optional, Sequence, Set, Tuple
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 
 NAME_MAX, KEY_MAX, VALUE_MAX = 32, 64, 896
 """Bytes of the table's name, a key and a value. A line of MPICH has 1024: these three and 30 for the words between."""
@@ -78,7 +78,7 @@ class Table:
         if words["cmd"] == "get":
             return {rank: self._get(words)}
         if words["cmd"] not in self._answers:
-            raise Refused(f"`{words['cmd']}`, which this launcher does not serve")
+            raise Refused(f"`{shown(words['cmd'])}`, which this launcher does not serve")
         return {rank: self._answers[words["cmd"]]}
 
     def _barrier(self, rank: int) -> Dict[int, str]:
@@ -104,7 +104,7 @@ class Table:
 
     def _own(self, words: Mapping[str, str]) -> Mapping[str, str]:
         if words.get("kvsname") != self._name:
-            raise Refused(f"a table `{words.get('kvsname')}`, and this job's is `{self._name}`")
+            raise Refused(f"a table `{shown(words.get('kvsname'))}`, and this job's is `{self._name}`")
         return words
 
 
@@ -117,7 +117,7 @@ def _parse(line: str) -> Dict[str, str]:
     head, mark, value = line.partition(" value=")
     pairs = [word.split("=", 1) for word in head.split(" ") if word]
     if not pairs or pairs[0][0] != "cmd" or any(len(pair) < 2 for pair in pairs):
-        raise Refused(f"`{line[:80]}`, which is no line of PMI")
+        raise Refused(f"`{shown(line)}`, which is no line of PMI")
     words = dict(pairs)
     return {**words, "value": value} if mark else words
 

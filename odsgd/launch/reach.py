@@ -6,6 +6,7 @@ their orders on stdin; mpirun takes them over in an environment variable that is
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Outpost:
     def occupied(self) -> bool:
         """Whether something of the job is still there, and an agent that will say when it is not."""
         return self.channel.open and self.greeted and not self.ended
+
+    def wake(self) -> None:
+        """An agent of this machine that has been stopped could not end its processes."""
+        if self.carrier and self.carrier.poll() is None:
+            self.carrier.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
         """Hang up, once; an agent that has not been told to stop does so now."""

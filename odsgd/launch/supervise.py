@@ -2,6 +2,7 @@
 import collections
 import contextlib
 import functools
+import itertools
 import os
 import selectors
 import signal
@@ -10,20 +11,20 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.launch import pmi, reach
+from odsgd.launch import early, pmi, reach
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
 from odsgd.launch.console import Console
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import Mpirun
-from odsgd.launch.plan import Job, Plan, Process, make_plan
+from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
+from odsgd.launch.restarts import Attempt, decide
 
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
@@ -32,12 +33,29 @@ HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 
 def run(job: Job, console: Optional[Console] = None) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
-    with contextlib.closing(reserve_port(job.port)) as holder:
+    console = console or Console()
+    before: Optional[Attempt] = None
+    root = root_uri(job)
+    warning = exposure(root)
+    if warning:
+        console.say(warning)
+    with early.heeded():
         reach.check_programs(job)
-        plan = make_plan(job, (root_uri(job), holder.getsockname()[1]))
         if job.sync_dst_dir:
             reach.synchronise(job)
-        return Supervisor(job, plan, console or Console()).run()
+        for restarts in itertools.count():
+            with contextlib.closing(reserve_port(job.port)) as holder:
+                plan = make_plan(job, (root, holder.getsockname()[1]), restarts)
+                supervisor = Supervisor(job, plan, console)
+                exit_code = supervisor.run()
+            attempt = supervisor.attempt(before)
+            decision = decide(attempt, before, restarts, job.max_restarts) if attempt else None
+            if decision and decision.text:
+                console.say(decision.text)
+            if not decision or not decision.again:
+                return exit_code
+            before = attempt
+    raise AssertionError("there is no end of restarts")
 
 
 def root_uri(job: Job) -> str:
@@ -65,10 +83,12 @@ class Supervisor:
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
-                           job.on_worker_loss)
+                           job.on_worker_loss, job.hang_timeout_s)
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
         self.ending = False
+        self.verdict: Optional[Verdict] = None
+        self.failed_at = 0.0
 
     def run(self) -> int:
         """From the first agent to the last."""
@@ -76,6 +96,7 @@ class Supervisor:
             try:
                 self._open()
                 verdict = self._wait()
+                self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
                 self._end()
@@ -86,10 +107,23 @@ class Supervisor:
         self._announce(verdict)
         return verdict.exit_code
 
+    def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
+        """How it went; None if nobody reads our output any more. What was kept `before` is not lost."""
+        history = self.judge.history
+        if self.verdict is None:
+            return None
+        saved = max(history.saved, before.saved if before else 0)
+        at = self.judge.vigil.farthest()
+        return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
+
     def _wait(self) -> Verdict:
         while True:
             self._turn()
             verdict = self.judge.tick(time.monotonic())
+            for name in self.judge.take_hung():
+                self._tell({"do": "end", "process": name})
+            for line in self.judge.vigil.take_warnings():
+                self.console.say(f"warning: {line}")
             for lost in self.judge.take_lost():
                 self._tell({"do": "lost", "workers": lost.ranks})
                 self.console.say(lost.message)
@@ -147,8 +181,10 @@ class Supervisor:
             self._lost("of MPI", self.mpirun.take_missing(), why, self.mpirun.process, "mpirun")
 
     def _heard(self, outpost: Outpost) -> None:
+        now = time.monotonic()
+        self.judge.vigil.heard((process.name for process in outpost.processes), now)
         for message in outpost.channel.receive():
-            self._act(outpost, message, time.monotonic())
+            self._act(outpost, message, now)
         if not outpost.channel.open:
             self.selector.unregister(outpost.channel.read_fd)
             if not outpost.ended:
@@ -158,7 +194,21 @@ class Supervisor:
         event, name = message.get("event"), message.get("process", "")
         if event == "hello":
             self._greeted(outpost, message["host"])
-        elif event == "started":
+        elif event == "beats":
+            self.judge.vigil.beats(message["beats"], now)
+        elif name in self.judge.members:
+            self._act_on(name, message, now)
+        elif event == "ended":
+            outpost.ended = True
+            if not self.ending:
+                self._lost_outpost(outpost)
+        elif event == "noise":
+            self._complaint(outpost.host, message["text"], "stdout")
+
+    def _act_on(self, name: str, message: Message, now: float) -> None:
+        """Something that concerns one process."""
+        event = message["event"]
+        if event == "started":
             self.judge.started(name, message["pid"])
         elif event == "unstartable":
             self.judge.unstartable(name, message["error"], now)
@@ -168,19 +218,13 @@ class Supervisor:
             self.judge.reported(name, message["report"], now)
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
-        elif event == "ended":
-            outpost.ended = True
-            if not self.ending:
-                self._lost_outpost(outpost)
-        elif event == "noise":
-            self._complaint(outpost.host, message["text"], "stdout")
 
     def _show(self, name: str, message: Message) -> None:
         if message["progress"]:
             self.console.progress(name, message["text"])
         else:
             self.judge.output(name, message["text"])
-            self.console.line(name, message["text"], message["stream"])
+            self.console.line(name, message["text"], "stderr" if message["stream"] == "stderr" else "stdout")
 
     def _greeted(self, outpost: Outpost, host: str) -> None:
         outpost.greeted = True
@@ -188,6 +232,7 @@ class Supervisor:
             outpost.host = host
             for process in outpost.processes:
                 self.judge.members[process.name].host = host
+                self.judge.vigil.placed(process.name, host)
 
     def _lost_outpost(self, outpost: Outpost) -> None:
         why = "its agent has gone"
@@ -212,6 +257,8 @@ class Supervisor:
     def _end(self) -> None:
         """Stop everything, and wait until every agent has said that nothing is left."""
         self.ending = True
+        for outpost in self.outposts:
+            outpost.wake()
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
         signals_seen = self.signals_seen
@@ -286,7 +333,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Take the signals for the time of the job. One that was ignored (nohup, a shell's background job) stays so."""
-        heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        heeded = [number for number in early.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
         handlers = {number: signal.signal(number, self._signalled) for number in heeded}
         try:
             yield

@@ -5,9 +5,12 @@ count. Every file is written under a temporary name, flushed to disk and renamed
 worker has said what its file contains. In order:
 
     1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
-    2. every worker writes worker-M.npz; worker 0 also servers.npz and weights.params
-    3. all workers exchange the digests of their files
-    4. worker 0 writes manifest.json, then says which checkpoints are kept; everyone removes the others
+    2. every worker copies what it keeps; from here on they may train
+    3. beside that a thread writes worker-M.npz; on worker 0 also servers.npz and weights.params
+    4. some iterations later all workers exchange the digests of their files
+    5. worker 0 writes manifest.json, then says which checkpoints are kept; everyone removes the others, manifest first
+
+A checkpoint that turns out to be damaged gives way to the one before it, with a warning (`resume`).
 
 Hosts. A worker's part lies under the same path on its own host, whether or not hosts share a file system. Manifest,
 servers.npz and weights.params are on worker 0's; it decides what is resumed and tells the others what to expect.
@@ -17,27 +20,40 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import threading
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.gluon.store import Store
-from kvstore.job import agreement
+from kvstore.job import agreement, control
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
+from odsgd.config.files import read_text
 
-SCHEMA = 2
+SCHEMA = 3
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
-arrays of schema 1 had numbers where they have names now, which an option could change the meaning of.
+arrays of schema 1 had numbers where they have names now, which an option could change the meaning of; runs of schema 2
+had other update rules (`easgd`, `downpour`, `gamma_p`, `poly`).
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 
+MOST_MANIFEST_NBYTES = 1 << 24
+WRITTEN_WITHIN = 20
+"""Iterations after which a checkpoint is waited for: workers can agree that it is complete at a fixed one only."""
+
 Digest = Dict[str, Any]
+
+
+class DamagedError(ConfigError):
+    """A checkpoint that is not what was written; the one before it may serve."""
 
 
 def worker_file(worker_rank: int) -> str:
@@ -47,25 +63,71 @@ def worker_file(worker_rank: int) -> str:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int) -> None:
-    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete."""
-    folder = root / str(store.iteration)
-    folder.mkdir(parents=True, exist_ok=True)
-    if store.rank == 0:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(folder / MANIFEST)
-    store.barrier()
-    files = {worker_file(store.rank): write_arrays(folder / worker_file(store.rank), *store.worker_state())}
-    with store.global_weights():
+def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = ()) -> None:
+    """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete.
+
+    `frozen`: names of parameters that the store knows nothing of.
+    """
+    Draft(root, store, net, facts, keep, frozen).finish()
+
+
+class Draft:
+    """The checkpoint of this iteration, while it is being written. Collective; returns when all that is kept is copied.
+
+    All workers call `finish` after the same iteration; until then the checkpoint does not count.
+    """
+
+    def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
+                 frozen: Collection[str] = ()) -> None:
+        self._root, self._store, self._keep = root, store, keep
+        self.iteration = store.iteration
+        self._folder = root / str(store.iteration)
+        self._facts = {**facts, "schema": SCHEMA, "iteration": store.iteration, "num_workers": store.num_workers,
+                       "parameters": describe(net)}
+        self._files: Dict[str, Digest] = {}
+        self._error: Optional[BaseException] = None
+        self._folder.mkdir(parents=True, exist_ok=True)
         if store.rank == 0:
-            files[WEIGHTS] = write_weights(folder / WEIGHTS, net)
-    if store.rank == 0:
-        files[SERVERS] = write_arrays(folder / SERVERS, *store.server_state())
-    files.update(_gather_digests(store, files[worker_file(store.rank)]))
-    if store.rank == 0:
-        write_manifest(folder, {**facts, "schema": SCHEMA, "iteration": store.iteration,
-                                "num_workers": store.num_workers, "parameters": describe(net), "files": files})
-    _retire(root, from_worker_0(store, _worth_keeping(root, keep) if store.rank == 0 else None), store.iteration)
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(self._folder / MANIFEST)
+        store.barrier()
+        writes: Dict[str, Callable[[Path], Digest]] = {}
+        (arrays, meta), parameters = store.worker_state(), net.collect_params()
+        arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
+        writes[worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
+        with store.global_weights():
+            weights = copy_weights(net) if store.rank == 0 else {}
+        if store.rank == 0 or store.state_is_shared:
+            servers = store.server_state()
+        if store.rank == 0:
+            writes[WEIGHTS] = lambda path: write_weights(path, weights)
+            writes[SERVERS] = lambda path: write_arrays(path, *servers)
+        self._thread = threading.Thread(target=self._write, args=(writes,), name="odsgd-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, writes: Mapping[str, Callable[[Path], Digest]]) -> None:
+        try:
+            for name, write in writes.items():
+                self._files[name] = write(self._folder / name)
+        except BaseException as error:  # raised where the run waits for it
+            self._error = error
+
+    def is_due(self, iteration: int) -> bool:
+        """Whether it is to be finished after this iteration."""
+        return iteration >= self.iteration + WRITTEN_WITHIN
+
+    def finish(self) -> None:
+        """Wait for the files, and make the checkpoint count. Collective."""
+        store = self._store
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
+        if store.rank == 0:
+            write_manifest(self._folder, {**self._facts, "files": self._files})
+            control.report("saved", iteration=self.iteration)
+        kept = from_worker_0(store, _worth_keeping(self._root, self._keep) if store.rank == 0 else None)
+        _retire(self._root, kept, self.iteration)
 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
@@ -75,13 +137,20 @@ def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]
     return digest(path)
 
 
-def write_weights(path: Path, net: Any) -> Digest:
+def copy_weights(net: Any) -> Dict[str, Any]:
     """The weights that the parameters hold on the first device, named as `net.load_parameters` wants them.
 
     Not `net.save_parameters`: that averages over the devices, which for three equal numbers need not give their value.
     """
-    weights = {name: parameter.list_data()[0].as_in_context(mx.cpu())
+    weights = {name: parameter.list_data()[0].copyto(mx.cpu())
                for name, parameter in net._collect_params_with_prefix().items()}
+    for weight in weights.values():
+        weight.wait_to_read()
+    return weights
+
+
+def write_weights(path: Path, weights: Dict[str, Any]) -> Digest:
+    """Weights as `net.load_parameters` reads them."""
     with _replacing(path) as temporary:
         mx.nd.save(str(temporary), weights)
     return digest(path)
@@ -117,7 +186,10 @@ def _flush_folder(folder: Path) -> None:
 def _worth_keeping(root: Path, keep: int) -> List[int]:
     """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
     def is_whole(iteration: int) -> bool:
-        manifest = read_manifest(root / str(iteration))
+        try:
+            manifest = read_manifest(root / str(iteration))
+        except ConfigError:
+            return False
         return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
 
     iterations = complete(root)
@@ -128,10 +200,13 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
     """Remove what is older than `iteration` and not kept.
 
     Never newer: a worker that is slow here must not take away what a faster one has begun to write. Several workers
-    may be at it in one folder.
+    may be at it in one folder. The manifest goes first, and for good, so that half a folder never counts.
     """
     for folder in _numbered(root):
         if int(folder.name) < iteration and int(folder.name) not in kept:
+            with contextlib.suppress(FileNotFoundError):
+                os.remove(folder / MANIFEST)
+                _flush_folder(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -151,16 +226,46 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
     """The manifest of `folder`; ConfigError if it is damaged or of another version."""
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(read_text(path, "the manifest of a checkpoint", MOST_MANIFEST_NBYTES))
         schema = manifest["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} ({error}); "
-                          f"remove `{folder}` to resume from the checkpoint before it") from None
+        versions = manifest.get("versions")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} "
+                           f"({shown(str(error))}); {REMEDY.format(folder)}") from None
     if schema != SCHEMA:
-        writer = "odsgd " + str(dict(manifest.get("versions") or {}).get("odsgd", "(version not told)"))
-        raise ConfigError(f"`{path}` was written by {writer}, in schema {schema}; odsgd {__version__} reads schema "
-                          f"{SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+        writer = "odsgd " + shown(versions.get("odsgd", "(version not told)") if isinstance(versions, dict) else "?")
+        raise ConfigError(f"`{path}` was written by {writer}, in schema {shown(schema)}; odsgd {__version__} reads "
+                          f"schema {SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+    wrong = [name for name, fits in MANIFEST_HAS.items() if not fits(manifest.get(name))]
+    if wrong or folder.name != str(manifest["iteration"]):
+        raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "
+                           f"{REMEDY.format(folder)}")
     return dict(manifest)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2 ** 53
+
+
+def _are_digests(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and _is_count(one.get("nbytes")) and re.fullmatch("[0-9a-f]{64}", str(one.get("sha256")))
+        for one in value.values())
+
+
+def _are_shapes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and isinstance(one.get("dtype"), str) and isinstance(one.get("shape"), list)
+        and all(map(_is_count, one["shape"])) for one in value.values())
+
+
+REMEDY = "remove `{}` to resume from the checkpoint before it"
+MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
+    "iteration": _is_count, "num_workers": lambda value: _is_count(value) and value > 0,
+    "config": lambda value: value is None or isinstance(value, dict),
+    "parameters": _are_shapes, "files": _are_digests,
+    "virtual_seconds": lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)}
+"""What is read of a manifest, and what it must be."""
 
 
 def digest(path: Path) -> Digest:
@@ -176,18 +281,18 @@ def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
     """The path of file `name`, whose content is what the manifest says; ConfigError in one line otherwise."""
     remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
     if name not in manifest["files"]:
-        raise ConfigError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
-                          f"{remedy}, or begin a new run")
+        raise DamagedError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
+                           f"{remedy}, or begin a new run")
     path, expected = folder / name, manifest["files"][name]
     if not path.is_file():
-        raise ConfigError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
-                          "host where that worker ran. Start the workers on the same hosts, or copy the file. "
-                          f"{remedy}")
+        raise DamagedError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
+                           "host where that worker ran. Start the workers on the same hosts, or copy the file. "
+                           f"{remedy}")
     got = digest(path)
     for fact, words in (("nbytes", "{} bytes"), ("sha256", "SHA-256 {}")):
         if got[fact] != expected[fact]:
-            raise ConfigError(f"`{path}`: expected {words.format(expected[fact])}, got {words.format(got[fact])}; "
-                              f"it is damaged. {remedy}")
+            raise DamagedError(f"`{path}`: expected {words.format(expected[fact])}, got {words.format(got[fact])}; "
+                               f"it is damaged. {remedy}")
     return path
 
 
@@ -227,19 +332,81 @@ def _few(lines: List[str], most: int = 5) -> str:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any) -> None:
+def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
+           frozen: Collection[str] = ()) -> Tuple[Path, List[str]]:
+    """Go on from the newest complete checkpoint that every worker finds whole; its folder, and what to warn of.
+
+    `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
+    """
+    there = complete(root) if store.rank == 0 else []
+    if store.rank == 0 and not there:
+        raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
+    passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
+    while True:
+        offer = from_worker_0(store, _offer(root, there, check, passed) if store.rank == 0 else None)
+        if offer["manifest"] is None:
+            raise ConfigError(offer["passed"][0][1])
+        folder = root / str(offer["manifest"]["iteration"])
+        complaint = ""
+        try:
+            _verify_mine(folder, offer["manifest"], store.rank)
+        except DamagedError as error:
+            complaint = str(error)
+        complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
+        if not complaints:
+            restore(folder, offer["manifest"], store, net, frozen)
+            if store.rank == 0:
+                control.report("resumed", iteration=offer["manifest"]["iteration"])
+            return folder, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
+                            for name, why in offer["passed"]]
+        passed.append((folder.name, complaints[0]))
+
+
+def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
+           passed: List[Tuple[str, str]]) -> Dict[str, Any]:
+    """Worker 0's next proposal: the newest manifest that is left in `there`."""
+    while there:
+        folder = root / str(there.pop())
+        try:
+            manifest = read_manifest(folder)
+        except DamagedError as error:
+            passed.append((folder.name, str(error)))
+            continue
+        check(manifest)
+        return {"manifest": manifest, "passed": passed}
+    return {"manifest": None, "passed": passed}
+
+
+def _verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int) -> None:
+    """The files that this worker reads."""
+    for name in [worker_file(worker_rank), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
+        verify(folder, name, manifest)
+
+
+def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any, frozen: Collection[str] = ()) -> None:
     """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
-    mine = read_npz(verify(folder, worker_file(store.rank), manifest))
-    servers = None
-    if store.rank == 0:
-        verify(folder, WEIGHTS, manifest)
-        servers = read_npz(verify(folder, SERVERS, manifest))
+    _verify_mine(folder, manifest, store.rank)
+    mine = read_arrays(folder / worker_file(store.rank))
+    servers = read_arrays(folder / SERVERS) if store.rank == 0 else None
     for name, parameter in net.collect_params().items():
         for device, array in enumerate(parameter.list_data()):
-            saved = mine[0][f"aux/{device}/{name}" if parameter.grad_req == "null" else f"local/{name}"]
+            saved = mine[0][f"frozen/{name}" if name in frozen else f"aux/{device}/{name}"
+                            if parameter.grad_req == "null" else f"local/{name}"]
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
             mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
+
+
+def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
+    """The arrays and the JSON of a file of a checkpoint."""
+    try:
+        with open(path, "rb") as file:  # NumPy leaves a broken one open
+            return read_npz(cast(Path, file))
+    except ConfigError:
+        raise
+    except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
+        raise DamagedError(f"`{path}`: expected arrays and their `meta`, got {type(error).__name__} "
+                           f"({shown(str(error))})") from None
 
 
 # --- between workers --------------------------------------------------------------------------------------------------

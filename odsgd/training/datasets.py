@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import math
 import struct
 import zlib
 from pathlib import Path
@@ -20,6 +21,8 @@ from kvstore.errors import ConfigError
 MNIST_FILES = {"train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
                "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")}
 CIFAR_FILES = {"train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)), "test": ("test_batch.bin",)}
+MOST_NBYTES = 1 << 28
+"""Of an idx file; MNIST's largest has 47 million."""
 CIFAR_RECORDS = 10_000
 """Records of one CIFAR-10 file, each a label byte and 3x32x32 pixels."""
 
@@ -82,9 +85,9 @@ def read_idx(path: Path, item_shape: Tuple[int, ...]) -> np.ndarray:
 
     The header is 0, 0, 8 (unsigned bytes), the number of axes, then their lengths, all big-endian.
     """
-    content = _read(path)
     axes = 1 + len(item_shape)
     start = 4 + 4 * axes
+    content = _read(path, start)
     magic = bytes((0, 0, 8, axes))
     if content[:4] != magic or len(content) < start:
         raise ConfigError(f"`{path}`: expected an idx file that begins with {magic.hex()} and {axes} lengths, "
@@ -92,7 +95,12 @@ def read_idx(path: Path, item_shape: Tuple[int, ...]) -> np.ndarray:
     shape = struct.unpack(f">{axes}I", content[4:start])
     if shape[1:] != item_shape:
         raise ConfigError(f"`{path}`: expected items of shape {item_shape}, got {shape[1:]}")
-    _check_size(path, len(content), start + int(np.prod(shape, dtype=np.int64)))
+    expected = start + math.prod(shape)
+    if expected > MOST_NBYTES:
+        raise ConfigError(f"`{path}`: its header tells of {expected} bytes; expected {MOST_NBYTES} at most. Fetch it "
+                          "again")
+    content = _read(path, expected + 1)
+    _check_size(path, len(content), expected)
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
@@ -112,8 +120,9 @@ def _joined(files: Sequence[Examples]) -> Examples:
 
 def read_cifar(path: Path) -> Examples:
     """Images and labels of one binary file."""
-    content = _read(path)
-    _check_size(path, len(content), CIFAR_RECORDS * (1 + 3 * 32 * 32))
+    expected = CIFAR_RECORDS * (1 + 3 * 32 * 32)
+    content = _read(path, expected + 1)
+    _check_size(path, len(content), expected)
     records = np.frombuffer(content, np.uint8).reshape(CIFAR_RECORDS, -1)
     return Examples(records[:, 1:].reshape(-1, 3, 32, 32), _labels(records[:, 0], path))
 
@@ -153,10 +162,11 @@ def folder_of(data_dir: str, dataset: str) -> Path:
     return folder
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
+    """The first bytes of a file, unpacked; no more, since a few packed ones can be gigabytes."""
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return file.read(most)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"`{path}`: expected a whole gzip file: {error}. Fetch it again") from None
     except OSError as error:
@@ -166,7 +176,8 @@ def _read(path: Path) -> bytes:
 def _check_size(path: Path, got: int, expected: int) -> None:
     if got != expected:
         unpacked = " after unpacking" if path.suffix == ".gz" else ""
-        raise ConfigError(f"`{path}`: expected {expected} bytes{unpacked}, got {got}; it is "
+        more = "more" if got > expected else str(got)
+        raise ConfigError(f"`{path}`: expected {expected} bytes{unpacked}, got {more}; it is "
                           f"{'cut short' if got < expected else 'something else'}. Fetch it again")
 
 

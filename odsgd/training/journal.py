@@ -14,6 +14,7 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from kvstore.engine._mxnet import mx
+from kvstore.job import control
 from odsgd import __version__
 from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import MetricsFile
@@ -35,7 +36,7 @@ class Journal(Progress):
         if worker_rank == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             (self._folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            self._file = MetricsFile(self._folder, append=config.resume)
+            self._file = MetricsFile(self._folder, append=config.resume or control.restarts() > 0)
 
     def seconds(self) -> float:
         """Since the run began."""

@@ -1,23 +1,26 @@
-"""Networks by name: ``mlp``, ``lenet``, Gluon's model zoo, and GluonCV's.
+"""Networks by name: ``mlp``, ``lenet``, the papers' own, Gluon's model zoo, and GluonCV's.
 
 docs/reference/data.md says what they make of small and of grey images.
 """
 from __future__ import annotations
 
+import hashlib
 import warnings
-from typing import Any
+from pathlib import Path
+from typing import Any, List, Sequence
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config.names import GLUON_MODELS
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices
+from odsgd.training.networks import PAPERS
 
 nn = mx.gluon.nn
 
 
 def create(config: TrainConfig) -> Any:
-    """The network on the worker's devices, its shapes known and its weights drawn (Xavier) from the seed.
+    """The network on the worker's devices, its shapes known and its weights drawn (Xavier) from the seed, or read.
 
     Every worker gets the same weights and the same parameter names, whatever was made in the process before. MXNet's
     random numbers are reseeded.
@@ -28,6 +31,9 @@ def create(config: TrainConfig) -> Any:
     mx.random.seed(config.seed)
     net.initialize(mx.init.Xavier(), ctx=contexts)
     _settle_shapes(net, config, contexts[0])
+    if config.weights is not None:
+        _read_weights(net, config)
+    _freeze(net, config)
     if config.hybridize:
         net.hybridize(static_alloc=True)
     return net
@@ -38,6 +44,11 @@ def _network(config: TrainConfig) -> Any:
         return mlp(config.classes)
     if config.model == "lenet":
         return lenet(config.classes, pad=min(config.input_shape[1:]) < 16)
+    if config.model in PAPERS:
+        net = nn.HybridSequential(prefix=f"{config.model}_")
+        with net.name_scope():
+            net.add(*PAPERS[config.model](config.classes))
+        return net
     return _from_gluon(config) if config.model in GLUON_MODELS else _from_gluoncv(config)
 
 
@@ -105,3 +116,61 @@ def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
         raise ConfigError(f"model `{config.model}` does not take the {shape} images of dataset `{config.dataset}`: "
                           f"{reason}. Take a model for small images (lenet, resnet18_v2, cifar_resnet20_v1 ...) "
                           "or larger images") from None
+
+
+def _read_weights(net: Any, config: TrainConfig) -> None:
+    """What the file has, but for a last layer of another shape, which keeps what was drawn."""
+    path = Path(str(config.weights)).expanduser()
+    try:
+        found = mx.nd.load(str(path)) if path.is_file() else {}
+    except mx.MXNetError:
+        found = {}
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"`{path}`: expected a file of named weights, e.g. a checkpoint's weights.params")
+    for name, parameter in net._collect_params_with_prefix().items():
+        there = found[name].shape if name in found else "missing"
+        if there == parameter.shape:
+            parameter.set_data(found[name])
+        elif parameter.name not in _last(net):
+            raise ConfigError(f"`{path}` is of another network: `{name}` is {there} there and {parameter.shape} in "
+                              f"model `{config.model}`; only the last layer may differ")
+
+
+def frozen(net: Any, config: TrainConfig) -> List[str]:
+    """Names of the parameters that training leaves alone; the statistics of frozen BatchNorm are among them."""
+    if config.trainable == "all":
+        return []
+    last = _last(net)
+    return [name for name in net.collect_params() if name not in last]
+
+
+def digest(net: Any, names: Sequence[str]) -> str:
+    """SHA-256 of the bits of these parameters."""
+    sha, parameters = hashlib.sha256(), net.collect_params()
+    for name in names:
+        sha.update(parameters[name].list_data()[0].asnumpy().tobytes())
+    return sha.hexdigest()
+
+
+def _freeze(net: Any, config: TrainConfig) -> None:
+    """No gradient for what is frozen; BatchNorm there applies its statistics and leaves them as they are."""
+    if config.trainable == "all":
+        return
+    parameters = net.collect_params()
+    for name in frozen(net, config):
+        parameters[name].grad_req = "null"
+    for layer in _layers(net)[:-1]:
+        if isinstance(layer, nn.BatchNorm):
+            layer._kwargs["use_global_stats"] = True
+
+
+def _last(net: Any) -> List[str]:
+    """The parameters of the layer that computes the classes."""
+    return [parameter.name for parameter in _layers(net)[-1]._reg_params.values()]
+
+
+def _layers(net: Any) -> List[Any]:
+    """The blocks that have parameters of their own, in the order in which they came; the last computes classes."""
+    found: List[Any] = []
+    net.apply(lambda block: found.append(block) if block._reg_params else None)
+    return found

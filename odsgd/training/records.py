@@ -5,12 +5,14 @@ order and augmentation follow from seed and epoch; `train(epoch, start)` decodes
 """
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
+from odsgd.config.files import read_text
 from odsgd.config.train import TrainConfig
 from odsgd.training import datasets
 
@@ -21,6 +23,9 @@ AUGMENT = {"random_resized_crop": True, "min_random_area": 0.08, "max_random_are
            "max_aspect_ratio": 4 / 3, "rand_mirror": True}
 MAGIC = 0xCED7230A
 """First word of a record."""
+MOST_INDEX_NBYTES = 1 << 28
+LINE = re.compile(r"[0-9]{1,18}\s+([0-9]{1,18})(?:\s.*)?")
+"""A line of an index: the record's number and its offset."""
 
 
 class RecordData:
@@ -80,16 +85,26 @@ def _files(folder: Path, part: str) -> Tuple[Path, Path]:
 
 def count_records(rec: Path, idx: Path) -> int:
     """How many records the index lists, after a look at whether the last of them is whole."""
-    try:
-        offsets = [int(line.split()[1]) for line in idx.read_text(encoding="ascii").splitlines()]
-    except (ValueError, IndexError):
-        raise ConfigError(f"`{idx}`: expected lines of number and offset, as im2rec writes them") from None
-    if not offsets:
+    text = read_text(idx, "an index of records", MOST_INDEX_NBYTES, "ascii")
+    lines = text.splitlines()
+    if not lines:
         raise ConfigError(f"`{idx}`: expected at least one record, got an empty file")
-    size, last = rec.stat().st_size, max(offsets)
-    with open(rec, "rb") as file:
-        file.seek(last)
-        header = file.read(8)
+    matches = list(map(LINE.fullmatch, lines))
+    if None in matches:
+        wrong = matches.index(None)
+        raise ConfigError(f"`{idx}`, line {wrong + 1}: got `{shown(lines[wrong])}`, expected number and offset, as "
+                          "im2rec writes them")
+    offsets = [int(match[1]) for match in matches if match]
+    try:
+        size, last = rec.stat().st_size, max(offsets)
+        if last >= size:
+            raise ConfigError(f"`{rec}`: {size} bytes, and `{idx.name}` has a record at byte {last}; it is cut short, "
+                              "or the two files do not belong together")
+        with open(rec, "rb") as file:
+            file.seek(last)
+            header = file.read(8)
+    except OSError as error:
+        raise ConfigError(f"cannot read `{rec}`: {error.strerror}") from None
     magic, length = struct.unpack("<II", header) if len(header) == 8 else (MAGIC, 0)
     end = last + 8 + (length & 0x1FFFFFFF)  # the upper 3 bits say whether a record was divided
     if magic != MAGIC:

@@ -1,9 +1,11 @@
 """Learning rates as functions of the iteration alone, so that a resumed run continues its schedule exactly.
 
     lr        step:  lr * lr_factor ** (how many of lr_step_epochs have passed)
-              poly:  lr * (1 - t / T) ** 2 over the T iterations of all epochs
+              poly:  lr * (1 - (t - s) / (T - s)) ** 2 from iteration s, where lr_warmup ends, to T, the last of all
+                     epochs, as MXNet's PolyScheduler has it
               and during lr_warmup, on the line from lr_warmup_from to what the above gives at its end
     lr_local  the same decay of lr_local, at lr_step_epochs_local, without the warm-up; None follows lr
+    gamma_p   SASGD's, where it is given: the store moves it by the factors of lr
 
 >>> from odsgd.config.train import TrainConfig
 >>> config = TrainConfig(lr=0.8, lr_warmup="2epochs", lr_step_epochs="4,6", epochs=8)
@@ -37,5 +39,6 @@ def lr_local_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> 
 
 def _decay(config: TrainConfig, step_epochs: Sequence[int], iteration: int, batches_per_epoch: int) -> float:
     if config.lr_decay == "poly":
-        return max(0.0, 1.0 - iteration / (config.epochs * batches_per_epoch)) ** 2
+        start, end = config.lr_warmup.iterations(batches_per_epoch), config.epochs * batches_per_epoch
+        return 1.0 if iteration <= start else max(0.0, (end - iteration) / max(1, end - start)) ** 2
     return config.lr_factor ** sum(iteration >= epoch * batches_per_epoch for epoch in step_epochs)

@@ -29,7 +29,7 @@ import numpy as np
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from kvstore.factory import connect, make
-from kvstore.job import control
+from kvstore.job import agreement, control
 from kvstore.tracing import recorder
 from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
@@ -85,8 +85,9 @@ class Training:
         self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
-        self.trainer = mx.gluon.Trainer(self.net.collect_params(), config.optimizer, config.optimizer_arguments(),
-                                        kvstore=self.store)
+        self.frozen = models.frozen(self.net, config)
+        self.trainer = self._trainer()
+        self.store.session.lr_given = config.lr
         self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
         for block in (self.loss, self.tally):
             block.hybridize(config.hybridize)
@@ -100,19 +101,33 @@ class Training:
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
+        self.draft: Optional[checkpoint.Draft] = None
+        self.warnings: List[str] = []  # of the time before there was a journal
+
+    def _trainer(self) -> Any:
+        """Of what is not frozen; a store never sees the rest."""
+        learning = {name: one for name, one in self.net.collect_params().items() if name not in self.frozen}
+        optimizer = self.config.optimizer
+        try:
+            return mx.gluon.Trainer(learning, optimizer, self.config.optimizer_arguments(), kvstore=self.store)
+        except TypeError as error:
+            raise ConfigError(f"optimizer_params: optimizer `{optimizer}` does not take them: {error}") from None
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume()
+        if self.frozen:
+            agreement.check(self.store.session.transport, "the weights of frozen layers",
+                            [models.digest(self.net, self.frozen)])
         self.interval = self._lap()
         self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total)
         try:
             self.journal.start(self.store.num_workers, self.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
                                devices.contexts(self.config), resumed)
-            for line in warnings_about(self.config, self.store.num_workers):
+            for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers)]:
                 self.journal.warn(line)
             if self.config.emulate_compute is not None:
                 self._emulate(self.config.emulate_compute)
@@ -146,13 +161,18 @@ class Training:
         end = min(self.total, (epoch + 1) * self.batches_per_epoch)
         self.clock.go_on()
         self.epoch = self._lap()
-        for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
-            self._iterate(xs, ys)
-            if self.store.iteration < end and self._checkpoint_due():
-                self._checkpoint()
+        with control.pulse.doing("training"):
+            for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
+                self._iterate(xs, ys)
+                if self.draft and self.draft.is_due(self.store.iteration):
+                    self._finish_checkpoint()
+                if self.store.iteration < end and self._checkpoint_due():
+                    self._checkpoint()
         self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
+        if self.store.iteration == self.total:
+            self._finish_checkpoint()
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -278,7 +298,8 @@ class Training:
         self.clock.stop()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
-            self.tested = self._evaluate()
+            with control.pulse.doing("evaluation"):
+                self.tested = self._evaluate()
             record.update(self.tested)
         self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
 
@@ -301,6 +322,7 @@ class Training:
         with self.store.global_weights():
             if self.store.rank == 0:
                 for number, (xs, ys) in enumerate(self.data.test()):
+                    control.pulse.part = number
                     outputs = [self.net(x) for x in xs]
                     tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
                     meter.add(number, tallies, sum(len(y) for y in ys))
@@ -318,7 +340,10 @@ class Training:
         return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
 
     def _checkpoint(self) -> None:
-        """Collective. Weights of a run that has diverged are not worth keeping, so all losses are read first."""
+        """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
+        first. The files are written while the training goes on, and count some iterations later.
+        """
+        self._finish_checkpoint()
         self.meter.drain()
         if self.config.cluster is not None:
             self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it
@@ -327,24 +352,37 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": self._cluster(), "virtual_seconds": self.virtual.read()}
-        checkpoint.save(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints)
+        with control.pulse.doing("checkpoint"):
+            self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
+                                          self.frozen)
+        if self.config.cluster is not None:
+            self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
         self.clock.go_on()
+
+    def _finish_checkpoint(self) -> None:
+        """Make the last one count, if it does not yet. Collective."""
+        if self.draft is not None:
+            draft, self.draft = self.draft, None
+            with control.pulse.doing("checkpoint"):
+                draft.finish()
 
     def _resume(self) -> Optional[Path]:
         """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
-        Collective.
+        A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
         """
         there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
-        if not self.config.resume:
+        again = control.restarts() > 0
+        if again and not checkpoint.from_worker_0(self.store, there):
+            return None
+        if not self.config.resume and not again:
             if there:
                 raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
                                   f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
             return None
-        manifest = checkpoint.from_worker_0(self.store, self._newest(there) if self.store.rank == 0 else None)
-        folder = self.checkpoints / str(manifest["iteration"])
-        checkpoint.restore(folder, manifest, self.store, self.net)
-        self.virtual.go_on_from(manifest.get("virtual_seconds"))
+        folder, self.warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen)
+        if self.config.cluster is not None:  # all of it is on this host
+            self.virtual.go_on_from(checkpoint.read_manifest(folder).get("virtual_seconds"))
         return folder
 
     def _cluster(self) -> Optional[str]:
@@ -353,14 +391,9 @@ class Training:
             return None
         return f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster()).encode()):08x}"
 
-    def _newest(self, there: List[int]) -> Dict[str, Any]:
-        """Its manifest, if it goes with this run."""
-        if not there:
-            raise ConfigError(f"no complete checkpoint in `{self.checkpoints}`; check --out, or leave --resume out to "
-                              "begin a new run")
-        manifest = checkpoint.read_manifest(self.checkpoints / str(there[-1]))
+    def _check(self, manifest: Dict[str, Any]) -> None:
+        """Whether a checkpoint goes with this run."""
         now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch,
                "cluster": self._cluster()}
-        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"]))
+        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
         checkpoint.check_model(manifest, self.net)
-        return manifest

@@ -3,7 +3,7 @@ from typing import List
 
 import pytest
 
-from tests.contract.outcomes import RINGS, TRANSPORTS, NamedJob, results
+from tests.contract.outcomes import RINGS, TRANSPORTS, WITH_PARTS, NamedJob, results
 from tests.jobs import Result
 
 
@@ -23,6 +23,12 @@ def async_job(request: pytest.FixtureRequest) -> List[Result]:
 def ring_job(request: pytest.FixtureRequest) -> List[Result]:
     """The results of the scenarios without servers on each transport in turn."""
     return results(request.param, "ring")
+
+
+@pytest.fixture(params=list(WITH_PARTS))
+def sharded_job(request: pytest.FixtureRequest) -> List[Result]:
+    """The results of the synchronous scenarios where every worker owns a part, on each transport in turn."""
+    return results(request.param, "sharded")
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), 
 INPROCESS = {"in process 1": (1, 0), "in process 2": (2, 0), "in process 3": (3, 0)}
 VIRTUAL = {"virtual 1": (1, 1), "virtual 2": (2, 2), "virtual 3": (3, 1)}
 TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE}
-RINGS = {**INPROCESS, **VIRTUAL, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
+WITH_CODECS = {**INPROCESS, **PS_LITE}
+WITH_PARTS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
+RINGS = {**VIRTUAL, **WITH_PARTS}
 
 NamedJob = Callable[..., List[Result]]
 
@@ -71,7 +73,7 @@ def in_process(made: Callable[..., Stage], workers: int, kind: str) -> List[Resu
     merged: List[Result] = [Kept() for _ in range(workers)]
     for name, scenario in SCENARIOS_OF[kind].items():
         stage = made(workers, timeout_s=60)
-        make = stage.ring_worker if kind == "ring" else stage.worker
+        make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind, stage.worker)
 
         def run(transport: Any, scenario: Scenario = scenario) -> Result:
             return train(scenario, transport.worker_rank, transport)

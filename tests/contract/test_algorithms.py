@@ -39,15 +39,15 @@ def multipliers(scenario: Scenario) -> Tuple[np.ndarray, np.ndarray]:
     return lr_mult, wd_mult
 
 
-def by_the_paper(scenario: Scenario, workers: int) -> paper.Path:
-    """What the papers' algorithms make of `scenario`."""
+def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
+    """What the papers' algorithms make of `scenario`. `codes`: what becomes of messages."""
     params = scenario.optimizer_params
     lr = scheduled(scenario) if scenario.schedule else rates(params["learning_rate"], scenario.lr_at)
     lr_mult, wd_mult = multipliers(scenario)
     update = paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0) * wd_mult, lr_mult=lr_mult)
     common = (gradient, initial(), workers, scenario.iterations, update)
     if scenario.store == "ssgd":
-        return paper.synchronous(*common)
+        return paper.synchronous(*common, **codes)
     options = dict(scenario.options)
     options.pop("bucket_nbytes", None)
     name = "none" if scenario.store == "delayed" else options.pop("optimizer_local", "sgd")
@@ -57,7 +57,7 @@ def by_the_paper(scenario: Scenario, workers: int) -> paper.Path:
              "momentum": options.pop("momentum_local", 0.0),
              "wd": options.pop("wd_local", params.get("wd", 0.0)) * wd_mult, "lr_mult": lr_mult, **options}
     updates = [None if name == "none" else paper.OPTIMIZERS[name](**local) for _ in range(workers)]
-    return paper.one_step_delay(*common, warmup, updates)
+    return paper.one_step_delay(*common, warmup, updates, **codes)
 
 
 @pytest.mark.parametrize("name", IN_NUMPY)

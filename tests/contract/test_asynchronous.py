@@ -30,9 +30,10 @@ def method(scenario: Scenario, workers: int) -> Any:
         return paper.NSoftsync(w_0, update, workers, options.get("n", workers), options.get("modulate", True))
     if scenario.store == "downpour":
         T = options.get("T", 1)
+        update = paper.Sgd(lr, params.get("momentum", 0), lr_mult=lr_mult)
+        lr_local = rates(options["lr_local"], scenario.lr_local_at) if "lr_local" in options else lr
         return paper.DownpourSgd(w_0, update, workers, options.get("push_every", T), options.get("fetch_every", T),
-                                 paper.Sgd(rates(options["lr_local"], scenario.lr_local_at) if "lr_local" in options
-                                           else lr, 0, wd, lr_mult=lr_mult))
+                                 paper.Sgd(lr_local, lr_mult=lr_mult), wd)
     if scenario.store in ("easgd", "eamsgd"):
         return paper.ElasticAveraging(w_0, workers, options["T"], options.get("alpha", 0.9 / workers),
                                       paper.Sgd(lr, 0, wd, lr_mult=lr_mult), options.get("delta", 0.0))
@@ -65,7 +66,7 @@ def test_the_scenarios_tell_neighbouring_methods_apart(async_job: List[Result]) 
 @pytest.mark.parametrize("one, other", [
     ("dcasgd_c_zero", "asgd"),      # identity 3
     ("dcasgd_a_zero", "asgd"),
-    ("downpour", "asgd"),           # 6
+    ("downpour_bare", "asgd_bare"),  # 6, without weight decay
     ("softsync_off", "asgd"),       # n = M without modulation
     ("asgd_tiny", "asgd"),          # 9
 ])
@@ -92,6 +93,14 @@ def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str
     """Identities 5 and 8."""
     result = named_job(transport, "async")[0]
     np.testing.assert_array_equal(result[f"{store}/path"], result["gluon_momentum/path"])
+
+
+@pytest.mark.parametrize("transport", ["in process 1", "ps-lite 1+1"])
+@pytest.mark.parametrize("store, alone", [("downpour_decay", "gluon_decay"), ("downpour", "gluon_momentum")])
+def test_one_worker_of_downpour_is_gluon_with_any_interval_and_weight_decay(named_job: NamedJob, transport: str,
+                                                                            store: str, alone: str) -> None:
+    result = named_job(transport, "async")[0]
+    np.testing.assert_allclose(result[f"{store}/path"], result[f"{alone}/path"], **CLOSE)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -27,10 +27,11 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
     wd = params.get("wd", 0) * wd_mult
     if scenario.store == "sasgd":
         gamma = rates(options["lr_local"], scenario.lr_local_at) if "lr_local" in options else lr
-        gamma_p = options.get("gamma_p")
+        gamma_p = options.get("gamma_p")  # follows the trainer's rate
         return paper.sasgd(gradient, initial(), workers, scenario.iterations, options.get("T", 1),
                            lambda t: paper.F(gamma(t)) * lr_mult,
-                           lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p) * lr_mult, wd)
+                           lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p * lr(t) / lr(0))
+                           * lr_mult, wd)
     update = paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
     K = 1 if scenario.store == "dsync" else options.get("K", 2)
     return paper.pipe_sgd(gradient, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
@@ -45,12 +46,15 @@ def test_every_iteration_of_every_worker_follows_the_paper(ring_job: List[Result
         np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
 
 
-@pytest.mark.parametrize("name, error", [("pipesgd_truncate", 1 / 128), ("pipesgd_quantize", 1 / 254)])
-def test_a_codec_changes_the_first_update_by_as_much_as_it_may(ring_job: List[Result], name: str, error: float) -> None:
+@pytest.mark.parametrize("store, first", [("pipesgd", 2), ("dsync", 1)])
+@pytest.mark.parametrize("codec, error", [("truncate", 1 / 128), ("quantize", 1 / 254)])
+def test_a_codec_changes_the_first_update_by_as_much_as_it_may(ring_job: List[Result], store: str, first: int,
+                                                               codec: str, error: float) -> None:
     """`error`: of one hop, relative to the largest magnitude there. Partial sums of 1, 2 … M gradients travel."""
+    name = f"{store}_{codec}"
     workers, scenario = len(ring_job), CODED[name]
     path, _ = collective(scenario, workers)
-    gap = np.abs(ring_job[0][f"{name}/path"][2] - path[2][0]).max()
+    gap = np.abs(ring_job[0][f"{name}/path"][first] - path[first][0]).max()
     if workers == 1:  # nothing travels
         assert gap < CLOSE["atol"]
         return
@@ -87,6 +91,8 @@ def test_after_200_iterations_the_workers_still_have_the_same_bits(ring_job: Lis
 @pytest.mark.parametrize("one, other", [
     ("sasgd", "dsync_plain"),                # identity 4
     ("pipesgd_1", "dsync"),
+    ("pipesgd_1_truncate", "dsync_truncate"),
+    ("pipesgd_1_quantize", "dsync_quantize"),
     ("pipesgd_all_warmup", "dsync"),
     ("odsgd_none", "delayed"),               # 2
 ])

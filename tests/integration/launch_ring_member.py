@@ -4,6 +4,7 @@ Its deed is its first argument, or MEMBER_WORKER_<RANK> in the environment:
 
     ok | late (waits before it asks for the others) | spawn (asks for something that the launcher does not serve)
     stop (stops before it asks for the others) | sums (sums for ever) | stall (likewise; rank 1 stops after a while)
+    parts (a store whose workers own parts trains for ever) | stall parts (likewise; rank 1 stops after a while)
 """
 import itertools
 import os
@@ -30,7 +31,25 @@ def sum_for_ever(world: mpi.World) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def train_for_ever() -> None:
+    import kvstore
+    from kvstore.engine._mxnet import mx
+    store = kvstore.create("ssgd", transport="sharded", timeout_s=ROUND_TIMEOUT_S)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-3, momentum=0.9))
+    weight, grad = mx.nd.ones(300_000), mx.nd.ones(300_000)
+    store.broadcast(0, weight, weight)
+    for number in itertools.count():
+        store.pushpull(0, grad, weight)
+        weight.wait_to_read()
+        if number == 20:
+            print("training")
+        if ACTION == "stall parts" and number == 20 and RANK == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def main() -> None:
+    if ACTION.endswith("parts"):
+        train_for_ever()
     if ACTION == "late":
         print("late")
         time.sleep(600)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import pytest
 
@@ -131,6 +131,37 @@ def test_a_job_over_ssh_trains_on_the_hosts(slow: Cluster, tmp_path: Path) -> No
                     str(script)], env={"PYTHONPATH": str(ROOT)}, timeout=300)
     assert (job.returncode, sorted(job.stdout.splitlines())) == (0, [
         f"worker {rank} | host{rank} [2.0, 2.0, 2.0, 2.0]" for rank in (0, 1)]), job.stderr
+
+
+@pytest.mark.parametrize("options, there, back", [
+    ({}, 1, 1), ({"codec": "float16", "codec_weights": "truncate"}, 1 / 2, 1 / 2), ({"codec": "quantize"}, 1 / 4, 1),
+    ({"codec": "2bit", "codec_weights": "quantize"}, 1 / 16, 1 / 4)], ids=["none", "half", "quarter", "least"])
+def test_a_codec_leaves_so_many_bytes_on_the_wire(slow: Cluster, tmp_path: Path, options: Dict[str, str], there: float,
+                                                  back: float) -> None:
+    size, iterations = 1 << 18, 5
+    script = tmp_path / "script.py"
+    script.write_text(f"import odsgd, kvstore, mxnet as mx\n"
+                      f"store = kvstore.create('ssgd', **{options})\n"
+                      f"store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))\n"
+                      f"w = mx.nd.ones({size})\n"
+                      f"store.broadcast(0, w, w)\n"
+                      f"def counted():\n"
+                      f"    folder = '/sys/class/net/eth0/statistics'\n"
+                      f"    return [int(open(f'{{folder}}/{{way}}_bytes').read()) for way in ('tx', 'rx')]\n"
+                      f"store.begin()\n"
+                      f"store.barrier()\n"
+                      f"before = counted()\n"
+                      f"for _ in range({iterations}):\n"
+                      f"    store.pushpull(0, mx.nd.ones({size}), out=w)\n"
+                      f"w.wait_to_read()\n"
+                      f"print(*(now - then for now, then in zip(counted(), before)))\n")
+    job = slow.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "1", "-s", "1", "-H", "@hosts",
+                    str(script)], env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    assert job.returncode == 0, job.stderr
+    sent, received = map(int, job.stdout.split("|")[1].split())
+    plain = 4 * size * iterations
+    assert there * plain < sent < 1.1 * there * plain + 0.05 * plain, (sent / plain, received / plain)
+    assert back * plain < received < 1.1 * back * plain + 0.05 * plain, (sent / plain, received / plain)
 
 
 @pytest.mark.skipif(not MPIEXEC, reason="no mpiexec here")

@@ -2,23 +2,26 @@
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import List
 
 import pytest
 
-from tests.integration.launching import ROOT, Launch, words
+from tests.integration.launching import ROOT, Launch, Word, command_line, marked, words
 
 pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 
 
-def start(fault: str) -> Launch:
-    return Launch("-n", 2, "-s", 1, FAULTY, fault, env=SERVER)
+def start(fault: str, codec: str = "none") -> Launch:
+    return Launch("-n", 2, "-s", 1, FAULTY, fault, codec, env=SERVER)
 
 
-@pytest.mark.parametrize("name", ["worker 1", "server 0", "scheduler"])
-def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str) -> None:
-    with start("none") as launch:
+@pytest.mark.parametrize("name, codec", [("worker 1", "none"), ("server 0", "none"), ("scheduler", "none"),
+                                         ("worker 1", "2bit"), ("server 0", "2bit")])
+def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: str) -> None:
+    with start("none", codec) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         launch.kill(name, signal.SIGKILL)
         assert launch.wait() == 128 + signal.SIGKILL
@@ -46,6 +49,18 @@ def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str)
     assert not os.path.exists("/tmp/owned")
 
 
+@pytest.mark.parametrize("fault, name, message", [
+    ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
+    ("nan", "worker 1", "the codec quantize cannot send nan; the gradients have diverged"),
+])
+def test_a_failure_with_a_codec_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
+    with start(fault, "quantize") as launch:
+        launch.wait_for("worker 1 | trains")
+        assert launch.wait() == 70
+    assert name in launch.said.splitlines()[0], launch
+    assert message in launch.said, launch
+
+
 def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     with start("shape") as launch:
         launch.wait_for_text("differ in parameter first")
@@ -55,9 +70,68 @@ def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     assert "-[2, 3]" in text.replace('"', "") and "+[3, 2]" in text.replace('"', ""), text
 
 
-def test_a_worker_that_is_silent_is_noticed_by_the_deadline() -> None:
-    with start("silent") as launch:
+@pytest.mark.parametrize("codec", ["none", "float16"])
+def test_a_worker_that_is_silent_is_noticed_by_the_deadline(codec: str) -> None:
+    with start("silent", codec) as launch:
         launch.wait_for("worker 1 | trains")
         assert launch.wait() == 75
     assert "worker 0" in launch.said.splitlines()[0]
     assert "round 6, bucket" in launch.said and "nothing has come from the servers for 10 s" in launch.said
+
+
+@pytest.mark.parametrize("name, waiters", [("worker 1", "worker 0 waits for it since iteration"),
+                                           ("worker 0", "worker 1 waits for it since iteration"),
+                                           ("server 0", "workers 0 and 1 wait for it since iteration")])
+def test_a_stopped_process_is_named_soon_and_fails_after_the_hang_timeout_with_its_stacks(
+        name: str, waiters: str) -> None:
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 10, FAULTY, "none",
+                env={**SERVER, "LAUNCH_TEST_WARN_S": "5"}) as launch:
+        launch.wait_for("worker 0 | trains", "worker 1 | trains")
+        launch.kill(name, signal.SIGSTOP)
+        launch.wait_for_text(f"warning: {name} on host 127.0.0.1 has not answered for")
+        assert launch.wait() == 75
+    verdict = next(line for line in launch.errors if f"{name} failed" in line)
+    assert "it is stopped (SIGSTOP, Ctrl-Z or a debugger); " + waiters in verdict
+    assert any(line.startswith(f"{name} | ") and "most recent call first" in line for line in launch.errors), launch
+
+
+STUCK = """
+import os
+import time
+
+from kvstore.algorithms.sync import SSGD, Synchronous
+
+
+class StuckWorker(Synchronous):
+    def iterate(self, grad, step):
+        if step.t == 50 and os.environ.get("ODSGD_WORKER_RANK") == "1":
+            time.sleep(600)
+        return super().iterate(grad, step)
+
+
+class Stuck(SSGD):
+    name, worker = "stuck", StuckWorker
+"""
+
+
+def test_a_worker_that_stands_still_in_training_is_named_and_shows_where(tmp_path: Path) -> None:
+    (tmp_path / "stuck.py").write_text(STUCK)
+    train: List[Word] = [sys.executable, "-m", "odsgd", "train", "--method-file", tmp_path / "stuck.py",
+                         "--out", tmp_path / "run"]
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 5, *train, env={**SERVER, "LAUNCH_TEST_WARN_S": "3"}) as launch:
+        assert launch.wait() == 75
+    verdict = next(line for line in launch.errors if "worker 1 failed" in line)
+    assert "it has been at iteration 50 for" in verdict and "waits for nobody; worker 0 waits for it" in verdict
+    assert any('stuck.py", line 11 in iterate' in line for line in launch.errors), launch
+
+
+def test_a_stopped_agent_is_a_lost_host() -> None:
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 8, FAULTY, "none",
+                env={**SERVER, "LAUNCH_TEST_WARN_S": "5"}) as launch:
+        launch.wait_for("worker 0 | trains", "worker 1 | trains")
+        agent = next(pid for pid in marked(launch.mark) if "odsgd.launch.agent" in command_line(pid))
+        os.kill(agent, signal.SIGSTOP)
+        launch.wait_for_text("warning: the agent on host 127.0.0.1 has not answered for")
+        assert launch.wait() == 70
+    assert "lost host 127.0.0.1 (scheduler, server 0, worker 0, worker 1): its agent has not answered" in launch.said
+    assert "has not confirmed" not in launch.said  # it was woken to end its processes

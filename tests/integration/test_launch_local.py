@@ -183,6 +183,19 @@ def test_a_signal_to_the_launcher_leaves_nothing_behind(number: int) -> None:
     assert launch.said == f"stopped by {signal.Signals(number).name}; nothing of the job is left"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_launcher_is_still_being_imported_is_one_line(number: int) -> None:
+    """Python itself takes the first tenth of a second; from the first line of odsgd on the signal is heeded."""
+    program = ("import os, sys, threading\nsys.argv = ['odsgd', 'launch', '-n', '1', '-s', '0', 'sleep', '60']\n"
+               "class Tell:\n    def find_spec(self, name, *_):\n        if name == 'numpy':\n"
+               f"            os.kill(os.getpid(), {int(number)})\n"
+               "sys.meta_path.insert(0, Tell())\nimport odsgd.__main__\nprint('imported')\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert (done.returncode, done.stdout) == (128 + number, "")
+    assert done.stderr == f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
+
+
 def test_when_its_output_is_not_read_any_more_the_job_ends(tmp_path: Path) -> None:
     work = script(tmp_path, "while True:\n    print('x' * 1000)")
     with Launch("-n", 2, "-s", 0, work, unread=True) as launch:
@@ -231,6 +244,16 @@ def test_a_process_missing_at_the_startup_deadline_is_told() -> None:
                          "server 0 PID.0.0.1 PID asked to join, waits for the others",
                          "worker 0 PID.0.0.1 PID asked to join, waits for the others",
                          "worker 1 PID.0.0.1 PID running, has not asked to join"]
+
+
+def test_a_stopped_process_without_a_pulse_is_known_by_the_kernels_state(tmp_path: Path) -> None:
+    work = script(tmp_path, "print('works', flush=True)\ntime.sleep(600)")
+    with Launch("-n", 2, "-s", 0, "--hang-timeout", 6, work, env={"LAUNCH_TEST_WARN_S": "3"}) as launch:
+        launch.wait_for("worker 0 | works", "worker 1 | works")
+        launch.kill("worker 1", signal.SIGSTOP)
+        launch.wait_for_text("warning: worker 1 on host 127.0.0.1 has not answered for")
+        assert launch.wait() == 75
+    assert "worker 1 failed" in launch.said and "it is stopped (SIGSTOP, Ctrl-Z or a debugger)" in launch.said
 
 
 def test_two_jobs_at_once_do_not_meet() -> None:

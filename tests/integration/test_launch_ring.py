@@ -85,6 +85,20 @@ def test_kill_9_of_a_worker_in_the_middle_of_sums_ends_the_job_and_names_it(laun
     assert not any(map(os.path.exists, memory))
 
 
+def test_kill_9_of_a_worker_that_owns_parts_ends_the_job_and_names_it() -> None:
+    with Launch("-n", 2, "-s", 0, MEMBER, "parts") as launch:
+        launch.wait_for("worker 0 | training", "worker 1 | training")
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 137
+    assert launch.said.startswith("worker 1 failed (host ") and "killed by SIGKILL" in launch.said
+
+
+def test_a_worker_that_owns_parts_and_stands_still_is_missed_at_the_deadline() -> None:
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_ROUND_TIMEOUT_S:10", MEMBER, "stall parts") as launch:
+        assert launch.wait() == 75
+    assert "nothing has moved on the ring for 10 s; worker 1, from which this one receives" in launch.said
+
+
 FOREIGN = """from mpi4py import MPI
 import time
 print("rank %d of %d" % (MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()))

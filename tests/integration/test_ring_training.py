@@ -23,12 +23,16 @@ LEARNING = {
     "quantize": "--kvstore pipesgd --codec quantize",
     "odsgd": "--kvstore odsgd --transport ring",
     "delayed": "--kvstore delayed --transport ring",
+    "ssgd_sharded": "--kvstore ssgd --transport sharded",
+    "odsgd_sharded": "--kvstore odsgd --transport sharded",
 }
 RESUMED = {
     "sasgd": "--kvstore sasgd --T 4 --wd 1e-4",
     "pipesgd": "--kvstore pipesgd --K 3 --warmup 5 --momentum 0.9 --lr 0.05 --lr-step-epochs 1 --codec quantize",
     "odsgd": "--kvstore odsgd --transport ring --warmup 5 --momentum 0.9 --lr 0.05 --lr-local 0.02 "
              "--optimizer-local dcasgd_a",
+    "odsgd_sharded": "--kvstore odsgd --transport sharded --warmup 5 --optimizer adam --lr 0.005 --lr-local 0.02 "
+                     "--optimizer-local dcasgd_a",
 }
 STOP, TOTAL = 18, 30  # past the warm-up; within an interval of sasgd; sums of pipesgd under way
 

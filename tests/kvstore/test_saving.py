@@ -51,7 +51,7 @@ def alone(name: str, **settings: Any) -> Tuple[Store, Stage]:
     ("dcasgd_a", {"momentum": 0.5}, [], ["optimizer/state", "rule/backups/0", "rule/mean_square"]),
     ("softsync", {}, [], ["rule/sum"]),
     ("downpour", {"T": 1}, ["worker/accrued"], []),
-    ("eamsgd", {"T": 1}, ["worker/x", "worker/v"], []),
+    ("eamsgd", {"T": 1}, ["worker/x", "worker/v", "worker/centres/0"], []),
     ("sasgd", {}, ["worker/x_shared", "worker/accumulated"], []),
     ("pipesgd", {"K": 3, "momentum": 0.5}, ["worker/in_flight/0"], ["optimizer/state"]),
 ])

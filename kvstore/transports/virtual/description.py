@@ -25,6 +25,8 @@ from kvstore.options import Kind, as_text, convert, integer, name, option, real
 MOST_WORKERS = 2 ** 17
 """More would take a day; a larger number is a slip of the pen."""
 
+TRANSPORTS = ("server", "ring")
+
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _RATES = {"kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 
@@ -206,6 +208,15 @@ class VirtualCluster(_Checked):
     def host_of_server(self, server_rank: int) -> int:
         """Its number."""
         return self.workers + server_rank if self.placement == "apart" else server_rank
+
+    def check_transport(self, transport: str, coded: bool) -> None:
+        """ConfigError for a kind of transport, or codecs on it, whose times nothing here tells."""
+        if transport not in TRANSPORTS:
+            raise ConfigError(f"a cluster in virtual time has no transport `{transport}`; take "
+                              f"{' or '.join(f'`{known}`' for known in TRANSPORTS)}, as far as the store runs on it")
+        if transport == "server" and coded:
+            raise ConfigError("a cluster in virtual time has no codecs on the way to servers and back; leave codec and "
+                              "codec_weights out, or take a store on a ring")
 
     def link(self, host: int) -> Link:
         """The link of a host."""

@@ -1,23 +1,39 @@
 """Buckets as the real transports lay them out, so that virtual messages are as large as real ones."""
+import math
 from typing import List, Optional, Sequence
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.transports import ps, rounds
+from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.wire.codecs import codec
 from kvstore.wire.interfaces import Traffic
 
 
-def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int) -> List[Bucket]:
+def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
     """As `ps.ParameterServer.plan`."""
+    cluster.check_transport("server", traffic.coded)
     nbytes = traffic.bucket_nbytes
     if nbytes is None and not traffic.asynchronous:
-        nbytes = ps.even_nbytes(_floats(parameters), keys.num_servers, num_workers, traffic.waits)
+        nbytes = ps.even_nbytes(_floats(parameters), keys.num_servers, cluster.workers, traffic.waits,
+                                round_pace(cluster) if traffic.any_cut else math.inf)
     return plan(parameters, keys, nbytes, traffic.whole)
 
 
-def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int) -> List[Bucket]:
+def round_pace(cluster: VirtualCluster) -> float:
+    """What `ps.Connection.pace` measures: seconds that a round of a server takes for each byte of a worker's message.
+
+    All workers' messages share the link of the server, each way, and its thread, which receives while others come.
+    """
+    server, workers = cluster.host_of_server(0), cluster.workers
+    away, link, receive = workers - (server < workers), 1e6 / cluster.link(server).goodput, cluster.server.receive
+    first = link if away == workers else 0.0
+    there = max(away * link + receive, first + workers * receive)
+    return (there + cluster.server.update + away * link) / 1e6
+
+
+def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
     """As `ring.MpiRing.plan`."""
-    suits = rounds.bucket_nbytes(codec(traffic.codec), num_workers, _floats(parameters), traffic.waits)
+    suits = rounds.bucket_nbytes(codec(traffic.codec), cluster.workers, _floats(parameters), traffic.waits)
     return plan(parameters, keys, traffic.bucket_nbytes or suits, traffic.whole)
 
 

@@ -62,7 +62,7 @@ class Programs:
                 ring: bool) -> Worker:
         w = mx.nd.zeros(1)
         self._wire.index[bucket.id] = index
-        return method.worker(self._options, num_workers, bucket, self._wire, Pending(w), 0.0,
+        return method.worker(self._options, num_workers, bucket, self._wire, Pending(w), 0.0, LR,
                              _Stepped(self._wire) if local else None, _Stepped(self._wire) if ring else None, w)
 
     def of(self, t: int) -> Program:

@@ -21,7 +21,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
         raise ConfigError(f"store {method.name} does not run on transport `{kind}`")
     layers, traffic = by_layer(parameters), made.traffic(whole=False)
     lay = layout.on_ring if kind == "ring" else layout.on_servers
-    buckets = lay(layers, traffic, Keys(1 if kind == "ring" else cluster.servers), cluster.workers)
+    buckets = lay(layers, traffic, Keys(1 if kind == "ring" else cluster.servers), cluster)
     programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind == "ring",
                         None if kind == "ring" else layout.window(layers, traffic))
     return Simulation(cluster, method, programs, buckets, layers, traffic.codec)

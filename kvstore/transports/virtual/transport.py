@@ -16,7 +16,7 @@ from kvstore import algorithms
 from kvstore.buckets import Bucket, Parameter
 from kvstore.errors import ConfigError
 from kvstore.job import control
-from kvstore.transports.inprocess import InProcess, InProcessRing, Late, Stage
+from kvstore.transports.inprocess import InProcess, InProcessRing, InProcessSharded, Late, Stage
 from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.transports.virtual.programs import Programs
@@ -41,6 +41,10 @@ class VirtualStage(Stage):
 
     def ring_worker(self, worker_rank: int) -> "VirtualRing":
         return VirtualRing(self, worker_rank)
+
+    def sharded_worker(self, worker_rank: int) -> InProcessSharded:
+        self.cluster.check_transport("sharded", coded=False)
+        return super().sharded_worker(worker_rank)
 
     # -- what workers tell and ask ---------------------------------------------------------------------------
 
@@ -108,10 +112,14 @@ class VirtualStage(Stage):
         """Let time go on."""
         if self.simulation is None or not self.simulation.advance():
             return False
+        self._answer_what_came()
+        return True
+
+    def _answer_what_came(self) -> None:
+        assert self.simulation is not None
         for bucket_id, order in self.simulation.order.items():
             if order:
                 self._answer_in_order(bucket_id)
-        return True
 
     def rest(self, worker_rank: int) -> None:
         if self.simulation is not None:
@@ -126,6 +134,7 @@ class VirtualStage(Stage):
     def met(self) -> None:
         if self.simulation is not None:
             self.simulation.met()
+            self._answer_what_came()  # which workers may read later, as elastic averaging does
 
 
 class VirtualWorker(InProcess):
@@ -135,7 +144,7 @@ class VirtualWorker(InProcess):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._layers, self._synchronous = parameters, not traffic.asynchronous
-        return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
+        return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 
     def opens(self, opening: Opening) -> None:
         self._stage.opens(opening, self._layers, ring=False)
@@ -154,7 +163,7 @@ class VirtualRing(InProcessRing):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._layers, self._codec = parameters, codec(traffic.codec)
-        return layout.on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
+        return layout.on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 
     def opens(self, opening: Opening) -> None:
         self._stage.opens(opening, self._layers, ring=True)

@@ -86,11 +86,12 @@ class BenchConfig:
 
     systems: Tuple[systems.System, ...] = _what(
         None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
-        "torch/ddp; with options as odsgd:transport=ring or pipesgd:codec=quantize; @1, @2: so many servers on hosts "
-        "of their own, @auto (default): one beside every worker")
+        "torch/ddp, horovod/mxnet; with options as odsgd:transport=sharded or pipesgd:codec=quantize; @1, @2: so many "
+        "servers on hosts of their own, @auto (default): one beside every worker")
     models: Tuple[str, ...] = _what(
-        ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), or one of "
-        "`odsgd train`, for 32x32 images of 10 classes")
+        ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), 25.6M "
+        "(ResNet-50), 138M (VGG-16), 355M (a transformer), 5000x1000 (as many tensors), 5M (one), or one of `odsgd "
+        "train`, for 32x32 images of 10 classes")
     compute: Tuple[ComputingTime, ...] = _what(
         (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
         "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "
@@ -105,13 +106,15 @@ class BenchConfig:
     timeout_s: float = _how(240.0, real(above=0), "a job that takes longer is ended and counts as failed")
     torch_python: Optional[str] = _how(
         None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
+    horovod_python: Optional[str] = _how(
+        None, PATH, "Python with Horovod's MXNet build, for horovod/mxnet; the same")
     batch_size: int = _output(
         0, integer(0), "samples per worker and iteration: shows the samples per second of one worker; 0: not")
     baseline: Optional[str] = _output(
         None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
     columns: Tuple[str, ...] = _output(
-        (), several(COLUMN), "more columns: cpu (of a worker and of a server, per iteration), memory (their largest), "
-        "size (milliseconds per million parameters)")
+        (), several(COLUMN), "more columns: cpu (of a worker and of a server, per iteration), memory (their largest, "
+        "and as multiples of the model; a job then measures one model), size (milliseconds per million parameters)")
     title: str = _output("Benchmark", TEXT, "headline of the Markdown and the picture")
     note: str = _output("", TEXT, "text below the headline")
     reference: str = _output("", TEXT, "what the numbers of `reference_values` are")
@@ -143,6 +146,10 @@ class BenchConfig:
         if idle:
             raise ConfigError(f"compute has no time for model {', '.join(idle)}; add {idle[0]}=..., or leave it out "
                               "of models")
+
+    def python(self, name: str) -> Optional[str]:
+        """The Python of a foreign system's workers."""
+        return {systems.DDP: self.torch_python, systems.HOROVOD: self.horovod_python}.get(name)
 
     def computes(self, model: str) -> Sequence[ComputingTime]:
         """The computing times of one model."""

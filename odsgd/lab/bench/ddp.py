@@ -3,23 +3,20 @@
 The counterpart of worker.py: a backward pass that sleeps without using a core and makes the gradients available layer
 by layer, last first, in the same times; then SGD with momentum. Run by path, with the interpreter that has torch.
 """
-import fcntl
 import functools
 import json
 import os
-import socket
-import struct
 import sys
 import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence
 
+import network  # type: ignore[import-not-found]  # beside this file
 import torch  # type: ignore[import-not-found]
 import usage  # type: ignore[import-not-found]  # beside this file
 from torch.nn.parallel import DistributedDataParallel  # type: ignore[import-not-found]
 
-SIOCGIFADDR = 0x8915
 STEP_S = 2e-3
 """Layers that take less together have their gradients at the same moment, as on the emulated accelerator of MXNet."""
 
@@ -88,23 +85,10 @@ def measure(shapes: Sequence[Sequence[int]], stint: Dict[str, Any], options: Dic
     return {"moments_s": moments, "usage": [before, usage.now()]}
 
 
-def interface(address: str) -> str:
-    """The name of the network interface with this address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    sys.exit(f"no network interface has the address {address}")
-
-
 def main(file: str) -> None:
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     rank = int(os.environ["ODSGD_WORKER_RANK"])
-    os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["DMLC_NODE_HOST"])
+    os.environ["GLOO_SOCKET_IFNAME"] = network.interface(os.environ["DMLC_NODE_HOST"])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous", rank=rank,
                                          world_size=int(os.environ["DMLC_NUM_WORKER"]), timeout=timedelta(seconds=60))

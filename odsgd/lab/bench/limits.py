@@ -11,8 +11,8 @@ from odsgd.lab.bench.systems import AUTO, System
 
 def wire_nbytes(system: System, workers: int, nbytes: int) -> float:
     """Bytes over the busiest link in one direction per iteration, of `nbytes` of parameters."""
-    sent = codec(system.codec(workers)).nbytes(nbytes // 4)
-    there, back = (sent / interval for interval in system.intervals(workers))
+    there, back = (codec(name).nbytes(nbytes // 4) / interval
+                   for name, interval in zip(system.codecs(workers), system.intervals(workers)))
     if system.servers is None or system.servers == AUTO:
         return (workers - 1) / workers * (there + back)
     return max(workers / int(system.servers), 1) * max(there, back)

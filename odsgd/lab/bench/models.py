@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Dict, List, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from kvstore.errors import unknown
 from odsgd.config.names import MODELS
@@ -16,13 +16,46 @@ Shapes = List[Tuple[int, ...]]
 _CONVOLUTIONS = [(16, 3)] + [(16, 16)] * 6 + [(32, 16)] + [(32, 32)] * 5 + [(64, 32)] + [(64, 64)] * 5
 """Channels of a ResNet-20's, out and in; each has four vectors beside it."""
 
+def _resnet50() -> Shapes:
+    """The convolutions, each with its two vectors of batch normalization, and the dense layer."""
+    kernels, into = [(64, 3, 7, 7)], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            kernels += [(width, into, 1, 1), (width, width, 3, 3), (4 * width, width, 1, 1)]
+            kernels += [] if block else [(4 * width, into, 1, 1)]
+            into = 4 * width
+    normalized: Shapes = [shape for kernel in kernels for shape in (kernel, kernel[:1], kernel[:1])]
+    return [*normalized, (1000, 2048), (1000,)]
+
+
+def _vgg16() -> Shapes:
+    channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+    kernels: Shapes = [(out, into, 3, 3) for into, out in zip(channels, channels[1:])]
+    return [shape for kernel in [*kernels, (4096, 512 * 7 * 7), (4096, 4096), (1000, 4096)]
+            for shape in (kernel, kernel[:1])]
+
+
+def _transformer(layers: int = 24, width: int = 1024, vocabulary: int = 50257, context: int = 1024) -> Shapes:
+    """A decoder with the sizes of GPT-2 medium; the embedding is the output layer, too."""
+    dense = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    vector = (width,)
+    block: Shapes = [vector, vector, *_biased(dense[:2]), vector, vector, *_biased(dense[2:])]
+    return [(vocabulary, width), (context, width), *layers * block, vector, vector]
+
+
+def _biased(matrices: Sequence[Tuple[int, int]]) -> Shapes:
+    return [shape for matrix in matrices for shape in (matrix, matrix[:1])]
+
+
 PLAIN: Dict[str, Shapes] = {
     "4.2M": [(1024, 1024), (1024,)] * 4 + [(10, 1024), (10,)],
     "cnn": [(32, 3, 3, 3), (32,), (64, 32, 3, 3), (64,), (128, 64, 3, 3), (128,), (200, 2048), (200,), (10, 200),
             (10,)],
     "0.27M": [shape for out, into in _CONVOLUTIONS for shape in ((out, into, 3, 3), (out,), (out,), (out,), (out,))]
-    + [(10, 64), (10,)]}
-"""Five dense layers; a small CNN of 0.5 M parameters; a ResNet-20 with 0.27 M in about 100 tensors."""
+    + [(10, 64), (10,)],
+    "25.6M": _resnet50(), "138M": _vgg16(), "355M": _transformer(), "5000x1000": [(1000,)] * 5000, "5M": [(5_000_000,)]}
+"""Five dense layers; a small CNN of 0.5 M parameters; a ResNet-20 with 0.27 M in about 100 tensors; ResNet-50 and
+VGG-16 for ImageNet; a transformer; 5,000 small tensors, and as many numbers in one."""
 
 
 def check(name: str) -> str:

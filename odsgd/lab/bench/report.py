@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig
 from odsgd.lab.bench.results import Finding
-from odsgd.lab.bench.run import Measured, Setting
+from odsgd.lab.bench.run import Measured, Setting, nbytes
 from odsgd.lab.command import aligned
 
 HOW_MEASURED = """\
@@ -29,6 +29,8 @@ the measured goodput B (`odsgd/lab/bench/limits.py`); share: limit / iteration. 
 without using a core, and the gradients appear over T_cop, last layer first, as they have elements. T_cop 0: the
 exchange alone."""
 
+
+_HOROVOD = "import horovod, mxnet, numpy; print(horovod.__version__, 'on MXNet', mxnet.__version__)"
 
 Column = Tuple[str, Callable[[Finding], str]]
 """Its heading, and the text of its cells."""
@@ -54,7 +56,9 @@ def columns(config: BenchConfig) -> List[Column]:
                   ("of a server, ms", lambda it: _optional(it.server_cpu_ms, _ms))]
     if "memory" in config.columns:
         found += [("memory of a worker, MB", lambda it: f"{it.worker_memory_mb:.0f}"),
-                  ("of a server, MB", lambda it: _optional(it.server_memory_mb, "{:.0f}".format))]
+                  ("of a server, MB", lambda it: _optional(it.server_memory_mb, "{:.0f}".format)),
+                  ("worker / model", lambda it: _multiples(it, it.worker_memory_mb)),
+                  ("server / model", lambda it: _multiples(it, it.server_memory_mb))]
     if config.reference_values:
         found.append((config.reference, lambda it: _optional(it.reference, "{:g}".format)))
     return found
@@ -108,7 +112,8 @@ def as_json(config: BenchConfig, findings: Sequence[Finding], measured: Measured
 
 def configuration(config: BenchConfig) -> Dict[str, str]:
     """The options in words, apart from the files to write."""
-    skipped = ("title", "note", "reference", "reference_values", "markdown", "json", "png", "torch_python", "columns")
+    skipped = ("title", "note", "reference", "reference_values", "markdown", "json", "png", "torch_python",
+               "horovod_python", "columns")
     return {field.name: _words(getattr(config, field.name)) for field in dataclasses.fields(config)
             if field.name not in skipped}
 
@@ -120,6 +125,8 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     software += f" at commit {_output(['git', 'describe', '--always', '--dirty'])}"
     if config.torch_python:
         software += f", PyTorch {_output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
+    if config.horovod_python:
+        software += f", Horovod {_output([config.horovod_python, '-c', _HOROVOD])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
             "machine": f"{os.cpu_count()} cores ({_cpu()}), {memory_gb:.0f} GiB",
@@ -156,6 +163,10 @@ def _failures(measured: Measured) -> List[str]:
 
 def _ms(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _multiples(finding: Finding, memory_mb: Optional[float]) -> str:
+    return _optional(memory_mb, lambda it: f"{it * 2 ** 20 / nbytes(finding.setting.model):.1f}")
 
 
 def _optional(value: Optional[float], text: Callable[[float], str]) -> str:

@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab import processes
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
-from odsgd.lab.bench.systems import DDP, System
+from odsgd.lab.bench.systems import FOREIGN, System
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
@@ -76,17 +76,19 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
     """Run everything."""
     measured = Measured([], {}, [])
     systems = _available(config, say)
-    jobs = [(repetition, workers, system) for repetition in range(config.repeat) for workers in config.workers
-            for system in systems]
+    # The memory of a process says something of a model only if it has had no other.
+    together = [[model] for model in config.models] if "memory" in config.columns else [config.models]
+    jobs = [(repetition, workers, system, group) for repetition in range(config.repeat) for workers in config.workers
+            for group in together for system in systems]
     for rate in config.rates:
         hosts = max(config.workers) + max(system.extra_hosts() for system in systems)
         with _place(rate, hosts) as place:
             measured.goodputs[rate] = place.measure_goodput()
             goodput = measured.goodput(rate)
-            for number, (repetition, workers, system) in enumerate(jobs, start=1):
-                say(f"{rate}: job {number} of {len(jobs)}: {system.label}, {workers} workers")
+            for number, (repetition, workers, system, group) in enumerate(jobs, start=1):
+                say(f"{rate}: job {number} of {len(jobs)}: {system.label}, {workers} workers, {', '.join(group)}")
                 try:
-                    measured.readings.extend(_job(config, place, rate, goodput, workers, system))
+                    measured.readings.extend(_job(config, place, rate, goodput, workers, system, group))
                 except JobFailed as failure:
                     measured.failures.append(f"{system.label}, {workers} workers, {rate}, repetition "
                                              f"{repetition + 1}: {failure}")
@@ -95,13 +97,14 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
 
 
 def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[System]:
-    if config.torch_python:
-        return config.systems
-    systems = [system for system in config.systems if system.name != DDP]
-    if len(systems) < len(config.systems):
-        say(f"{DDP} is left out: say where a Python with PyTorch is, --torch-python PATH\n")
-    if not systems:
-        raise ConfigError(f"{DDP} needs a Python with PyTorch: --torch-python PATH")
+    """The systems without those that need a Python and have none."""
+    missing = {system.name for system in config.systems if system.name in FOREIGN and not config.python(system.name)}
+    systems = [system for system in config.systems if system.name not in missing]
+    for name in sorted(missing):
+        flag = f"--{name.split('/')[0]}-python PATH"
+        if not systems:
+            raise ConfigError(f"{name} needs a Python that has it: {flag}")
+        say(f"{name} is left out: say where a Python that has it is, {flag}\n")
     return systems
 
 
@@ -125,9 +128,10 @@ def _run_here(command: Sequence[str], timeout_s: float) -> subprocess.CompletedP
 
 # One job
 
-def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System) -> List[Reading]:
+def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: int, system: System,
+         group: Sequence[str]) -> List[Reading]:
     stints = {(model, compute): Stint.of(config, model, compute, workers, goodput)
-              for model in config.models for compute in config.computes(model)}
+              for model in group for compute in config.computes(model)}
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
         flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
                  "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
@@ -137,8 +141,8 @@ def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: 
         spec.write_text(json.dumps({
             "folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
             "models": [{"shapes": models.shapes(model), "stints": [
-                stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in config.models],
-            "flags": [*flags, *system.worker_command(config.torch_python), str(spec)],
+                stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in group],
+            "flags": [*flags, *system.worker_command(config.python(system.name)), str(spec)],
             "server_command": system.server_command}), encoding="utf-8")
         _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]
@@ -227,7 +231,7 @@ class Stint(NamedTuple):
 
     @classmethod
     def of(cls, config: BenchConfig, model: str, compute: ComputingTime, workers: int, goodput: float) -> Stint:
-        wire_ms = 1000 * workers * nbytes(model) / min(goodput, LOOPBACK_GUESS)
+        wire_ms = 1000 * workers * nbytes(model) / (goodput if math.isfinite(goodput) else LOOPBACK_GUESS)
         compute_ms = compute.milliseconds(wire_ms)
         iterations = round(1000 * config.seconds / (compute_ms + wire_ms))
         return cls(compute_ms, min(max(iterations, LEAST_ITERATIONS), MOST_ITERATIONS), config.warm_up)

@@ -4,7 +4,7 @@
 
 Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. SERVERS is how many
 parameter servers there are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts
-one beside every worker. A system on a ring has none.
+one beside every worker. A system on a ring, or whose workers own parts, has none.
 """
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from kvstore.errors import ConfigError, unknown
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
-DDP = "torch/ddp"
+DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
+FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
+"""Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
+
 FOLDER = Path(__file__).parent
 AUTO = "auto"
 
@@ -29,7 +32,7 @@ OURS = {name: method for name, method in METHODS.items() if method.transports !=
 
 OPTIONS: Dict[str, List[str]] = {
     **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
-    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"]}
+    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"], HOROVOD: []}
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,13 @@ class System:
     label: str
     name: str
     options: Mapping[str, Any]
-    servers: Optional[str]  # A number, `auto`, or None where gradients go round a ring
+    servers: Optional[str]  # A number, `auto`, or None where there are none
 
     def __str__(self) -> str:
         return self.label
 
     def _method(self, workers: int) -> Method:
-        """As it is measured; stock MXNet and DDP send as SSGD does, and every iteration."""
+        """As it is measured; others send as SSGD does, and every iteration."""
         method = OURS.get(self.name, SSGD)
         options = {key: value for key, value in self.options.items() if key in method.option_names()}
         return method(method.Options(**options), workers)
@@ -55,9 +58,10 @@ class System:
         method = self._method(workers)
         return method.intervals(method.options)
 
-    def codec(self, workers: int) -> str:
-        """What becomes of floats on the way."""
-        return self._method(workers).traffic(whole=False).codec
+    def codecs(self, workers: int) -> Tuple[str, str]:
+        """What becomes of floats on the way there, and on the way back; on a ring both are one."""
+        traffic = self._method(workers).traffic(whole=False)
+        return traffic.codec, traffic.codec if self.servers is None else traffic.codec_weights
 
     @property
     def stock(self) -> bool:
@@ -78,10 +82,10 @@ class System:
     def server_command(self) -> List[str]:
         return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
 
-    def worker_command(self, torch_python: Optional[str]) -> List[str]:
-        """Every worker's command, without the name of the file that says what to measure."""
-        if self.name == DDP:
-            return [str(torch_python), str(FOLDER / "ddp.py")]
+    def worker_command(self, python: Optional[str]) -> List[str]:
+        """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""
+        if self.name in FOREIGN:
+            return [str(python), str(FOLDER / FOREIGN[self.name])]
         return [sys.executable, "-m", "odsgd.lab.bench.worker"]
 
 
@@ -102,7 +106,7 @@ def parse(text: str) -> System:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
     ours = OURS.get(name)
-    if name == DDP or (ours and options.get("transport", ours.transports[0]) != "server"):
+    if name in FOREIGN or (ours and options.get("transport", ours.transports[0]) != "server"):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)

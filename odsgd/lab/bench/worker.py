@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
@@ -58,11 +58,10 @@ class Loop:
         self.grads = [mx.nd.zeros(shape) for shape in shapes]
         self.keys = range(first_key, first_key + len(shapes))
         self.store = store
-        for key, weight in zip(self.keys, self.weights):
-            self.store.broadcast(key, weight, weight)
+        self.store.broadcast(list(self.keys), self.weights, self.weights)
 
     def measure(self, stint: Dict[str, Any]) -> Dict[str, Any]:
-        layers, seconds = zip(self.weights, self.grads), stint["compute_ms"] / 1000
+        layers, seconds = list(zip(self.weights, self.grads)), stint["compute_ms"] / 1000
         device = Emulated(layers, seconds, forward=0.0) if seconds else None
         self._iterations(device, stint["warm_up"])
         before = usage.now()
@@ -76,26 +75,30 @@ class Loop:
         for _ in range(count):
             if device:
                 device.iteration()
-            for number, key in enumerate(self.keys):
-                self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
+            self.step()
             moments.append(Instant(self.weights))
             moments[-2 if device else -1].wait()
         return [moment.wait() for moment in moments]
+
+    def step(self) -> None:
+        """Queue what brings new weights, as a trainer does."""
+        for number, key in enumerate(self.keys):
+            self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
 
 
 def _stores(system: Dict[str, Any]) -> Iterator[Any]:
     """A store per model: one of ours serves one model, of stock MXNet's there can be one in a process."""
     if system["stock"]:
         store = mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
-        store.set_optimizer(_optimizer())
+        store.set_optimizer(optimizer())
         yield from itertools.repeat(store)
     while True:
         store = kvstore.create(system["name"], **system["options"])
-        store.set_optimizer(_optimizer())
+        store.set_optimizer(optimizer())
         yield store
 
 
-def _optimizer() -> Any:
+def optimizer() -> Any:
     """Nothing writes the gradients: at this rate no rule makes much of the values that happen to be in them."""
     return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
 
@@ -103,9 +106,15 @@ def _optimizer() -> Any:
 def main(file: str) -> None:
     """Measure every stint of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    stores = _stores(spec["system"])
+    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL))
+
+
+def measure(spec: Dict[str, Any], make: Callable[[int, Any], Loop]) -> None:
+    """The stints of all models, each on a loop that `make` makes of the model's number and shapes."""
     measured = []
-    for number, (model, store) in enumerate(zip(spec["models"], _stores(spec["system"]))):
-        loop = Loop(store, model["shapes"], number * KEYS_PER_MODEL)
+    for number, model in enumerate(spec["models"]):
+        loop = make(number, model["shapes"])
         measured += [loop.measure(stint) for stint in model["stints"]]
     Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore import algorithms
 from kvstore.algorithms.asgd import AsyncUpdate
-from kvstore.algorithms.method import Method, Rule, Worker
+from kvstore.algorithms.method import CodedOptions, Method, Rule, Worker
 from kvstore.errors import ConfigError
 from kvstore.options import Span
 from kvstore.wire.interfaces import AsynchronousServers, GlobalWeights, Replicated
@@ -35,9 +35,9 @@ def test_methods_are_imported_without_mxnet() -> None:
 def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) -> None:
     wire = typing.get_type_hints(method.worker)["wire"]
     on_servers = bool({"server", "process"} & set(method.transports))
-    assert method.transports and set(method.transports) <= {"server", "ring", "process"}
+    assert method.transports and set(method.transports) <= {"server", "ring", "sharded", "process"}
     assert wire is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
-    assert not (method.asynchronous and "ring" in method.transports)
+    assert not (method.asynchronous and {"ring", "sharded"} & set(method.transports))
     assert hasattr(method, "rule") is on_servers
     if on_servers:
         assert issubclass(method.rule, AsyncUpdate) is method.asynchronous
@@ -91,7 +91,7 @@ def test_what_a_worker_and_a_rule_declare_has_a_meaning(method: Type[Method]) ->
 def test_defaults_that_depend_on_other_options_are_filled_in() -> None:
     def filled(name: str, **options: typing.Any) -> typing.Dict[str, typing.Any]:
         return {key: value for key, value in algorithms.find(name).Options(**options).plain().items()
-                if value is not None and key not in ("bucket_nbytes", "timeout_s")}
+                if value is not None and key not in CodedOptions.__dataclass_fields__}
     assert filled("odsgd", optimizer_local="dcasgd_c") == {
         "warmup": 200, "optimizer_local": "dcasgd_c", "momentum_local": 0.0, "lamda": 0.04}
     assert filled("odsgd", optimizer_local="dcasgd_a")["lamda"] == 2.0

@@ -1,4 +1,5 @@
 """The store in one process: Gluon's calls, mistakes, types, devices, state."""
+import functools
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -48,6 +49,32 @@ def test_two_workers_on_a_quadratic_follow_the_hand_computed_path() -> None:
     assert path("odsgd", (0, 2), 3, lr_local=0.25, warmup=0) == [[2.5, 1.375, 0.90625]] * 2
     assert path("ssgd", (0, 2), 3) == [[2.5, 1.75, 1.375]] * 2
     assert path("delayed", (0, 2), 3) == [[2.5, 1.0, 0.25]] * 2
+
+
+def elastic_path(name: str, targets: Sequence[float], iterations: int, **options: Any) -> List[List[float]]:
+    """As `path`, by turns: the weights that each worker takes its next gradient at, and the centre at the end."""
+    cluster = Stage(len(targets), list(range(len(targets))) * iterations, timeout_s=10)
+
+    def work(transport: Transport) -> List[float]:
+        store = make(name, transport=transport, T=1, alpha=0.5, **options)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for _ in range(iterations):
+            store.pushpull("w", w - targets[transport.worker_rank], w)
+            seen.append(w.asscalar())
+        with store.global_weights():
+            return [*seen, w.asscalar()]
+    return cluster.run(work)
+
+
+def test_elastic_averaging_takes_its_gradient_before_the_elastic_move() -> None:
+    # Algorithm 1, T = 1, alpha = 1/2, X = 4. x before the move -> after it, then -1/2 times the gradient at the first:
+    # worker 0, target 0: 4 -> 4, 4 - 2 = 2 -> 3,   3 - 1 = 2 -> 2 5/8,   2 5/8 - 1 = 1 5/8
+    # worker 1, target 3: 4 -> 4, 3 1/2 -> 3 1/4,   3 1/4 - 1/4 = 3 -> 2 13/16,   2 13/16 - 0
+    # X, by turns: 3, 3 1/4, 2 5/8, 2 13/16, 2 7/32, 2 33/64.
+    assert elastic_path("easgd", (0, 3), 3) == [[2.0, 2.0, 1.625, 2.515625], [3.5, 3.0, 2.8125, 2.515625]]
+    # Algorithm 2, delta = 1/2: v = -2, -3/2; x = 2 -> 3, then 3/2; X = 3, 9/4; gradients at x + v/2 before the move.
+    assert elastic_path("eamsgd", (0,), 2, delta=0.5) == [[1.0, 0.75, 2.25]]
 
 
 @pytest.mark.parametrize("order", [[0, 1] * 3, [1, 0] * 3, [1, 0, 0, 1, 1, 0]])
@@ -164,6 +191,57 @@ def test_workers_with_different_settings_are_told_apart() -> None:
     assert "warmup=0" in str(caught.value) and "warmup=1" in str(caught.value)
 
 
+def a_trainer(transport: Transport, shapes: Dict[str, Tuple[int, ...]]) -> Any:
+    """Parameters that begin with 5 and the worker's rank, as its trainer has handed them in."""
+    parameters = gluon.ParameterDict()
+    for name, shape in shapes.items():
+        parameters.get(name, shape=shape, init=mx.init.Constant(float(transport.worker_rank + 5)),
+                       dtype="float16" if name.startswith("half") else "float32")
+    parameters.initialize()
+    trainer = gluon.Trainer(parameters, "sgd", {}, kvstore=kvstore.create("ssgd", transport))
+    trainer._init_kvstore()
+    trainer._init_params()
+    return parameters
+
+
+def test_the_initial_weights_of_a_trainer_travel_together_and_are_worker_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvstore.gluon import store as module
+    monkeypatch.setattr(module, "SHARED_TOGETHER", 100)
+    sizes: List[int] = []
+
+    def work(transport: Transport) -> List[float]:
+        total = transport.total
+        transport.total = lambda array: sizes.append(array.size) or total(array)  # type: ignore[method-assign]
+        shapes: Dict[str, Tuple[int, ...]] = {"big": (15, 10), "half": (3,), **{f"w{n}": (2, 5) for n in range(18)}}
+        parameters = a_trainer(transport, shapes)
+        assert {tuple(parameter.shape) for parameter in parameters.values()} == {(15, 10), (3,), (2, 5)}
+        return sorted({float(value) for one in parameters.values() for value in one.data().asnumpy().reshape(-1)})
+    assert Stage(2).run(work) == [[5.0], [5.0]]
+    weights = sorted(sizes[4:])[-6:]  # two workers; besides, the sums with which they compare their models
+    assert weights == [90, 90, 93, 93, 150, 150]
+
+
+def test_arrays_of_a_script_hold_worker_0_s_values_at_once_one_by_one_or_as_a_list() -> None:
+    def work(transport: Transport) -> List[List[float]]:
+        store = make(transport=transport)
+        arrays = [mx.nd.full(2, transport.worker_rank + number) for number in range(3)]
+        store.broadcast("first", arrays[0], arrays[0])
+        first = arrays[0].asnumpy().tolist()
+        store.broadcast(["second", "third"], arrays[1:], arrays[1:])
+        return [first, *(array.asnumpy().tolist() for array in arrays[1:])]
+    assert Stage(2).run(work) == [[[0, 0], [1, 1], [2, 2]]] * 2
+
+
+def test_lists_of_arrays_that_differ_between_workers_are_told_apart() -> None:
+    def work(transport: Transport) -> None:
+        store = make(transport=transport)
+        arrays = [mx.nd.zeros(3), mx.nd.zeros(3 + transport.worker_rank)]
+        store.broadcast(["a", "b"], arrays, arrays)
+    with pytest.raises(ProtocolError, match=r"differ in their parameters:(.|\n)*-parameter b shape \(3,\) float32"
+                                            r"(.|\n)*\+parameter b shape \(4,\) float32"):
+        Stage(2).run(work)
+
+
 def test_an_array_that_the_caller_replaces_is_followed() -> None:
     store = make()
     w = mx.nd.array([4.0])
@@ -194,6 +272,34 @@ def test_half_precision_parameters_are_updated_in_single_precision() -> None:
     store.wait()
     assert w.dtype == np.float16
     np.testing.assert_array_equal(w.asnumpy(), np.float16(1 - 64 * 2 ** -14))
+
+
+@pytest.mark.parametrize("name, transport", [("ssgd", "server"), ("odsgd", "server"), ("odsgd", "ring")])
+def test_masters_of_a_half_precision_model_are_those_of_a_single_precision_one(name: str, transport: str) -> None:
+    """With gradients that half precision holds exactly, and optimizer settings of Gluon's mixed-precision scripts."""
+    def work(wire: Transport, dtype: str, multi_precision: bool) -> Tuple[np.ndarray, np.ndarray]:
+        parameters = gluon.ParameterDict()
+        parameters.get("w", shape=(3,), init=mx.init.One(), dtype=dtype)
+        parameters.initialize()
+        settings = {"learning_rate": 2.0 ** -11, "momentum": 0.5, "multi_precision": multi_precision}
+        store = kvstore.create(name, wire, **({"warmup": 0} if name == "odsgd" else {}))
+        trainer = gluon.Trainer(parameters, "sgd", settings, kvstore=store)
+        for t in range(6):
+            parameters["w"].grad()[:] = 1.0 + wire.worker_rank + t
+            parameters["w"].data()._fresh_grad = True
+            trainer.step(1)
+        computed_on = parameters["w"].data().asnumpy()
+        return store.worker_state()[0]["global/w"], computed_on
+
+    made = []
+    for dtype, multi_precision in (("float32", False), ("float16", True)):
+        job = functools.partial(work, dtype=dtype, multi_precision=multi_precision)
+        stage = Stage(2)
+        made.append(stage.run(job, stage.ring_worker if transport == "ring" else stage.worker))
+    for (single, single_on), (half, half_on) in zip(*made):
+        np.testing.assert_array_equal(half, single)
+        assert half.dtype == np.float32 and half_on.dtype == np.float16 and np.any(half != half.astype(np.float16))
+        np.testing.assert_array_equal(half_on, single_on.astype(np.float16))
 
 
 def convolutions() -> Any:
@@ -333,8 +439,32 @@ def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:
         return made
     with pytest.raises(ConfigError, match="unless it is made with update_on_kvstore=False"):
         trainer(update_on_kvstore=False).step(1)
-    with pytest.raises(ConfigError, match="does not compress gradients; leave compression_params out"):
-        trainer(compression_params={"type": "2bit"}).step(1)
+    with pytest.raises(ConfigError, match="compression_params has no `type`; expected"):
+        trainer(compression_params={"threshold": 0.5}).step(1)
+    with pytest.raises(ConfigError, match="unknown entry of compression_params `treshold`; did you mean `threshold`"):
+        trainer(compression_params={"type": "2bit", "treshold": 0.5}).step(1)
+    with pytest.raises(ConfigError, match="unknown codec `4bit`"):
+        trainer(compression_params={"type": "4bit"}).step(1)
+
+
+def test_gradient_compression_of_mxnet_is_a_codec() -> None:
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize(mx.init.Constant(1.0))
+    store = kvstore.create("local")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore=store,
+                            compression_params={"type": "2bit", "threshold": 0.25})
+    seen = []
+    for _ in range(4):
+        with autograd.record():
+            loss = 0.125 * net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        seen.append(net.weight.data().asscalar())
+    assert seen == [1.0, 0.75, 0.75, 0.5]  # of every two gradients one is sent, as large as both
+    assert (store.options.codec, store.options.codec_threshold) == ("2bit", 0.25)
+    (arrays, _), counted = store.worker_state(), store.memory()
+    assert {name for name in arrays if "wire" in name} == {f"wire/residual/{name}" for name in net.collect_params()}
+    assert counted["residual: what the codec has left of the gradients"] == 8
 
 
 # -- without servers -------------------------------------------------------------------------------------------------
@@ -366,6 +496,23 @@ def test_an_interval_of_sasgd_follows_the_hand_computed_path_and_evaluation_leav
         [(2.5, 2.0), (1.75, 1.0), (1.375, 1.375), (1.1875, 0.6875)],
         [(2.5, 3.0), (1.75, 2.5), (1.375, 1.375), (1.1875, 1.6875)]]
     assert ring_path("sasgd", (0, 2), 3, T=3, gamma_p=0.125, lr_local=0.5)[0][2] == (4 - 10.5 / 8, 4 - 10.5 / 8)
+
+
+def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps() -> None:
+    # All gradients 1, T = 1, two workers: x moves by -2 gamma_p = 1/8, and by half when lr is halved at t = 2.
+    def work(transport: Transport, first: int = 0) -> List[float]:
+        optimizer = mx.optimizer.SGD(learning_rate=0.5)
+        store = make("sasgd", transport=transport, optimizer=lambda: optimizer, gamma_p=0.0625)
+        w, seen = mx.nd.array([4.0]), []
+        store.broadcast("w", w, w)
+        for t in range(4):
+            if t == 2:
+                optimizer.set_learning_rate(0.25)
+            store.pushpull("w", mx.nd.ones(1), w)
+            seen.append(w.asscalar())
+        return seen
+    cluster = Stage(2, timeout_s=10)
+    assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
 
 
 def test_pipe_sgd_follows_the_hand_computed_path() -> None:
@@ -459,13 +606,13 @@ def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_
 
 def test_a_store_and_a_transport_that_do_not_go_together_are_told() -> None:
     cluster = Stage(1)
-    with pytest.raises(ConfigError, match="store pipesgd needs a ring and the transport given has servers"):
+    with pytest.raises(ConfigError, match="store pipesgd runs on transport ring, and the one given is `server`"):
         kvstore.create("pipesgd", cluster.worker(0))
-    with pytest.raises(ConfigError, match="store ssgd needs servers and the transport given has none"):
+    with pytest.raises(ConfigError, match="runs on transport server or sharded, and the one given is `ring`"):
         kvstore.create("ssgd", cluster.ring_worker(0))
     with pytest.raises(ConfigError, match=r"unknown transport `rign`; did you mean `ring`\?"):
         kvstore.create("odsgd", transport="rign")
-    with pytest.raises(ConfigError, match="store ssgd runs on transport server, not on `ring`"):
+    with pytest.raises(ConfigError, match="store ssgd runs on transport server or sharded, not on `ring`"):
         kvstore.create("ssgd", transport="ring")
     with pytest.raises(ConfigError, match="store pipesgd runs on transport ring, not on `server`"):
         kvstore.create("pipesgd", transport="server")

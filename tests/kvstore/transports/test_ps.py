@@ -13,16 +13,19 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.transports import ps
-from kvstore.transports.ps import LARGEST_NBYTES, SMALL_NBYTES, even_nbytes, window_nbytes
+from kvstore.transports.ps import SMALL_NBYTES, even_nbytes, window_nbytes
 from kvstore.wire.interfaces import Opening, Traffic
 
-KIB = 1024
+KIB, MIB = 1024, 1024 * 1024
+SLOW, FAST = 6e-8, 1e-9
+"""Seconds per byte of a round: four workers and one server at 1 Gbit/s; two workers at 10."""
 
 
-def sizes(floats: int, servers: int, workers: int, waits: bool) -> Dict[int, List[int]]:
+def sizes(floats: int, servers: int, workers: int, waits: bool, pace: float = SLOW) -> Dict[int, List[int]]:
     """Bytes of every bucket, by server."""
     found: Dict[int, List[int]] = collections.defaultdict(list)
-    for bucket in plan([Parameter(0, "w", (floats,))], Keys(servers), even_nbytes(floats, servers, workers, waits)):
+    nbytes = even_nbytes(floats, servers, workers, waits, pace)
+    for bucket in plan([Parameter(0, "w", (floats,))], Keys(servers), nbytes):
         found[bucket.server_rank].append(4 * bucket.size)
     return found
 
@@ -36,7 +39,7 @@ def test_every_server_has_as_many_buckets_of_a_size_that_suits(floats: int, serv
     found = sizes(floats, servers, workers, waits)
     numbers, largest = [len(buckets) for buckets in found.values()], max(max(buckets) for buckets in found.values())
     nbytes = 4 * floats
-    assert largest <= 1.5 * min(max(DEFAULT_NBYTES, nbytes / 64), LARGEST_NBYTES)
+    assert largest <= 1.5 * min(max(DEFAULT_NBYTES, nbytes / 64), MIB)
     if floats >= 1000:
         assert len(set(numbers)) == 1 and len(found) == servers
         assert numbers[0] == 1 or largest >= 0.66 * DEFAULT_NBYTES or waits or servers < workers
@@ -56,8 +59,16 @@ def test_the_sizes_that_benchmarks_md_speaks_of(floats: int, servers: int, waits
     assert window_nbytes(floats, waits) / KIB == pytest.approx(under_way, rel=0.01)
 
 
+@pytest.mark.parametrize("floats, pace, kib", [
+    (4_208_650, FAST, 2055), (505_058, FAST, 493), (271_098, FAST, 265), (25_600_000, 0.0, 2083),
+    (4_208_650, 3e-9, 1028), (4_208_650, SLOW, 257), (25_600_000, SLOW, 1020)])
+def test_buckets_grow_with_the_rate_of_the_links(floats: int, pace: float, kib: float) -> None:
+    found = [size for buckets in sizes(floats, 2, 2, True, pace).values() for size in buckets]
+    assert max(found) / KIB == pytest.approx(kib, rel=0.01)
+
+
 def test_a_model_without_numbers_has_no_buckets() -> None:
-    assert plan([], Keys(2), even_nbytes(0, 2, 1, True)) == []
+    assert plan([], Keys(2), even_nbytes(0, 2, 1, True, SLOW)) == []
 
 
 class Servers:

@@ -7,14 +7,15 @@ import pytest
 
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.transports.rounds import blocks, messages
-from kvstore.wire.codecs import CODECS, NotFiniteError, codec
+from kvstore.wire.codecs import CODECS, WITHOUT_RESIDUAL, NotFiniteError, codec
 
 SIZES = [0, 1, 7, 1000]
 # Error of one encoding of a block, by value; what the classes' docstrings say.
 ERROR: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: 0 * x,
     "truncate": lambda x: np.maximum(np.abs(x) / 128, 2.0 ** -133),
-    "quantize": lambda x: np.full(x.shape, max(np.abs(x).max(initial=0) / 254 * 1.0001, 2.0 ** -119))}
+    "quantize": lambda x: np.full(x.shape, max(np.abs(x).max(initial=0) / 254 * 1.0001, 2.0 ** -119)),
+    "float16": lambda x: np.where(np.abs(x) > 65504, np.inf, np.maximum(np.abs(x) / 2048, 2.0 ** -25))}
 
 
 def floats(size: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -56,15 +57,17 @@ def ring(name: str, own: Sequence[np.ndarray]) -> Tuple[List[np.ndarray], int]:
 
 
 def test_the_lengths_of_messages() -> None:
-    assert {name: codec(name).nbytes(100) for name in CODECS} == {"none": 400, "truncate": 200, "quantize": 104}
+    assert {name: codec(name).nbytes(100) for name in CODECS} == {
+        "none": 400, "float16": 200, "truncate": 200, "quantize": 104, "2bit": 25, "1bit": 13}
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", ERROR)
 @pytest.mark.parametrize("scale", [1e-44, 1e-39, 1e-36, 1e-3, 1.0, 1e37])
 @pytest.mark.parametrize("size", SIZES)
 def test_one_hop_errs_no_more_than_stated(name: str, size: int, scale: float) -> None:
     values = floats(size, size, scale)
-    decoded = through(name, values)
+    with np.errstate(over="ignore"):
+        decoded = through(name, values)
     error = np.abs(decoded.astype(float) - values)
     assert np.all(error <= ERROR[name](values.astype(float)))
 
@@ -90,6 +93,36 @@ def test_quantize_beside_numpy() -> None:
     np.testing.assert_array_equal(through("quantize", np.zeros(3, np.float32)), np.zeros(3))
 
 
+def test_float16_is_numpys() -> None:
+    values = np.array([1.0, -1.0004, 65504, 65520, -1e9, 2.0 ** -24, 2.0 ** -25, np.inf, -0.0], np.float32)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(through("float16", values), values.astype(np.float16).astype(np.float32))
+        assert np.isnan(through("float16", np.array([np.nan], np.float32)))[0]
+
+
+@pytest.mark.parametrize("name, threshold, expected", [
+    ("2bit", 0.5, [0xe0 | 0x03, 0x80]),  # 11 10 00 11, then 10 and nothing
+    ("1bit", 0.25, [0b10010000])])
+def test_codes_of_a_few_bits_are_mxnets(name: str, threshold: float, expected: List[int]) -> None:
+    """Its kernels: 11 for at least the threshold, 10 for at most minus it; 1 for above it. The first value highest."""
+    values = np.array([0.5, -0.5, 0.25, 7.0, -0.75], np.float32)
+    one = codec(name, threshold)
+    message = np.empty(one.nbytes(5), np.uint8)
+    one.encode(values, message)
+    assert message.tolist() == expected
+    decoded = one.floats(message, np.empty(5, np.float32))
+    assert decoded.tolist() == ([0.5, -0.5, 0, 0.5, -0.5] if name == "2bit" else [1, -1, -1, 1, -1])
+
+
+@pytest.mark.parametrize("name", ["2bit", "1bit"])
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 1001])
+def test_codes_of_a_few_bits_one_value_at_a_time(name: str, size: int) -> None:
+    values = floats(size, size)
+    wanted = ([0.5 if x >= 0.5 else -0.5 if x <= -0.5 else 0 for x in values] if name == "2bit" else
+              [1 if x > 0.5 else -1 for x in values])
+    assert through(name, values).tolist() == wanted
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_quantize_reports_what_it_cannot_send(bad: float) -> None:
     values = floats(10)
@@ -99,7 +132,7 @@ def test_quantize_reports_what_it_cannot_send(bad: float) -> None:
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", WITHOUT_RESIDUAL)
 @pytest.mark.parametrize("size", [1, 3, 8, 1001])
 def test_a_ring_gives_all_the_same_bits_within_the_stated_error(name: str, p: int, size: int) -> None:
     own = [floats(size, m) for m in range(p)]
@@ -109,6 +142,7 @@ def test_a_ring_gives_all_the_same_bits_within_the_stated_error(name: str, p: in
     magnitude = np.sum(np.abs(own), axis=0, dtype=float)
     largest = max(np.abs(values).max() for values in own)
     stated = {"none": 0 * magnitude, "truncate": p / 128 * magnitude,
+              "float16": p / 2048 * magnitude * (1 + p / 2048) + p * 2.0 ** -25,
               "quantize": np.full(size, p * (p + 1) / 2 * largest / 254 * (1 + p / 254) * 1.0001)}
     assert np.all(np.abs(totals[0] - exact) <= (stated[name] if p > 1 else 0) + p * 2.0 ** -23 * magnitude)
     assert sent <= 2 * (p - 1) * codec(name).nbytes(-(-size // p))

@@ -11,6 +11,7 @@ import yaml
 
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
+from kvstore.algorithms.method import CodedOptions
 from kvstore.errors import ConfigError
 from kvstore.options import Span, plain
 from odsgd.config import methods
@@ -22,6 +23,9 @@ ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gp
     --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4
     --optimizer-local dcasgd_a --lr-local 0.5 --momentum-local 0 --warmup 200
     --lr-step-epochs 80,120 --lr-step-epochs-local 82,122 --lr-factor 0.1 --epochs 160"""
+
+
+CODES: Dict[str, Any] = CodedOptions.__dataclass_fields__
 
 
 def from_flags(line: str) -> TrainConfig:
@@ -38,7 +42,8 @@ def message(flags: str) -> str:
 def method_options(config: TrainConfig, batches_per_epoch: int = 1) -> Dict[str, Any]:
     """What the method's own options come to, without those that have no value; lengths in iterations."""
     plain = config.options.in_iterations(batches_per_epoch).plain()
-    return {name: value for name, value in plain.items() if name not in methods.COMMON and value is not None}
+    return {name: value for name, value in plain.items() if name not in methods.COMMON and value is not None
+            and not (name in CODES and isinstance(config.options, CodedOptions) and CODES[name].default == value)}
 
 
 def optimizer_local(config: TrainConfig) -> Optional[str]:
@@ -184,11 +189,20 @@ def test_a_family_that_is_not_there_yet_is_said_to_be_so() -> None:
     ("--kvstore easgd --delta 0.5", "delta has no meaning with kvstore `easgd`; it goes with eamsgd"),
     ("--kvstore easgd --alpha 0.1 --beta 0.5", "beta has no meaning beside alpha"),
     ("--kvstore easgd --alpha 1", "--alpha: expected a number, at least 0 and below 1, got `1`"),
+    ("--kvstore ssgd --codec 3bit", "--codec: unknown codec `3bit`; did you mean `2bit`?"),
+    ("--kvstore ssgd --codec-weights 2bit", "--codec-weights: unknown codec `2bit`. Known: float16, none"),
+    ("--kvstore ssgd --codec-threshold 0.1", "codec_threshold has no meaning with codec `none`; 2bit and"),
+    ("--kvstore odsgd --transport ring --codec 1bit", "codec `1bit` needs servers: a ring encodes sums anew at every"),
+    ("--transport ring --codec-weights float16", "codec_weights has no meaning on a ring, where no weights travel"),
+    ("--kvstore pipesgd --codec 2bit", "codec `2bit` needs servers"),
+    ("--kvstore easgd --codec float16", "codec has no meaning with kvstore `easgd`; it goes with"),
     ("--kvstore easgd --momentum 0.9", "leave optimizer and momentum out (momentum: store `eamsgd`, option `delta`)"),
     ("--kvstore eamsgd --optimizer adam", "kvstore `eamsgd` takes plain SGD steps of its own"),
     ("--kvstore sasgd --momentum 0.9", "kvstore `sasgd` takes plain SGD steps of its own: leave optimizer and momentum "
                                        "out"),
-    ("--kvstore ssgd --transport ring", "transport has no meaning with kvstore `ssgd`; it goes with odsgd or delayed"),
+    ("--kvstore asgd --transport ring", "transport has no meaning with kvstore `asgd`; it goes with ssgd or odsgd or "
+                                       "delayed"),
+    ("--kvstore ssgd --transport ring", "store ssgd runs on transport server or sharded, not on `ring`"),
     ("--kvstore dsync --K 2", "K has no meaning with kvstore `dsync`; it goes with pipesgd"),
     ("--kvstore pipesgd --codec quantise", "unknown codec `quantise`; did you mean `quantize`?"),
     ("--kvstore downpour --T 3 --push-every 1 --fetch-every 2", "T has no meaning beside push_every and fetch_every"),
@@ -243,12 +257,16 @@ def test_the_options_of_asynchronous_stores_reach_them_with_their_defaults(flags
 
 
 @pytest.mark.parametrize("flags, options", [
-    ("--kvstore dsync", {}),
+    ("--kvstore dsync", {"codec": "none"}),
+    ("--kvstore dsync --codec quantize", {"codec": "quantize"}),
     ("--kvstore pipesgd", {"K": 2, "codec": "none", "warmup": 0}),
     ("--kvstore pipesgd --K 3 --codec truncate --warmup 2epochs", {"K": 3, "codec": "truncate", "warmup": 14}),
     ("--kvstore sasgd", {"T": 1}),
     ("--kvstore sasgd --T 4 --gamma-p 0.1 --lr-local 0.5", {"T": 4, "gamma_p": 0.1, "lr_local": 0.5}),
     ("--kvstore delayed --transport ring", {"warmup": 0}),
+    ("--kvstore delayed --transport sharded", {"warmup": 0}),
+    ("--kvstore ssgd --transport sharded", {}),
+    ("--kvstore delayed --transport ring --codec float16", {"warmup": 0, "codec": "float16"}),
 ])
 def test_stores_without_servers_need_none_and_get_their_options(flags: str, options: Dict[str, Any]) -> None:
     config = from_flags(flags)
@@ -276,7 +294,8 @@ def test_a_span_may_count_epochs() -> None:
 
 
 def test_options_of_no_concern_to_a_store_do_not_reach_it() -> None:
-    assert TrainConfig(kvstore="ssgd", timeout_s=5).options.plain() == {"bucket_nbytes": None, "timeout_s": 5.0}
+    assert TrainConfig(kvstore="easgd", timeout_s=5).options.plain() == {
+        "bucket_nbytes": None, "timeout_s": 5.0, "T": 4, "alpha": None, "beta": 0.9}
     assert method_options(TrainConfig(kvstore="local")) == {}
     assert "lr_step_epochs_local" not in TrainConfig(lr_local=1, lr_step_epochs_local="3").options.plain()
 
@@ -359,7 +378,8 @@ def test_a_wrong_file_is_one_line_that_names_file_and_key(tmp_path: Path, text: 
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert message(f"--config {tmp_path}/no.yaml") == f"cannot read `{tmp_path}/no.yaml`: No such file or directory"
+    assert message(f"--config {tmp_path}/no.yaml") == (
+        f"cannot read `{tmp_path}/no.yaml`, a configuration in YAML: No such file or directory")
 
 
 def test_what_yaml_writes_is_plain() -> None:

@@ -28,11 +28,13 @@ def config(*flags: str) -> BenchConfig:
     ("odsgd@1", "odsgd", {"warmup": 0}, "1", 1, 1),
     ("odsgd:warmup=5:optimizer_local=none", "odsgd", {"warmup": 5, "optimizer_local": "none"}, "auto", 4, 0),
     ("odsgd:transport=ring", "odsgd", {"warmup": 0, "transport": "ring"}, None, 0, 0),
+    ("ssgd:transport=sharded", "ssgd", {"transport": "sharded"}, None, 0, 0),
     ("odsgd:transport=server@1", "odsgd", {"warmup": 0, "transport": "server"}, "1", 1, 1),
     ("pipesgd:codec=quantize", "pipesgd", {"warmup": 0, "codec": "quantize"}, None, 0, 0),
     ("sasgd:gamma_p=0.1", "sasgd", {"gamma_p": 0.1}, None, 0, 0),
     ("mxnet/p3@1", "mxnet/p3", {}, "1", 1, 1),
     ("torch/ddp:bucket_cap_mb=4", "torch/ddp", {"bucket_cap_mb": 4}, None, 0, 0),
+    ("horovod/mxnet", "horovod/mxnet", {}, None, 0, 0),
 ])
 def test_a_system_is_a_name_with_options_and_servers(
         text: str, name: str, options: Dict[str, Any], servers: Optional[str], of_four: int, extra: int) -> None:
@@ -46,6 +48,7 @@ def test_a_system_is_a_name_with_options_and_servers(
     ("local", "unknown system `local`"),
     ("dsync@1", "it has no servers"),
     ("torch/ddp@auto", "it has no servers"),
+    ("horovod/mxnet@1", "it has no servers"),
     ("odsgd:transport=ring@2", "it has no servers"),
     ("ssgd@0", "expected a number of servers or `auto`"),
     ("ssgd@", "expected a number of servers or `auto`"),
@@ -102,7 +105,8 @@ def test_flags_win_over_the_file() -> None:
 
 def test_the_models_have_the_sizes_that_they_are_named_for() -> None:
     assert {name: (len(models.shapes(name)), models.size(name)) for name in models.PLAIN} == {
-        "4.2M": (10, 4_208_650), "cnn": (10, 505_058), "0.27M": (97, 271_098)}
+        "4.2M": (10, 4_208_650), "cnn": (10, 505_058), "0.27M": (97, 271_098), "25.6M": (161, 25_557_032),
+        "138M": (32, 138_357_544), "355M": (292, 354_823_168), "5000x1000": (5000, 5_000_000), "5M": (1, 5_000_000)}
 
 
 def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
@@ -119,10 +123,15 @@ def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
     ("mxnet/dist_sync@1", 2, 2 * N),
     ("ssgd", 4, 1.5 * N),              # 3/4 N to the others' servers, and as much from the own one
     ("torch/ddp", 4, 1.5 * N),
+    ("horovod/mxnet", 4, 1.5 * N),
     ("pipesgd", 2, N),
     ("pipesgd", 1, 0),
     ("pipesgd:codec=truncate", 2, N / 2),
     ("pipesgd:codec=quantize", 2, N / 4 + 4),  # and a scale
+    ("odsgd:codec=float16:codec_weights=float16@1", 2, N),
+    ("odsgd:codec=2bit@1", 2, 2 * N),  # the way back
+    ("ssgd:codec=2bit:codec_weights=quantize", 2, N / 32 + N / 8 + 2),
+    ("odsgd:codec=truncate:transport=ring", 2, N / 2),
     ("easgd@1", 4, N),                 # exchanges every fourth iteration
     ("easgd:T=8@1", 4, N / 2),
     ("downpour:T=2@1", 4, 2 * N),

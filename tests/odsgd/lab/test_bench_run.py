@@ -46,8 +46,8 @@ def no_jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
     fail: Set[str] = set()
 
     def job(config: BenchConfig, place: run.Place, rate: str, goodput: float, workers: int,
-            system: systems.System) -> List[run.Reading]:
-        asked.append((rate, workers, system.label))
+            system: systems.System, group: Sequence[str]) -> List[run.Reading]:
+        asked.append((rate, workers, system.label if "cnn" in group else f"{system.label}, {', '.join(group)}"))
         if system.label in fail:
             raise run.JobFailed("exit code 1\n    why")
         return [a_reading(system.label, [10.0, 30.0], workers, rate=rate)]
@@ -79,12 +79,29 @@ def test_a_failed_job_is_told_and_the_others_go_on(
     assert [row["system"] for row in json.loads((tmp_path / "all.json").read_text())["rows"]] == ["ssgd", "odsgd"]
 
 
-def test_without_torch_its_systems_are_left_out(no_jobs: Jobs) -> None:
+def test_a_job_measures_one_model_alone_where_memory_is_shown(no_jobs: Jobs) -> None:
+    flags = ("--systems", "ssgd,odsgd", "--models", "cnn,4.2M", "--repeat", "1")
+    run.measure(config(*flags), lambda text: None)
+    run.measure(config(*flags, "--columns", "memory"), lambda text: None)
+    assert [system for _, _, system in no_jobs[0]] == ["ssgd", "odsgd", "ssgd", "odsgd", "ssgd, 4.2M", "odsgd, 4.2M"]
+
+
+@pytest.mark.parametrize("name, flag", [("torch/ddp", "--torch-python"), ("horovod/mxnet", "--horovod-python")])
+def test_without_its_python_a_system_is_left_out(no_jobs: Jobs, name: str, flag: str) -> None:
     said: List[str] = []
-    run.measure(config("--systems", "torch/ddp,ssgd", "--repeat", "1"), said.append)
-    assert [system for _, _, system in no_jobs[0]] == ["ssgd"] and "torch/ddp is left out" in said[0]
-    with pytest.raises(ConfigError, match="--torch-python PATH"):
-        run.measure(config("--systems", "torch/ddp"), said.append)
+    run.measure(config("--systems", f"{name},ssgd", "--repeat", "1"), said.append)
+    assert [system for _, _, system in no_jobs[0]] == ["ssgd"] and f"{name} is left out" in said[0] and flag in said[0]
+    with pytest.raises(ConfigError, match=f"{flag} PATH"):
+        run.measure(config("--systems", name), said.append)
+    run.measure(config("--systems", name, "--repeat", "1", flag, "/its/python"), said.append)
+    assert no_jobs[0][-1][-1] == name
+
+
+def test_workers_of_another_framework_run_with_its_python() -> None:
+    horovod = config("--systems", "horovod/mxnet", "--horovod-python", "/its/python", "--torch-python", "/another")
+    system, = horovod.systems
+    python, file = system.worker_command(horovod.python(system.name))
+    assert python == "/its/python" and Path(file).name == "hvd.py" and Path(file).exists()
 
 
 @pytest.mark.parametrize("text, servers, variables", [
@@ -104,7 +121,8 @@ def test_a_job_is_launched_as_its_system_asks(text: str, servers: str, variables
             (folder / f"{rank}.json").write_text(json.dumps([worker]))
         return subprocess.CompletedProcess(list(command), 0, "", "")
 
-    one, = run._job(asked, run.Place(launch, ("-H", "hosts"), lambda: [1e8]), "1gbit", 1e8, 2, asked.systems[0])
+    place = run.Place(launch, ("-H", "hosts"), lambda: [1e8])
+    one, = run._job(asked, place, "1gbit", 1e8, 2, asked.systems[0], asked.models)
     assert (one.iteration_ms, one.times_ms) == (500.0, [[500.0], [500.0]])
     assert flags[:6] == ["-n", "2", "-s", servers, "-H", "hosts"]
     assert [word for word in flags if word.startswith("DMLC_")] == variables
@@ -130,7 +148,7 @@ def test_iterations_of_the_warm_up_do_not_count(compute_ms: float) -> None:
     import kvstore
     from odsgd.lab.bench import worker
     store = kvstore.create("local")
-    store.set_optimizer(worker._optimizer())
+    store.set_optimizer(worker.optimizer())
     found = worker.Loop(store, [(3, 2), (4,)], 0).measure({"compute_ms": compute_ms, "warm_up": 2, "iterations": 3})
     moments_s = found["moments_s"]
     assert len(moments_s) == 3 + 1 and store.iteration == 5
@@ -151,6 +169,12 @@ def test_as_many_iterations_as_fill_the_time_asked_for() -> None:
     assert short.compute_ms == pytest.approx(wire_ms / 5)
     assert short.iterations == round(2000 / (1.2 * wire_ms)) and exchange.iterations == round(2000 / wire_ms)
     assert run.Stint.of(config("--systems", "ssgd", "--compute", "9s"), "cnn", asked.compute[1], 2, 1e8).iterations >= 8
+
+
+def test_a_multiple_of_the_wires_is_that_of_a_fast_link() -> None:
+    asked = config("--systems", "ssgd", "--rates", "10gbit", "--compute", "2wire")
+    assert run.Stint.of(asked, "4.2M", asked.compute[0], 2, 1.2e9).compute_ms == pytest.approx(
+        2 * 2000 * 4 * 4_208_650 / 1.2e9)
 
 
 def a_worker(moments_s: List[float], cpu_s_per_s: float) -> Dict[str, Any]:
@@ -202,7 +226,7 @@ def test_the_table_has_the_columns_asked_for(measured: run.Measured) -> None:
     assert lines[0] == ("cnn (0.51 M parameters in 10 tensors), 2 workers, T_cop 20.0 ms, links of 1gbit "
                         "(B = 800 Mbit/s)")
     assert lines[2].split() == ["odsgd@1", "50.0", "50.0", "–", "50.0", "40.4", "0.81", "200.0", "+0", "%", "99.00",
-                                "5.0", "3.0", "200", "100"]
+                                "5.0", "3.0", "200", "100", "103.8", "51.9"]
     assert lines[3].split()[:5] == ["ssgd", "50.0", "40.0", "–", "100"]
 
 
@@ -211,7 +235,7 @@ def test_what_was_not_measured_is_a_dash() -> None:
     reading = a_reading("dsync", [5.0], compute_ms=0.0, rate="none", server_cpu_ms=None, compute="0")
     loopback = run.Measured([reading], {"none": [math.inf]}, [])
     line = report.table(asked, results.findings(asked, loopback), loopback).splitlines()[-1]
-    assert line.split() == ["dsync", "5.0", "5.0", "–", "5.0", "–", "–", "5.0", "–", "200", "–"]
+    assert line.split() == ["dsync", "5.0", "5.0", "–", "5.0", "–", "–", "5.0", "–", "200", "–", "103.8", "–"]
 
 
 def test_the_page_has_the_numbers_the_reference_and_the_configuration(measured: run.Measured) -> None:

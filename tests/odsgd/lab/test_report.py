@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import math
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -29,17 +30,31 @@ def test_the_example_in_the_docstring_is_what_it_prints() -> None:
 def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
     run = write_run(tmp_path / "odsgd", [
         epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
-    assert report.read_run(run) == ("odsgd", 3, 0.9, 300.0, 5.5, None)
+    outcome = report.read_run(run)
+    assert outcome[:5] == ("odsgd", 3, 0.9, 300.0, 5.5) and outcome.staleness is None
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
-    assert report.table([report.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "nan", "1.0"]
+    assert report.table([report.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
+
+
+def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated(tmp_path: Path) -> None:
+    accuracies = [0.1, 0.5, 0.25, 0.75, 0.5, 0.25]
+    epochs = [epoch(number, accuracy, 100, 1.0) for number, accuracy in enumerate(accuracies)]
+    again = [epochs[5], {**epochs[5], "test_accuracy": 0.75}]  # resumed: the later counts
+    run = write_run(tmp_path / "run", [*epochs[:5], *again])
+    assert report.read_run(run).last_five == 2.75 / 5
+    assert report.table([report.read_run(run)]).splitlines()[1].split()[2:6] == ["75.00", "%", "55.00", "%"]
+    few = report.read_run(write_run(tmp_path / "few", epochs[:4]))
+    unknown = report.read_run(write_run(tmp_path / "unknown", [*epochs[:4], {**epochs[4], "test_accuracy": None}]))
+    for outcome in (few, unknown):
+        assert math.isnan(outcome.last_five) and " -  " in report.table([outcome])
 
 
 def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
-    assert report.read_run(run) == ("run", 2, 0.7, 100.0, 3.0, None)
+    assert report.read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
 
 
 def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:

@@ -19,12 +19,19 @@ def channel() -> Iterator[Channel]:
 
 def test_messages_arrive_whole_and_in_order(channel: Channel) -> None:
     assert channel.receive() == []
-    sent: Message = {"event": "output", "text": "ü\n"}
+    sent: Message = {"event": "unstartable", "process": "worker 0", "error": "ü\n"}
     channel.send(sent)
     os.write(channel.write_fd, b'{"event"')
     assert channel.receive() == [sent]
     os.write(channel.write_fd, b': "ended"}\n\n')
     assert channel.receive() == [{"event": "ended"}]
+
+
+@pytest.mark.parametrize("line", ['{"event": "exit", "process": "worker 0"}', '{"event": "hello", "host": 7}',
+                                  '{"event": ["ended"]}', '{"text": "x"}', "[" * 3000])
+def test_a_message_of_another_form_is_noise(channel: Channel, line: str) -> None:
+    os.write(channel.write_fd, line.encode() + b"\n")
+    assert channel.receive() == [{"event": "noise", "text": line}]
 
 
 def test_greetings_of_a_login_shell_are_noise(channel: Channel) -> None:
@@ -33,7 +40,7 @@ def test_greetings_of_a_login_shell_are_noise(channel: Channel) -> None:
 
 
 def test_a_message_longer_than_the_pipe_waits_for_its_reader_without_holding_anything_up(channel: Channel) -> None:
-    message = {"text": "x" * 300000}
+    message = {"do": "end", "process": "x" * 300000}
     channel.send(message)
     assert channel.backlog
     found: List[Message] = []

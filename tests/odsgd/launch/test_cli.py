@@ -56,9 +56,9 @@ def test_dashes_may_stand_before_the_command() -> None:
 
 @pytest.mark.parametrize("argv, complaint", [
     (["x"], "required: -n"),
-    (["-n", "0", "x"], "expected a whole number of at least 1"),
+    (["-n", "0", "x"], "expected a whole number from 1 to 4096"),
     (["-n", "1", "-s", "-1", "x"], "argument -s"),
-    (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number or `auto`"),
+    (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number up to 4096, or `auto`"),
     (["-n", "1", "-p", "70000", "x"], "expected a whole number from 0 to 65535"),
     (["-n", "1", "--grace", "-2", "x"], "number of seconds"),
     (["-n", "1", "--launcher", "ssh", "x"], "needs a hostfile"),

@@ -37,7 +37,7 @@ def test_an_error_names_file_and_line(tmp_path: Path, line: str, complaint: str)
 
 
 def test_a_file_that_is_absent_or_empty_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot read the hostfile .*absent: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read `.*absent`, a hostfile.*: No such file"):
         read_hostfile(str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match="names no host"):
         read_hostfile(hostfile(tmp_path, "# nobody\n"))

@@ -20,10 +20,10 @@ NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
 
 
 def running(*joined: str, startup_timeout_s: float = 300.0, names: Sequence[str] = NAMES,
-            on_worker_loss: str = "fail") -> Judge:
+            on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> Judge:
     """A job of two workers and a server at time 0; these have joined."""
     judge = Judge([Member(name, name.split()[0], "hostA") for name in names], startup_timeout_s, 0.0, "10.0.0.9:4000",
-                on_worker_loss)
+                on_worker_loss, hang_timeout_s)
     for number, name in enumerate(names):
         judge.started(name, 100 + number)
     for name in joined:
@@ -91,6 +91,17 @@ def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
+def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", 255, 10.0)
+    judge.exited("worker 0", -signal.SIGKILL, 10.0)
+    assert verdict_at(judge, 11.0).culprit == "worker 0"
+    judge = running(*NAMES)
+    judge.exited("worker 1", 3, 10.0)
+    judge.exited("worker 0", -signal.SIGABRT, 10.1)  # it ended itself, and perhaps for that reason
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
 def test_an_expired_deadline_alone_is_the_cause() -> None:
     judge = running(*NAMES)
     judge.exited("worker 0", 75, 10.0)
@@ -116,7 +127,7 @@ def test_all_have_ended_well() -> None:
     end_workers(judge, 10.0)
     assert judge.tick(10.05) is None
     judge.exited("server 0", 0, 10.1)
-    assert verdict_at(judge, 10.1) == Verdict(0, "")  # the scheduler hears no farewell
+    assert verdict_at(judge, 10.1) == Verdict(0, "", finished=True)  # the scheduler hears no farewell
 
 
 def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
@@ -128,13 +139,15 @@ def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
     assert verdict.message == "server 0 had not ended 5 s after the last worker; stopped"
 
 
-def test_a_server_that_crashes_after_success_is_a_remark() -> None:
+def test_a_server_that_crashes_after_success_is_named_and_the_job_has_not_succeeded() -> None:
     judge = running(*NAMES)
     end_workers(judge, 10.0)
     judge.exited("server 0", -signal.SIGABRT, 10.1)
     judge.exited("scheduler", 0, 10.1)
     verdict = verdict_at(judge, 10.2)
-    assert verdict.exit_code == 0 and "server 0 ended badly after the last worker had succeeded" in verdict.message
+    assert verdict.exit_code == 134
+    assert verdict.message == "server 0 ended badly after the last worker had succeeded (host hostA, pid 101): " \
+                              "killed by SIGABRT"
 
 
 def test_a_server_that_reports_a_failure_after_success_fails_the_job() -> None:
@@ -286,7 +299,8 @@ def test_a_job_that_has_lost_workers_succeeds_and_says_so() -> None:
     judge.exited("worker 0", 0, 14.0)
     judge.exited("server 0", 0, 14.1)
     judge.exited("scheduler", 0, 14.1)
-    assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]")
+    assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]",
+                                               finished=True)
 
 
 def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
@@ -361,3 +375,46 @@ def test_servers_that_leave_are_missed_though_a_worker_was_lost() -> None:
     lost_at(judge, 11.0)
     judge.exited("server 0", 0, 12.0)
     assert verdict_at(judge, 12.0 + DESERTED_S).culprit == "server 0"
+
+
+def silence(judge: Judge, name: str, until_s: int) -> None:
+    """Everyone beats from time 1 on, but for this one."""
+    for now in range(1, until_s + 1):
+        judge.vigil.heard(NAMES, now)
+        judge.vigil.beats({other: {"at": now, "activity": "training" if "worker" in other else "", "waits_s": 0.5,
+                                   "silent_s": float(now) if other == name else 0.5, "state": "T"}
+                           for other in NAMES}, now)
+        assert judge.tick(now) is None
+
+
+def test_a_process_that_hangs_is_to_be_ended_and_its_stacks_are_waited_for() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0)
+    silence(judge, "server 0", 31)
+    assert judge.take_hung() == ["server 0"] and judge.take_hung() == []
+    assert judge.tick(31.0 + SETTLE_S) is None
+    judge.output("server 0", "Thread 1")
+    judge.exited("server 0", -signal.SIGKILL, 32.0)
+    judge.reported("worker 0", {"event": "failed", "error": "no answer", "consequence": True}, 32.0)
+    verdict = verdict_at(judge, 32.0)
+    assert (verdict.exit_code, verdict.culprit) == (75, "server 0")
+    assert verdict.message.startswith("server 0 failed (host hostA, pid 101): it has not answered for 31 s: it is stop")
+    assert verdict.message.endswith("    | Thread 1")
+
+
+def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0, on_worker_loss="continue")
+    silence(judge, "worker 1", 31)
+    judge.exited("worker 1", -signal.SIGKILL, 32.0)
+    assert judge.tick(32.0) is None
+    assert [lost.ranks for lost in judge.take_lost()] == [[1]]
+
+
+def test_a_silent_agent_is_a_lost_host() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0)
+    judge.vigil.heard(NAMES, 1.0)
+    for now in range(2, 32):
+        assert judge.tick(now) is None
+    assert judge.tick(31.5) is None
+    verdict = verdict_at(judge, 32.0)
+    assert verdict.message == ("lost host hostA (scheduler, server 0, worker 0, worker 1): its agent has not answered "
+                               "for 30 s")

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch.hosts import Host
-from odsgd.launch.plan import elsewhere, forwarded, make_plan, parse_env, place, scrubbed
+from odsgd.launch.plan import elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -97,3 +97,9 @@ def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path: Path,
     assert [elsewhere(path, shared) for path in (inside, outside)] == [inside, outside]
 
 
+
+
+def test_a_job_that_the_internet_may_reach_is_warned_of() -> None:
+    assert [exposure(address) for address in ("127.0.0.1", "10.1.2.3", "192.168.0.7", "172.16.0.1")] == [None] * 4
+    warning = exposure("8.8.8.8")
+    assert warning is not None and "the job listens at 8.8.8.8, which is no private address" in warning

@@ -25,6 +25,8 @@ def train_together(configs: Sequence[TrainConfig]) -> None:
     stage = Stage(len(configs), timeout_s=60)
 
     def make(worker_rank: int) -> Transport:
+        if configs[0].transport == "sharded":
+            return stage.sharded_worker(worker_rank)
         return stage.worker(worker_rank) if configs[0].needs_servers else stage.ring_worker(worker_rank)
     stage.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run(), make)
 

@@ -1,6 +1,7 @@
 """Files of a checkpoint: complete or not there, checked when read, old ones removed."""
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Callable, Tuple
 
@@ -101,7 +102,7 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path: Path, 
 def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path: Path, trained: Trained,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path, trained)
-    monkeypatch.setattr(checkpoint, "write_weights", lambda path, net: pytest.fail("stop here"))
+    monkeypatch.setattr(checkpoint, "copy_weights", lambda net: pytest.fail("stop here"))
     with pytest.raises(pytest.fail.Exception):
         save(tmp_path, trained, steps=0)
     assert not (folder / "manifest.json").exists()
@@ -120,6 +121,30 @@ def test_a_slow_worker_does_not_remove_what_a_faster_one_has_begun(tmp_path: Pat
         (tmp_path / name).mkdir()
     checkpoint._retire(tmp_path, [6], 6)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["6", "8"]
+
+
+def test_a_half_removed_folder_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("4", "6"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)  # killed before its first file
+    checkpoint._retire(tmp_path, [6], 6)
+    assert checkpoint.complete(tmp_path) == [6]
+
+
+def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_path: Path, trained: Trained) -> None:
+    store, net, step = trained
+    draft = checkpoint.Draft(tmp_path / "draft", store, net, {}, 3)
+    checkpoint.save(tmp_path / "saved", store, net, {}, 3)
+    for _ in range(3):
+        step()
+    assert checkpoint.complete(tmp_path / "draft") == []
+    draft.finish()
+    for name in ("worker-0.npz", "servers.npz"):
+        one, other = (read_npz(tmp_path / kind / "1" / name) for kind in ("draft", "saved"))
+        assert one[1] == other[1] and all(np.array_equal(one[0][key], other[0][key]) for key in one[0])
+    one, other = (mx.nd.load(str(tmp_path / kind / "1" / "weights.params")) for kind in ("draft", "saved"))
+    assert all(np.array_equal(one[key].asnumpy(), other[key].asnumpy()) for key in one)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -144,7 +169,7 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
 
 
 @pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
-                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 2")])
+                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 3")])
 def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
@@ -158,6 +183,25 @@ def test_a_checkpoint_of_another_version_is_refused_with_the_version_that_wrote_
         checkpoint.read_manifest(tmp_path)
     assert str(caught.value).startswith(f"`{tmp_path}/manifest.json` was written by odsgd 0.1.7, in schema 1; odsgd ")
     assert str(caught.value).endswith("Resume it with odsgd 0.1.7, or begin a new run with another --out")
+
+
+@pytest.mark.parametrize("name", ["worker-0.npz", "servers.npz", "manifest.json"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, trained: Trained, name: str) -> None:
+    for _ in range(3):
+        save(tmp_path, trained)
+    damage(tmp_path / "4" / name) if name != "manifest.json" else (tmp_path / "4" / name).write_text("{")
+    (tmp_path / "3" / "weights.params").unlink()
+    store = kvstore.create("local")
+    folder, warnings = checkpoint.resume(tmp_path, store, trained[1], lambda manifest: None)
+    assert folder == tmp_path / "2"
+    assert [line.partition(" (")[0] for line in warnings] == ["checkpoint 4 is not whole", "checkpoint 3 is not whole"]
+    assert all(line.endswith("; going on from checkpoint 2") for line in warnings)
+
+
+def test_without_a_whole_checkpoint_the_newest_ones_damage_is_told(tmp_path: Path, trained: Trained) -> None:
+    damage(save(tmp_path, trained) / "servers.npz")
+    with pytest.raises(ConfigError, match=r"2/servers.npz`: expected SHA-256"):
+        checkpoint.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:

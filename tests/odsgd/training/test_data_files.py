@@ -172,7 +172,7 @@ def test_a_missing_index_is_named(tmp_path: Path) -> None:
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:-40]), "it is cut short"),
     (lambda rec, idx: rec.write_bytes(rec.read_bytes()[:100]), "it is cut short"),
     (lambda rec, idx: idx.write_text("0\t4\n"), "the two files do not belong together"),
-    (lambda rec, idx: idx.write_text("0 zero\n"), "expected lines of number and offset"),
+    (lambda rec, idx: idx.write_text("0 zero\n"), "line 1: got `0 zero`, expected number and offset"),
     (lambda rec, idx: idx.write_text(""), "expected at least one record"),
 ])
 def test_a_damaged_record_file_is_an_error_with_its_path(tmp_path: Path, damage: Callable[[Path, Path], Any],

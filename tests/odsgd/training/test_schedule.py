@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.engine._mxnet import mx
 from odsgd.config.train import TrainConfig
 from odsgd.training.schedule import lr_at, lr_local_at
 
@@ -26,10 +27,22 @@ def test_poly_falls_with_the_square_to_zero() -> None:
     assert [lr_at(config, t, batches_per_epoch=5) for t in (0, 10, 20, 21)] == [1.6, 0.4, 0.0, 0.0]
 
 
-def test_warm_up_meets_a_falling_schedule_where_it_ends() -> None:
-    config = config_of(lr=1.0, lr_decay="poly", epochs=10, lr_warmup=5)
-    assert lr_at(config, 5, batches_per_epoch=1) == 0.25
-    assert lr_at(config, 4, batches_per_epoch=1) == pytest.approx(0.2)
+def test_poly_with_a_warm_up_reaches_its_rate_and_is_mxnets() -> None:
+    config = config_of(lr=1.6, lr_decay="poly", epochs=90, lr_warmup="5epochs")  # Table 4 of the OD-SGD paper
+    mxnets = mx.lr_scheduler.PolyScheduler(90 * 7, base_lr=1.6, pwr=2, final_lr=0, warmup_steps=5 * 7)
+    rates = [lr_at(config, t, batches_per_epoch=7) for t in range(90 * 7 + 1)]
+    assert rates == pytest.approx([mxnets(t) for t in range(90 * 7 + 1)]) and max(rates) == rates[35] == 1.6
+
+
+def test_a_local_rate_with_poly_begins_to_fall_where_the_global_one_does() -> None:
+    config = config_of(lr=1.6, lr_local=0.2, lr_decay="poly", epochs=10, lr_warmup=2)
+    assert [lr_local_at(config, t, batches_per_epoch=1) for t in (0, 1, 2, 6, 10)] == pytest.approx(
+        [0.2, 0.2, 0.2, 0.05, 0])
+
+
+def test_a_warm_up_as_long_as_the_run_ends_at_the_rate() -> None:
+    config = config_of(lr=1.0, lr_decay="poly", epochs=4, lr_warmup=4)
+    assert [lr_at(config, t, batches_per_epoch=1) for t in (0, 2, 3)] == [0.0, 0.5, 0.75]
 
 
 def test_the_local_rate_has_its_own_steps_and_no_warm_up() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import EXIT_USAGE, ConfigError, ProtocolError
 from odsgd.config.train import TrainConfig
 from odsgd.training import train
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
@@ -137,11 +137,15 @@ MOMENTUM: Dict[str, Any] = dict(momentum=0.9, wd=1e-3, lr=0.05, epochs=3)
 COMPENSATED: Dict[str, Any] = dict(
     kvstore="odsgd", optimizer_local="dcasgd_a", momentum_local=0.5, lr_local=0.02, lr_step_epochs="2", warmup=4,
     **MOMENTUM)
+CODED: Dict[str, Any] = dict(kvstore="odsgd", codec="2bit", codec_threshold=0.01, codec_weights="quantize",
+                             lr_local=0.02, warmup=4, **MOMENTUM)
 WITHOUT_SERVERS: Dict[str, Dict[str, Any]] = {
     "dsync": dict(kvstore="dsync", **MOMENTUM),
     "pipesgd": dict(kvstore="pipesgd", K=3, warmup=3, codec="truncate", lr_step_epochs="1", **MOMENTUM),
     "sasgd": dict(kvstore="sasgd", T=4, lr=0.05, wd=1e-3, epochs=3, lr_step_epochs="1"),
     "odsgd ring": {**COMPENSATED, "transport": "ring"},
+    "odsgd sharded": {**COMPENSATED, "transport": "sharded"},
+    "ssgd sharded": dict(kvstore="ssgd", transport="sharded", optimizer="adam", lr=0.01, epochs=3),
 }
 
 
@@ -159,8 +163,8 @@ def test_one_worker_resumes_to_the_same_bits(tmp_path: Path, stop: int, devices:
 
 @pytest.mark.parametrize("stop", [2, 4, 5, 8])
 @pytest.mark.parametrize("algorithm", [dict(kvstore="ssgd", **MOMENTUM), dict(kvstore="delayed", warmup=3, **MOMENTUM),
-                                       COMPENSATED, *WITHOUT_SERVERS.values()],
-                         ids=["ssgd", "delayed", "odsgd", *WITHOUT_SERVERS])
+                                       COMPENSATED, CODED, *WITHOUT_SERVERS.values()],
+                         ids=["ssgd", "delayed", "odsgd", "codecs", *WITHOUT_SERVERS])
 @pytest.mark.usefixtures("dropout_and_batchnorm")
 def test_two_workers_resume_to_the_same_bits_within_warmup_and_past_it(
         tmp_path: Path, algorithm: Dict[str, Any], stop: int) -> None:
@@ -192,10 +196,10 @@ def test_workers_without_a_common_file_system_resume_each_from_its_own_host(tmp_
 
 
 @pytest.mark.usefixtures("dropout_and_batchnorm")
-def test_a_run_goes_on_with_a_ring_where_it_had_a_server(tmp_path: Path) -> None:
+def test_a_run_goes_on_on_another_transport(tmp_path: Path) -> None:
     """What a checkpoint keeps of the global optimizer does not depend on who holds it."""
     train_together([tiny(tmp_path / "whole", **COMPENSATED)] * 2)
-    for first, second in (("server", "ring"), ("ring", "server")):
+    for first, second in (("server", "ring"), ("ring", "sharded"), ("sharded", "server")):
         parts = tiny(tmp_path / first, transport=first, **COMPENSATED)
         train_together([dataclasses.replace(parts, iterations=7)] * 2)
         train_together([dataclasses.replace(parts, transport=second, resume=True)] * 2)
@@ -253,3 +257,68 @@ def test_a_new_run_does_not_mix_with_one_that_is_there(tmp_path: Path, capsys: p
 
 def test_resuming_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "no complete checkpoint in" in refusal(tiny(tmp_path, resume=True), capsys)
+
+
+# --- frozen layers ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_frozen_layers_and_their_statistics_keep_their_bits_and_the_last_one_learns(tmp_path: Path,
+                                                                                    workers: int) -> None:
+    begun = tiny(tmp_path / "begun", epochs=1)
+    train.run(begun)
+    weights = final_weights(tmp_path / "begun")
+    file = str(next((tmp_path / "begun" / "checkpoints").glob("*/weights.params")))
+    config = tiny(tmp_path / "last", epochs=2, trainable="last", weights=file, batch_size=4,
+                  kvstore="ssgd" if workers > 1 else "local")
+    train_together([config] * workers)
+    learned = final_weights(tmp_path / "last")
+    changed = {name for name in weights if not np.array_equal(weights[name].asnumpy(), learned[name].asnumpy())}
+    assert changed == {"4.weight", "4.bias"} and len(weights) == 8
+    assert records(tmp_path / "last", "start")[0]["parameters"] == 12 * 3 + 3
+
+
+def test_workers_whose_frozen_layers_differ_are_told_before_the_first_step(tmp_path: Path) -> None:
+    configs = []
+    for seed in (1, 2):
+        train.run(tiny(tmp_path / str(seed), epochs=1, seed=seed))
+        file = next((tmp_path / str(seed) / "checkpoints").glob("*/weights.params"))
+        configs.append(tiny(tmp_path / "run", kvstore="ssgd", trainable="last", weights=str(file)))
+    with pytest.raises(ProtocolError, match="workers 0 and 1 differ in the weights of frozen layers"):
+        train_together(configs)
+
+
+@pytest.mark.parametrize("stop", [None, 7])
+def test_a_given_gamma_p_of_lr_over_workers_is_model_averaging_through_warm_up_steps_and_resume(
+        tmp_path: Path, stop: Optional[int]) -> None:
+    def final(name: str, **options: Any) -> Dict[str, Any]:
+        config = tiny(tmp_path / name, kvstore="sasgd", T=2, lr=0.1, lr_warmup=3, lr_step_epochs="1", **options)
+        train_together([dataclasses.replace(config, iterations=stop)] * 2)
+        if stop is not None:
+            train_together([dataclasses.replace(config, resume=True)] * 2)
+        return final_weights(tmp_path / name)
+    averaged, given, untouched = final("averaged"), final("given", gamma_p=0.05), final("other", gamma_p=0.06)
+    for name, weights in averaged.items():
+        np.testing.assert_allclose(given[name].asnumpy(), weights.asnumpy(), rtol=1e-4, atol=1e-6)
+    assert any(np.abs(untouched[name].asnumpy() - weights.asnumpy()).max() > 1e-3 for name, weights in averaged.items())
+
+
+def test_an_argument_that_the_optimizer_does_not_take_is_told_in_one_line(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.run(tiny(tmp_path, optimizer_params="nesterov=true")) == EXIT_USAGE
+    line, = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("odsgd train: optimizer_params: optimizer `sgd` does not take them: ") and "nesterov" in line
+
+
+@pytest.mark.usefixtures("dropout_and_batchnorm")
+def test_a_run_with_frozen_layers_resumes_to_the_same_bits_without_the_file_of_its_weights(tmp_path: Path) -> None:
+    train.run(tiny(tmp_path / "begun", epochs=1, seed=5))
+    file = tmp_path / "weights.params"
+    next((tmp_path / "begun" / "checkpoints").glob("*/weights.params")).rename(file)
+    whole, parts = (tiny(tmp_path / part, kvstore="odsgd", warmup=2, trainable="last", weights=str(file))
+                    for part in ("whole", "parts"))
+    train_together([whole, whole])
+    train_together([dataclasses.replace(parts, iterations=7)] * 2)
+    file.unlink()
+    train_together([dataclasses.replace(parts, resume=True, weights=None)] * 2)
+    assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))

@@ -81,11 +81,21 @@ def test_a_file_decides_about_the_workers_unless_a_flag_does(tmp_path: Path) -> 
     (dict(cluster="virtual", num_gpus=1), "num_gpus has no meaning with cluster"),
     (dict(cluster="virtual", emulate_compute="1ms"), "emulate_compute has no meaning with cluster"),
     (dict(cluster="virtual", kvstore="softsync", n=3), "`n` is 3, more than the 2 workers"),
+    (dict(cluster="virtual", kvstore="odsgd", codec="float16"), "no codecs on the way to servers and back"),
+    (dict(cluster="virtual", kvstore="asgd", codec_weights="quantize"), "no codecs on the way to servers and back"),
+    (dict(cluster="virtual", kvstore="ssgd", transport="sharded"), "no transport `sharded`; take `server` or `ring`"),
     (dict(cluster="nowhere.yaml"), "`nowhere.yaml`: No such file"),
 ])
 def test_what_does_not_go_together_is_told_before_anything_starts(options: Dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         TrainConfig(**options)
+
+
+def test_codecs_of_a_ring_have_times(tmp_path: Path, cluster: str) -> None:
+    plain, coded = (trained(tmp_path / codec, kvstore="dsync", cluster=cluster, codec=codec) for codec in
+                    ("none", "quantize"))
+    ends = [records(out, "epoch")[-1]["virtual_seconds"] for out in (plain, coded)]
+    assert ends[1] < 0.9 * ends[0] and not same_bits(final_weights(plain), final_weights(coded))
 
 
 def test_another_cluster_does_not_go_on_with_a_run(tmp_path: Path, cluster: str,

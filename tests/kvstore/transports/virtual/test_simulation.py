@@ -1,14 +1,18 @@
 """Times on a virtual cluster that can be worked out by hand."""
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Type
 
+import numpy as np
 import pytest
 
 from kvstore import algorithms
+from kvstore.algorithms.method import Method
+from kvstore.algorithms.sync import SSGD, SyncUpdate
 from kvstore.buckets import Parameter
 from kvstore.errors import ConfigError
-from kvstore.transports.virtual import times
+from kvstore.transports.virtual import layout, times
 from kvstore.transports.virtual.description import of
 from kvstore.transports.virtual.simulation import NS, Simulation
+from kvstore.wire.messages import Header
 
 FREE: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
                         "server": {"message": 0, "receive": 0, "update": 0}}
@@ -131,6 +135,37 @@ def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> Non
     assert not simulation.advance() and not any(simulation.order.values())
     simulation.begin(1, 1)
     assert simulation.advance() and [list(order) for order in simulation.order.values()] == [[0]]
+
+
+@pytest.mark.parametrize("placement, receive", [("apart", "1ms"), ("apart", "2.0s"), ("beside", "1ms")])
+def test_the_pace_of_a_round_follows_from_the_description(placement: str, receive: str) -> None:
+    """Where the link is slower, and where the server's thread is."""
+    settings: Dict[str, Any] = {"workers": 4, "placement": placement, "compute": {"iteration": 0},
+                                "server": {"message": 0, "receive": receive, "update": "1.0s"}}
+    cluster = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **settings})
+    nbytes = 4 * (FLOATS + 4)
+    assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * layout.round_pace(cluster), rel=1e-3)
+
+
+class LooksAtAll(SyncUpdate):
+    """A rule that does not say that it looks at each element alone."""
+
+    def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
+        super().receive(header, total, w)
+
+
+class OfItsOwn(SSGD):
+    rule = LooksAtAll
+
+
+def test_buckets_are_larger_on_fast_links_unless_bits_depend_on_them() -> None:
+    def buckets(method: Type[Method], goodput: str) -> int:
+        described = of({"workers": 2, "links": {"goodput": goodput}, "server": {"receive": 0, "update": 0}})
+        layers = [Parameter(number, f"layer{number}", (100_000,)) for number in range(40)]
+        return len(times.simulation(described, method, method.Options(), layers).buckets)
+
+    assert buckets(SSGD, "954mbit") > 4 * buckets(SSGD, "100gbit")
+    assert buckets(OfItsOwn, "100gbit") == buckets(OfItsOwn, "954mbit") == buckets(SSGD, "954mbit")
 
 
 def test_a_pause_does_not_change_what_follows() -> None:

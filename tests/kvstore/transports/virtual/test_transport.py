@@ -60,6 +60,15 @@ def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
     assert first.count(2) > 2 * max(first.count(m) for m in (0, 1, 3))
 
 
+def test_what_has_no_times_is_refused_before_the_first_step() -> None:
+    stage = VirtualStage(of({"workers": 1}))
+    with pytest.raises(ConfigError, match="no transport `sharded`; take `server` or `ring`"):
+        stage.sharded_worker(0)
+    coded = Scenario("ssgd", {"codec": "float16"}, optimizer_params=PLAIN)
+    with pytest.raises(ConfigError, match="no codecs on the way to servers and back"):
+        train(coded, 0, stage.worker(0))
+
+
 def test_a_cluster_trains_one_model_at_a_time() -> None:
     transport = VirtualStage(of({"workers": 1})).worker(0)
 

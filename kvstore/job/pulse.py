@@ -1,0 +1,68 @@
+"""A process's pulse: every second it says that it runs, how far it is, and how long it has waited for others.
+
+The beats go to the launcher (`odsgd/launch/vigil.py` judges them) from a thread of their own, so that a process whose
+script computes or waits is told from one that is stopped. What it costs is measured in docs/reliability.md.
+"""
+import contextlib
+import faulthandler
+import signal
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, Optional
+
+STACKS = signal.SIGUSR2
+"""At this signal a process that has a pulse prints the stacks of its threads, whatever it hangs in."""
+
+
+class Pulse:
+    """`tell(event, **fields)` takes the beats, `waiting()` says for how many seconds others are waited for, or None.
+
+    The work tells it of `activity` and of every step; the pulse only reads them.
+    """
+
+    EVERY_S = 1.0
+
+    def __init__(self, tell: Callable[..., None], waiting: Callable[[], Optional[float]]) -> None:
+        self.at = 0
+        """Iterations begun by a worker, messages and commands carried out by a server."""
+        self.moves = 0
+        """How often `at` has changed."""
+        self.part = 0
+        """What moves on while `at` stands: batches of an evaluation."""
+        self.activity = ""
+        """`training`, `evaluation`, `checkpoint`, `serving`; empty: nothing that must move on."""
+        self._tell, self._waiting = tell, waiting
+        self._thread: Optional[threading.Thread] = None
+
+    def start(self) -> None:
+        """Begin, once."""
+        if self._thread is None:
+            if signal.getsignal(STACKS) == signal.SIG_DFL:
+                faulthandler.register(STACKS, file=2, all_threads=True)
+            self._thread = threading.Thread(target=self._beat, name="kvstore-pulse", daemon=True)
+            self._thread.start()
+
+    def moved(self, at: int) -> None:
+        """The work has come to `at`."""
+        self.at = at
+        self.moves += 1
+
+    @contextlib.contextmanager
+    def doing(self, activity: str) -> Iterator[None]:
+        """Be at `activity`, and afterwards at what was before."""
+        self.activity, before = activity, self.activity
+        try:
+            yield
+        finally:
+            self.activity = before
+
+    def state(self) -> Dict[str, Any]:
+        """One beat. Serving is not waiting, whatever a server waits for otherwise."""
+        waits_s = None if self.activity == "serving" else self._waiting()
+        return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
+                "waits_s": None if waits_s is None else round(waits_s, 1)}
+
+    def _beat(self) -> None:
+        while True:
+            self._tell("beat", **self.state())
+            time.sleep(self.EVERY_S)

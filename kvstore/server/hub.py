@@ -1,0 +1,107 @@
+"""The server's end of messages with a codec (`courier`): connections of all workers, and the buckets they ask for.
+
+One thread per connection receives. Updates take place one at a time, in the thread of the message that made the round
+whole, under `lock`; so do commands, which may touch the same arrays.
+"""
+import contextlib
+import functools
+import socket
+import threading
+import time
+from typing import Callable, Dict, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.job import control
+from kvstore.server import courier
+from kvstore.server.courier import Courier
+from kvstore.wire.codecs import NotFiniteError
+from kvstore.wire.coded import CodedBucket
+from kvstore.wire.interfaces import Traffic
+from kvstore.wire.messages import BEGIN, HEADER
+
+ACCEPT_AGAIN_S = 0.1
+WELCOME_S = 30.0  # within which a worker that has called says which it is
+
+
+class Hub:
+    """What takes pushes with a codec and answers them. `update`: the shard's, called as MXNet's loop would."""
+
+    def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None]) -> None:
+        self._num_workers, self._timeout_s, self._update = num_workers, timeout_s, update
+        self.lock = threading.RLock()
+        self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
+        self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
+        self._couriers: Dict[int, Courier] = {}  # by worker rank
+        self._closed = False
+        self._listener = courier.listen()
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        control.share_python()
+        threading.Thread(target=self._welcome, name="kvstore-hub", daemon=True).start()
+
+    def open(self, sizes: Dict[int, int], traffic: Traffic) -> Dict[int, np.ndarray]:
+        """A store begins, with these buckets here: their weights, which worker 0 will send."""
+        for key, size in sizes.items():
+            self._arrays[key] = mx.nd.zeros(size + HEADER), mx.nd.zeros(size + HEADER), traffic
+        mx.nd.waitall()
+        return {key: engine.view(self._arrays[key][1])[:size] for key, size in sizes.items()}
+
+    def close(self) -> None:
+        """Take no more connections."""
+        self._closed = True
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _welcome(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()  # a stranger may be silent
+
+    def _serve(self, connection: socket.socket) -> None:
+        rank: Optional[int] = None
+        with contextlib.suppress(OSError):
+            rank = courier.welcome(connection, min(self._timeout_s, WELCOME_S))
+        if rank is None:
+            connection.close()
+            return
+        with self.lock:  # nothing arrives before its way back is known
+            arrived = functools.partial(self._arrived, rank)
+            self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)
+
+    def _room(self, rank: int, key: int, nbytes: int, mark: float) -> np.ndarray:
+        if key not in self._arrays:
+            raise ProtocolError(f"worker {rank} sent a message for bucket {key}, which no store has opened")
+        if mark == BEGIN:
+            w = engine.view(self._arrays[key][1])[:-HEADER]
+            if nbytes != w.nbytes:
+                raise ProtocolError(f"worker {rank} sent {nbytes} bytes as the weights of bucket {key}, expected "
+                                    f"{w.nbytes}; all processes of a job must run the same version of odsgd")
+            return w
+        return self._buckets[key].room(rank, nbytes)
+
+    def _arrived(self, rank: int, key: int, header: np.ndarray) -> None:
+        with self.lock:
+            pushed, stored, traffic = self._arrays[key]
+            if header[-1] == BEGIN:
+                self._buckets[key] = CodedBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
+                self._couriers[rank].send(key, header, np.empty(0, np.uint8))
+            elif self._buckets[key].add(rank, header):
+                self._update(key, pushed, stored)
+                self._answer(key, self._buckets[key])
+
+    def _answer(self, key: int, bucket: CodedBucket) -> None:
+        try:
+            answers = bucket.answers()
+        except NotFiniteError as error:
+            control.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
+        for rank, message in answers.items():
+            self._couriers[rank].send(key, bucket.stored[-HEADER:], message)

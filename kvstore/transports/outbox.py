@@ -1,0 +1,94 @@
+"""A worker's messages with a codec: its couriers to all servers, and its end of every bucket's codes."""
+import functools
+from typing import Dict, Iterable, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.buckets import Bucket
+from kvstore.engine import engine
+from kvstore.errors import EXIT_FAILURE, KVStoreError
+from kvstore.job import control
+from kvstore.job.control import watch
+from kvstore.server import courier
+from kvstore.server.courier import Courier
+from kvstore.transports.wires import Buffer
+from kvstore.wire.codecs import NotFiniteError
+from kvstore.wire.coded import CodedAnswer, CodedPush
+from kvstore.wire.interfaces import Traffic
+from kvstore.wire.messages import BEGIN, FETCH, HEADER
+
+NOTHING = np.empty(0, np.uint8)
+
+
+class Outbox:
+    """The couriers of this process, and what they have been asked for: one thing per bucket at a time."""
+
+    def __init__(self, addresses: Sequence[str], worker_rank: int, timeout_s: float) -> None:
+        self._pushes: Dict[int, CodedPush] = {}
+        self._answers: Dict[int, CodedAnswer] = {}
+        self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
+        self._gone = ""
+        control.share_python()
+        with watch.deadline(timeout_s, f"not all servers answered a call for messages with codecs within {timeout_s:g} "
+                            f"s, at {', '.join(addresses)}; a firewall?"):
+            self._couriers = [self._courier(address, worker_rank, timeout_s) for address in addresses]
+
+    def _courier(self, address: str, worker_rank: int, timeout_s: float) -> Courier:
+        try:
+            connection = courier.call(address, worker_rank, timeout_s)
+        except OSError as error:
+            raise KVStoreError(f"no connection to the server that listens at {address} for messages with codecs: "
+                               f"{error}; open its ports, or use codec none") from None
+        return Courier(connection, self._room, self._arrived, functools.partial(self._lost, address))
+
+    def open(self, bucket: Bucket, traffic: Traffic, w: np.ndarray) -> None:
+        """Take messages of this bucket, whose weights begin as `w`."""
+        self._pushes[bucket.id] = CodedPush(traffic, bucket.size)
+        self._answers[bucket.id] = CodedAnswer(traffic, w, alike=True)
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """These buckets send no more."""
+        for key in keys:
+            self._pushes.pop(key, None)
+            self._answers.pop(key, None)
+
+    def residual(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        """What the codec has left of this bucket's gradients, if it keeps that."""
+        residual = self._pushes[bucket.id].residual
+        return {} if residual is None else {"residual": residual}
+
+    def send(self, bucket: Bucket, message: Buffer) -> None:
+        """Queue: one message there, one back into the same buffer."""
+        engine.push_async(functools.partial(self._start, bucket, message), [], [message.whole])
+
+    def _start(self, bucket: Bucket, message: Buffer, done: engine.Done) -> None:
+        payload, header = message.floats[:-HEADER], message.floats[-HEADER:]
+        try:
+            sent = NOTHING if header[-1] == FETCH else payload.view(np.uint8) if header[-1] == BEGIN \
+                else self._pushes[bucket.id].encode(payload)
+        except NotFiniteError as error:
+            control.die(f"{bucket}: {error}", EXIT_FAILURE)
+        self._asked[bucket.id] = message.floats, done
+        if self._gone:
+            self._die()
+        self._couriers[bucket.server_rank].send(bucket.id, header, sent)
+
+    def _room(self, key: int, nbytes: int, mark: float) -> np.ndarray:
+        floats = self._asked[key][0]
+        return floats[:-HEADER].view(np.uint8) if floats[-1] == FETCH else self._answers[key].room(floats[:-HEADER])
+
+    def _arrived(self, key: int, header: np.ndarray) -> None:
+        floats, done = self._asked.pop(key)
+        if floats[-1] not in (BEGIN, FETCH):
+            self._answers[key].decode(floats[:-HEADER])
+        floats[-HEADER:] = header
+        done()
+
+    def _lost(self, address: str, reason: str) -> None:
+        """At the end of a job servers may go first: that matters once something is asked for."""
+        self._gone = f"the server at {address} does not answer a message with a codec any more: {reason}"
+        if self._asked:
+            self._die()
+
+    def _die(self) -> None:
+        control.die(f"{self._gone}; see what it ended with", EXIT_FAILURE, consequence=True)

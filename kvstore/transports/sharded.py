@@ -1,0 +1,137 @@
+"""Workers that each own a part of every bucket, by `rounds` over MPI; `parts` keeps the global weights with them.
+
+A round is that of a ring with a pause in it. First the sums grow, as in an allreduce (reduce-scatter). Then every
+worker makes of its own block of the sum what the others shall have, while other rounds transfer. That travels round
+(allgather). The messages are as many and as long as those of an allreduce, and the sums have the same bits.
+"""
+from functools import partial
+from typing import Callable, Dict, List, Sequence
+
+import numpy as np
+
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, plan
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.job import control
+from kvstore.transports.ring import Views, process
+from kvstore.transports.rounds import Messages, Pair, Round, allgather, bucket_nbytes, owned, reduce_scatter
+from kvstore.wire.codecs import Plain
+from kvstore.wire.interfaces import Pending, Sharded, Traffic
+
+Cuts = Sequence[int]
+"""Where the blocks of a bucket begin and end, as many as workers."""
+
+
+def cuts(buckets: Sequence[Bucket], num_workers: int, whole: bool) -> Dict[int, Cuts]:
+    """The cuts of every bucket, by id; `whole`: an optimizer wants to see all of it, so one worker owns it."""
+    def bounds(number: int, size: int) -> Cuts:
+        if whole:
+            return [0 if index <= owned(number % num_workers, num_workers) else size
+                    for index in range(num_workers + 1)]
+        return [size * index // num_workers for index in range(num_workers + 1)]
+
+    return {bucket.id: bounds(number, bucket.size) for number, bucket in enumerate(buckets)}
+
+
+def part(of: Cuts, worker_rank: int) -> slice:
+    """The elements that a worker owns."""
+    block = owned(worker_rank, len(of) - 1)
+    return slice(of[block], of[block + 1])
+
+
+def cut(array: np.ndarray, at: Cuts) -> List[np.ndarray]:
+    """The blocks of `array`."""
+    return [array[start:stop] for start, stop in zip(at, at[1:])]
+
+
+class PartRound(Round):
+    """One exchange: a sum of which each worker gets its part, a pause, and what all workers have made of theirs.
+
+    part    : where this worker's block of the sum is written; `summed` is called then
+    total   : after the pause, all blocks; this worker's is in its place already
+    """
+
+    cuts: Cuts
+    part: np.ndarray
+    summed: Callable[[], None]
+
+    def longest(self, num_workers: int) -> int:
+        return WIRE_DTYPE.itemsize * max(stop - start for start, stop in zip(self.cuts, self.cuts[1:]))
+
+    def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
+        m, p, ours = worker_rank, num_workers, cut(self.own, self.cuts)
+        # A partial sum is sent from one scratch while the next is received in the other.
+        sums = [scratch[(m - block) % p % 2][:ours[block].nbytes].view(np.float32) for block in range(p)]
+        sums[owned(m, p)] = self.part
+        if p == 1:
+            np.copyto(self.part, self.own)
+        yield from reduce_scatter(m, Plain(), ours, sums, scratch)
+        self.summed()
+        yield None
+        yield from spread(m, cut(self.total, self.cuts), scratch)
+
+
+class SpreadRound(PartRound):
+    """The second half alone."""
+
+    def hops(self, num_workers: int) -> int:
+        return num_workers - 1
+
+    def messages(self, worker_rank: int, num_workers: int, scratch: Pair) -> Messages:
+        yield from spread(worker_rank, cut(self.total, self.cuts), scratch)
+
+
+def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Messages:
+    """Let every worker's own block be in its place on all of them."""
+    mine = blocks[owned(worker_rank, len(blocks))]
+    yield from allgather(worker_rank, Plain(), mine.view(np.uint8), blocks, scratch)
+
+
+class MpiSharded(Sharded):
+    """One session of this process."""
+
+    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+        self._process, self._views = process(timeout_s), Views()
+        self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        floats = sum(parameter.size for parameter in parameters)
+        suits = bucket_nbytes(Plain(), self.num_workers, floats, traffic.waits)
+        buckets = plan(parameters, self._process.keys, traffic.bucket_nbytes or suits, traffic.whole)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
+        self._sums: Dict[int, NDArray] = {}
+        return buckets
+
+    def part(self, bucket: Bucket) -> slice:
+        return part(self._cuts[bucket.id], self.worker_rank)
+
+    def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
+        rounds, mine = self._process.rounds, self.part(bucket)
+        if bucket.id not in self._sums:
+            self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
+        total, round_ = self._sums[bucket.id], rounds.ask_for(PartRound, str(bucket), Plain())
+        round_.cuts = self._cuts[bucket.id]
+        engine.push_async(partial(self._begin, round_, array, total), [array], [total])
+        update(total)
+        engine.push_async(partial(self._resume, round_, out), [total], [out])  # `total`: behind the sum in any case
+        return Pending(out)
+
+    def _begin(self, round_: PartRound, array: NDArray, total: NDArray, done: engine.Done) -> None:
+        mine, sums = part(round_.cuts, self.worker_rank), self._views.of(total)
+        round_.own, round_.part, round_.summed = self._views.of(array), sums[:mine.stop - mine.start], done
+        self._process.rounds.give(round_)
+
+    def _resume(self, round_: PartRound, out: NDArray, done: engine.Done) -> None:
+        round_.total, round_.over = self._views.of(out), done
+        self._process.rounds.resume(round_)
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        whole = np.empty(bucket.size, np.float32)
+        whole[self.part(bucket)] = mine
+        round_ = self._process.rounds.ask_for(SpreadRound, f"the parts of {bucket}", Plain())
+        round_.cuts = self._cuts[bucket.id]
+        self._process.rounds.finish(round_, whole, whole)
+        return whole
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._process.rounds.total(array)

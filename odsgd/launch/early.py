@@ -1,0 +1,41 @@
+"""Signals that reach the launcher while there is nothing of a job to end: one line, and a signal's exit code.
+
+`import odsgd` calls `heed` first in a process that will be the launcher, since its other imports take a while.
+"""
+import contextlib
+import os
+import signal
+import sys
+from typing import Callable, Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def is_launcher() -> bool:
+    """Whether this process runs ``odsgd launch``; by its command line, which is all that is known at its start."""
+    return os.path.basename(sys.argv[0]) in ("odsgd", "-m") and sys.argv[1:2] == ["launch"]
+
+
+def heed(end: Callable[[int], object] = os._exit) -> None:
+    """From here on a signal ends this process by `end`. One that is ignored (nohup, a shell's `&`) stays so."""
+    def ended(number: int, frame: object) -> None:
+        text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode())
+        end(128 + number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, ended)
+
+
+@contextlib.contextmanager
+def heeded() -> Iterator[None]:
+    """Meanwhile a signal raises SystemExit, so that what has been begun is taken back."""
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    heed(sys.exit)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,238 @@
+"""Who is silent, and who stands still: beats in, warnings and failures out. No process, pipe or clock here.
+
+An agent tells every second of the last beat of each process (`kvstore/job/pulse.py`): how far it is, at what, for how
+long it has waited for others, and for how long it has been silent.
+
+1. An agent, or a process, that has been silent for `WARN_S` is named, with those that wait for it; after
+   `hang_timeout_s` it is a failure. One that has never beaten, a script without odsgd or a process that is still being
+   imported, is not missed, unless the kernel says that it is stopped.
+2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
+   Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
+   checkpoints and the first iterations have `SLOW` times as long.
+3. All workers in training wait, and none moves, for `hang_timeout_s`: a failure of nobody.
+4. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
+"""
+import math
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+
+WARN_S = 10.0
+HELD_UP_S = 2.0
+FRESH_S = 4.0
+"""News that are no older say how things are."""
+PATIENCE, SLOW = 5.0, 10.0
+FIRST_ITERATIONS = 2
+STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger holds it",
+          "D": "it waits for a disk or a device", "R": "it computes without letting its other threads run"}
+
+
+class Hung(NamedTuple):
+    """Processes that have failed by not moving. With `host` its agent is silent; without a name nobody is to blame."""
+
+    names: List[str]
+    text: str
+    host: Optional[str] = None
+
+
+@dataclass
+class _Signs:
+    """What is known of one process by its beats."""
+
+    name: str
+    host: str
+    agent: str  # the first name of its host, which no two agents share
+    agent_at: Optional[float] = None  # its agent was heard last
+    silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
+    state: str = ""
+    at: int = 0
+    part: int = 0
+    activity: str = ""
+    waits_s: Optional[float] = None
+    moves: int = 0
+    moved_at: float = 0.0
+    slowest_s: float = 0.0
+    warned: str = ""  # what it does again when it is well
+
+    def beat(self, beat: Mapping[str, Any], now: float) -> None:
+        self.silent_s = _number(beat.get("silent_s")) or 0.0
+        self.state = str(beat.get("state") or "")[:1]
+        waited, self.waits_s = self.waits_s is not None, _number(beat.get("waits_s"))
+        at, part, self.moves = (int(_number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
+        activity = str(beat.get("activity") or "")[:20]
+        if (at, part, activity) != (self.at, self.part, self.activity):
+            if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:
+                self.slowest_s = max(self.slowest_s, now - self.moved_at)
+            self.at, self.part, self.activity, self.moved_at = at, part, activity, now
+
+    def limit_s(self, base_s: float) -> float:
+        """How long it may stand still."""
+        quick = self.activity == "serving" or (self.activity == "training" and self.moves > FIRST_ITERATIONS)
+        return max(base_s * (1 if quick else SLOW), PATIENCE * self.slowest_s)
+
+
+class Vigil:
+    """Over the processes of one job: name -> host."""
+
+    def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
+        self._signs = {name: _Signs(name, host, host, moved_at=now) for name, host in hosts.items()}
+        self._limit_s = hang_timeout_s or math.inf
+        self._looked_at = now
+        self._warnings: List[str] = []
+        self._silent_agents: Set[str] = set()
+        self._farthest = 0
+
+    # Events
+
+    def heard(self, names: Iterable[str], now: float) -> None:
+        """The agent of these processes has said something."""
+        for name in names:
+            if name in self._signs:
+                self._signs[name].agent_at = now
+
+    def placed(self, name: str, host: str) -> None:
+        """Now it is known where it runs."""
+        if name in self._signs:
+            self._signs[name].host = host
+
+    def beats(self, beats: Mapping[str, Any], now: float) -> None:
+        """An agent has passed on the beats of its processes."""
+        for name, beat in beats.items():
+            if name in self._signs and isinstance(beat, dict):
+                self._signs[name].beat(beat, now)
+                if name.startswith("worker"):
+                    self._farthest = max(self._farthest, self._signs[name].at)
+
+    def ended(self, name: str) -> None:
+        """It is not watched any more."""
+        self._signs.pop(name, None)
+
+    def farthest(self) -> int:
+        """The greatest iteration that a worker has told of."""
+        return self._farthest
+
+    def take_warnings(self) -> List[str]:
+        """What the user should know since the last call."""
+        warnings, self._warnings = self._warnings, []
+        return warnings
+
+    # Decisions
+
+    def look(self, now: float) -> Optional[Hung]:
+        """The first failure there is."""
+        held_up_s, self._looked_at = now - self._looked_at, now
+        if held_up_s > HELD_UP_S:
+            for signs in self._signs.values():
+                signs.moved_at += held_up_s
+                signs.agent_at = None if signs.agent_at is None else signs.agent_at + held_up_s
+        return self._silent_agent(now) or self._silent(now) or self._still(now) or self._all_wait(now)
+
+    def _silent_agent(self, now: float) -> Optional[Hung]:
+        agents: Dict[str, List[_Signs]] = {}
+        for signs in self._signs.values():
+            agents.setdefault(signs.agent, []).append(signs)
+        for agent, there in agents.items():
+            if there[0].agent_at is None:
+                continue
+            silent_s, names, host = now - there[0].agent_at, [signs.name for signs in there], there[0].host
+            if silent_s > self._limit_s:
+                return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
+            if silent_s > WARN_S and agent not in self._silent_agents:
+                self._silent_agents.add(agent)
+                self._warnings.append(f"the agent on host {host} has not answered for {silent_s:.0f} s; it, its host "
+                                      f"or the network is held up ({', '.join(names)} run there)")
+            elif silent_s < FRESH_S and agent in self._silent_agents:
+                self._silent_agents.remove(agent)
+                self._warnings.append(f"the agent on host {host} answers again")
+        return None
+
+    def _silent(self, now: float) -> Optional[Hung]:
+        for signs in self._fresh(now):
+            if signs.silent_s is None or signs.silent_s <= FRESH_S:
+                self._well(signs, "answer")
+            elif signs.silent_s > WARN_S:
+                text = f"has not answered for {signs.silent_s:.0f} s" + self._because(signs)
+                if signs.silent_s > self._limit_s:
+                    return Hung([signs.name], text)
+                self._warn(signs, "answer", text)
+        return None
+
+    def _still(self, now: float) -> Optional[Hung]:
+        for signs in self._answering(now):
+            if not signs.activity or signs.waits_s is not None:
+                continue
+            still_s = now - signs.moved_at
+            verb = "carried out message" if signs.activity == "serving" else "been at iteration"
+            text = f"has {verb} {signs.at} for {still_s:.0f} s ({signs.activity}), and waits for nobody"
+            if still_s > signs.limit_s(self._limit_s):
+                return Hung([signs.name], text + self._waiters(signs))
+            if still_s > signs.limit_s(WARN_S) and signs.activity in ("training", "serving"):
+                self._warn(signs, "move", text + self._waiters(signs))
+            elif still_s < FRESH_S:
+                self._well(signs, "move")
+        return None
+
+    def _all_wait(self, now: float) -> Optional[Hung]:
+        """A deadlock, or messages that do not come through."""
+        workers = [signs for signs in self._signs.values() if signs.name.startswith("worker")]
+        answering = self._answering(now)
+        stuck = [signs for signs in workers if signs.activity == "training" and signs.waits_s is not None
+                 and min(signs.waits_s, now - signs.moved_at) > signs.limit_s(self._limit_s)]
+        if not workers or len(stuck) < len(workers) or any(signs not in answering for signs in stuck):
+            return None
+        where = ", ".join(f"{signs.name} at iteration {signs.at}" for signs in workers)
+        return Hung([signs.name for signs in answering],
+                    f"for {min(now - signs.moved_at for signs in stuck):.0f} s every process has answered and every "
+                    f"worker has waited ({where}): messages between them do not come through, or they wait for each "
+                    "other")
+
+    # Small things
+
+    def _fresh(self, now: float) -> List[_Signs]:
+        """Those whose agent speaks."""
+        return [signs for signs in self._signs.values()
+                if signs.agent_at is not None and now - signs.agent_at < FRESH_S]
+
+    def _answering(self, now: float) -> List[_Signs]:
+        return [signs for signs in self._fresh(now) if signs.silent_s is not None and signs.silent_s < FRESH_S]
+
+    def _because(self, signs: _Signs) -> str:
+        return (f": {STATES[signs.state]}" if signs.state in STATES else "") + self._waiters(signs)
+
+    def _waiters(self, signs: _Signs) -> str:
+        waiting = [other for other in self._signs.values() if other.name.startswith("worker") and other is not signs
+                   and (other.silent_s or 0) < FRESH_S and (other.waits_s or 0) > 1]
+        if not waiting:
+            return ""
+        since = min(other.at for other in waiting)
+        return (f"; {listed([other.name for other in waiting])} wait{'s' * (len(waiting) == 1)} for it"
+                + (f" since iteration {since}" if since else ""))
+
+    def _warn(self, signs: _Signs, kind: str, text: str) -> None:
+        if not signs.warned:
+            signs.warned = kind
+            self._warnings.append(f"{signs.name} on host {signs.host} {text}")
+
+    def _well(self, signs: _Signs, kind: str) -> None:
+        if signs.warned == kind:
+            signs.warned = ""
+            self._warnings.append(f"{signs.name} on host {signs.host} {kind}s again")
+
+
+def listed(names: Sequence[str]) -> str:
+    """`worker 0`, `worker 0 and server 1`, `workers 0, 2 and 5`.
+
+    >>> listed(["worker 0", "worker 2", "worker 5"])
+    'workers 0, 2 and 5'
+    """
+    roles = {name.partition(" ")[0] for name in names}
+    if len(names) > 1 and len(roles) == 1:
+        ranks = [name.partition(" ")[2] for name in names]
+        return f"{roles.pop()}s {', '.join(ranks[:-1])} and {ranks[-1]}"
+    return " and ".join(names)
+
+
+def _number(value: object) -> Optional[float]:
+    """A finite number of a beat; anything else is none."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15:
+        return float(value)
+    return None

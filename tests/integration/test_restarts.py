@@ -1,0 +1,122 @@
+"""Jobs that are hit while they train, and go on by themselves to the bits of a run that was left alone."""
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+from kvstore.engine._mxnet import mx
+from tests.integration.launching import Launch, Word, words
+from tests.jobs import until
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+METHODS: Dict[str, List[str]] = {
+    "ssgd": ["--kvstore", "ssgd"],
+    "odsgd": ["--kvstore", "odsgd", "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--warmup", "10"],
+    "pipesgd": ["--kvstore", "pipesgd", "--warmup", "10"],
+    "sasgd": ["--kvstore", "sasgd", "--T", "4"],
+}
+
+
+def start(out: Path, method: str, *launcher: Word, epochs: int = 12) -> Launch:
+    ring = method in ("pipesgd", "sasgd")
+    rest: List[Word] = [] if method == "sasgd" else ["--momentum", "0.9"]
+    return Launch("-n", 2, "-s", 0 if ring else 1, *launcher, sys.executable, "-m", "odsgd", "train", "--dataset",
+                  "digits",
+                  "--epochs", epochs, "--lr", "0.05", *rest, *METHODS[method], "--checkpoint-every", 10, "--out", out,
+                  env=SERVER)
+
+
+def weights(out: Path, iteration: int) -> Dict[str, Any]:
+    loaded: Dict[str, Any] = mx.nd.load(str(out / "checkpoints" / str(iteration) / "weights.params"))
+    return loaded
+
+
+def newest(out: Path) -> int:
+    manifests = (out / "checkpoints").glob("*/manifest.json")
+    return max((int(manifest.parent.name) for manifest in manifests), default=0)
+
+
+@pytest.mark.parametrize("method, victim", [("ssgd", "worker 1"), ("odsgd", "worker 0"), ("odsgd", "server 0"),
+                                            ("pipesgd", "worker 1"), ("sasgd", "worker 0")])
+def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, method: str, victim: str) -> None:
+    epochs = 60
+    with start(tmp_path / "hit", method, "--max-restarts", 2, epochs=epochs) as launch:
+        until(lambda: newest(tmp_path / "hit") >= 20 or launch.process.poll() is not None)
+        launch.kill(victim, signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    restart = next(line for line in launch.errors if "restart 1 of 2, from checkpoint" in line)
+    assert re.search(r"from checkpoint \d+0; lost are \d+\.\d s, at least \d+ iterations$", restart), restart
+    assert any("resumed from" in line for line in launch.output)
+    with start(tmp_path / "whole", method, epochs=epochs) as launch:
+        assert launch.wait() == 0, launch
+    one, other = (weights(tmp_path / name, 22 * epochs) for name in ("hit", "whole"))
+    assert all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
+
+
+def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+    with start(tmp_path, "odsgd", epochs=2) as launch:
+        assert launch.wait() == 0, launch
+    part = tmp_path / "checkpoints" / "44" / "worker-1.npz"
+    part.write_bytes(part.read_bytes()[:-10])
+    with start(tmp_path, "odsgd", epochs=2) as launch:  # the folder holds a run
+        assert launch.wait() == 64
+    with Launch("-n", 2, "-s", 1, sys.executable, "-m", "odsgd", "train", "--config", tmp_path / "config.yaml",
+                "--resume", env=SERVER) as launch:
+        assert launch.wait() == 0, launch
+    said = next(line for line in launch.output if "is not whole" in line)
+    assert "warning: checkpoint 44 is not whole" in said and said.endswith("going on from checkpoint 40")
+
+
+def test_a_failure_that_repeats_itself_and_a_mistake_are_not_started_again(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import odsgd, sys\nfrom kvstore.job import control\ncontrol.report('connecting')\ncontrol.pulse.moved(7)\n"
+        "raise LookupError('as always')\n")
+    with Launch("-n", 1, "-s", 0, "--max-restarts", 5, tmp_path / "fails.py") as launch:
+        assert launch.wait() == 1
+    assert sum("restart" in line for line in launch.errors) == 1
+    assert "not started again: worker 0 has failed in the same way as before" in launch.said
+
+
+SCRIPT = """
+import odsgd
+from mxnet import autograd, gluon, nd
+import mxnet as mx, os, signal, sys
+import kvstore
+from odsgd import checkpoint
+
+out, fails = sys.argv[1], sys.argv[2] == "fails"
+mx.random.seed(1)
+net = gluon.nn.Dense(2, in_units=3)
+net.initialize()
+store = kvstore.create("odsgd", warmup=3)
+trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
+keeper = checkpoint.keep(store, net, out, every=10)
+for iteration in range(keeper.iteration, 75):
+    x = nd.array([[iteration % 7, store.rank + 1, 1]]) / 7
+    with autograd.record():
+        loss = (net(x) - x.sum()).square().mean()
+    loss.backward()
+    trainer.step(1)
+    keeper.step()
+    if fails and iteration == 50 and store.rank == 1 and "ODSGD_RESTARTS" not in os.environ:
+        os.kill(os.getpid(), signal.SIGKILL)
+keeper.close()
+print("began", keeper.iteration, checkpoint.latest(out))
+"""
+
+
+def test_a_script_of_ones_own_goes_on_with_three_lines(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for name in ("fails", "whole"):
+        with Launch("-n", 2, "-s", 1, "--max-restarts", 1, tmp_path / "script.py", tmp_path / name / "run", name,
+                    env=SERVER) as launch:
+            assert launch.wait() == 0, launch
+        assert launch.output[-1].endswith("| began 75 70")
+        assert any("restart 1 of 1, from checkpoint" in line for line in launch.errors) == (name == "fails")
+    one, other = (mx.nd.load(str(tmp_path / name / "run" / "70" / "weights.params")) for name in ("fails", "whole"))
+    assert all(np.array_equal(one[key].asnumpy(), other[key].asnumpy()) for key in one)

@@ -1,0 +1,71 @@
+"""What a process says of itself every second, and how its waits show in it."""
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Dict, List
+
+from kvstore.job.control import Watch
+from kvstore.job.pulse import Pulse
+from tests.jobs import ROOT, until
+
+
+def test_beats_come_from_a_thread_of_their_own() -> None:
+    told: List[Dict[str, Any]] = []
+    pulse = Pulse(lambda event, **fields: told.append(fields), lambda: None)
+    pulse.EVERY_S = 0.01
+    before = threading.active_count()
+    pulse.start()
+    pulse.start()
+    pulse.moved(7)
+    pulse.activity = "training"
+    until(lambda: told[-1] == {"at": 7, "moves": 1, "part": 0, "activity": "training", "waits_s": None}, 60)
+    assert threading.active_count() == before + 1
+
+
+def test_an_activity_within_another() -> None:
+    pulse = Pulse(lambda event, **fields: None, lambda: 1.0)
+    with pulse.doing("training"), pulse.doing("checkpoint"):
+        assert pulse.state()["activity"] == "checkpoint"
+    assert pulse.state()["activity"] == ""
+
+
+def test_serving_is_not_waiting() -> None:
+    pulse = Pulse(lambda event, **fields: None, lambda: 1.04)
+    assert pulse.state()["waits_s"] == 1.0
+    pulse.activity = "serving"
+    assert pulse.state()["waits_s"] is None
+
+
+def test_waits_under_way_are_known_to_the_watch() -> None:
+    watch = Watch(lambda message: None)
+    assert watch.waiting() is None
+    with watch.deadline(60.0, "late"):
+        time.sleep(0.05)
+        waited = watch.waiting()
+        assert waited is not None and 0.05 <= waited < 60
+    assert watch.waiting() is None
+
+
+def test_what_is_followed_counts_as_a_wait_from_its_last_movement_on() -> None:
+    watch = Watch(lambda message: None)
+    watch.TICK_S = 0.01
+    state: List[Any] = [None]
+    watch.follow("answers", 60.0, lambda: state[0], lambda: "late")
+    time.sleep(0.05)
+    assert watch.waiting() is None
+    state[0] = 1
+    until(lambda: (watch.waiting() or 0) > 0.1, 60)
+    state[0] = 2
+    until(lambda: (watch.waiting() or 0) < 0.1, 60)
+    state[0] = None
+    until(lambda: watch.waiting() is None, 60)
+
+
+def test_a_process_with_a_pulse_prints_its_stacks_when_told() -> None:
+    program = ("import os, signal, time\nfrom kvstore.job import pulse\n"
+               "pulse.Pulse(lambda event, **fields: None, lambda: None).start()\n"
+               "def stuck():\n    os.kill(os.getpid(), pulse.STACKS)\n    print('goes on')\nstuck()\n")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "goes on\n"
+    assert "in stuck" in done.stderr and "most recent call first" in done.stderr

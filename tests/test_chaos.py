@@ -1,0 +1,60 @@
+"""The campaign of faults: its cases follow from a seed, and broken promises are seen as such."""
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from scripts import chaos
+
+KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
+                          "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None}
+RESTARTED = {**KILLED, "code": 0, "restarts": 2, "restarted": True, "finished": True, "accuracy": 0.98}
+
+
+def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None:
+    cases = [chaos.case(1, number) for number in range(300)]
+    assert cases == [chaos.case(1, number) for number in range(300)]
+    assert cases != [chaos.case(2, number) for number in range(300)]
+    assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
+    assert {case.fault for case in cases} == set(chaos.FAULTS)
+    assert {case.moment for case in cases} == set(chaos.MOMENTS)
+    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
+
+
+@pytest.mark.parametrize("seen, same_bits, broken", [
+    (KILLED, None, []),
+    ({**KILLED, "named_s": 20.0}, None, ["worker 1 was not named within 15 s"]),
+    ({**KILLED, "named_s": None}, None, ["worker 1 was not named within 15 s"]),
+    ({**KILLED, "fault": "stop", "named_s": 20.0}, None, []),
+    ({**KILLED, "left": 2}, None, ["2 processes left"]),
+    ({**KILLED, "code": None}, None, ["not ended within 240 s"]),
+    ({**KILLED, "damaged": ["x"]}, None, ["a checkpoint that counts is damaged"]),
+    ({**KILLED, "restarts": 2}, None, ["not finished (exit code 137)"]),
+    (RESTARTED, True, []), (RESTARTED, False, ["other bits"]), (RESTARTED, None, []),
+    ({**RESTARTED, "accuracy": 0.5}, None, ["accuracy 0.5"]),
+    ({**RESTARTED, "fault": "slow", "restarts": 0, "restarted": False, "named_s": None}, True, []),
+    ({**KILLED, "victim": "launcher", "code": -9, "named_s": None}, None, []),
+])
+def test_broken_promises_are_seen(seen: Dict[str, Any], same_bits: Any, broken: List[str]) -> None:
+    assert chaos.judge(seen, same_bits) == broken
+
+
+def test_the_table_has_a_line_for_each_victim_and_fault() -> None:
+    results = [{**KILLED, "same_bits": None, "broken": []}, {**RESTARTED, "same_bits": True, "broken": ["x"]}]
+    line = "| worker | kill | 2 | 2 | 0.9, 0.9 | 0 | 0 | 1 | 1 | 1 of 1 | 1 |"
+    assert chaos.table(results).splitlines()[2:] == [line]
+
+
+def test_the_table_takes_its_place_in_a_page() -> None:
+    page = "a\n<!-- chaos -->\nold\n<!-- end of chaos -->\nb\n"
+    assert chaos.placed(page, "new") == "a\n<!-- chaos -->\n\nnew\n\n<!-- end of chaos -->\nb\n"
+    assert chaos.placed(chaos.placed(page, "new"), "new") == chaos.placed(page, "new")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path) -> None:
+    case = chaos.Case(0, "ssgd", 2, 1, "worker 1", "kill", "training", 0.1, 1)
+    seen = chaos.run(case, tmp_path)
+    assert seen["hit"] and seen["restarted"], seen
+    assert chaos.judge(seen, seen["weights"] == chaos.reference(case, tmp_path)) == []
