@@ -43,10 +43,10 @@ def install_when_imported(create: Create) -> None:
             run(module)
             install(module, create)
 
-        spec.loader.exec_module = exec_module
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
-    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
 
 
 def _ours(mx: Any, create: Create, store: Any) -> Any:
