@@ -49,6 +49,7 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
 
 
 def register() -> None:
-    """Make the names known to ``mx.kv.create`` as well. ``import odsgd`` does it."""
-    from kvstore import factory
-    factory.register()
+    """Make the names known to MXNet as well (`kvstore.gluon.by_name`). ``import odsgd`` does it."""
+    from kvstore.engine._mxnet import mx
+    from kvstore.gluon import by_name
+    by_name.install(mx, create)

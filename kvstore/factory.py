@@ -1,10 +1,8 @@
 """From a name and options to a store."""
-from functools import partial
-from typing import Any, List, Optional, Union
+from typing import Any, Optional, Union
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Options
-from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
 from kvstore.job import control
@@ -58,24 +56,3 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = contr
         return MpiSharded(timeout_s)
     from kvstore.transports.ps import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
-
-
-def register() -> None:
-    """Let ``mx.kv.create("odsgd")`` and ``gluon.Trainer(…, kvstore="odsgd")`` make a store with default options.
-
-    For the Trainer MXNet is taught a line: it makes no store at all for one device, unless the name contains ``dist``.
-    """
-    for name in _ours():
-        mx.kvstore.KVStoreBase.kv_registry.setdefault(name, partial(create, name))
-    mxnets = mx.gluon.trainer._create_kvstore
-
-    def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
-        return mxnets(create(kvstore) if kvstore in _ours() else kvstore, *arguments)
-
-    if mxnets.__module__ != __name__:
-        mx.gluon.trainer._create_kvstore = create_kvstore
-
-
-def _ours() -> List[str]:
-    """The names of methods that MXNet does not have itself."""
-    return [name for name, method in algorithms.METHODS.items() if method.transports != ("process",)]

@@ -14,6 +14,7 @@ if early.is_launcher():
 
 import kvstore
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
+from kvstore.gluon import by_name
 from kvstore.job import control
 
 __version__ = "0.3.0"
@@ -28,3 +29,5 @@ if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not control.servin
 
 if os.environ.get("DMLC_ROLE") == "worker" or "mxnet" in sys.modules:
     kvstore.register()  # mx.kv.create("odsgd")
+else:
+    by_name.install_when_imported(kvstore.create)

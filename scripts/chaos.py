@@ -100,8 +100,9 @@ class Job:
 
     def _read(self) -> None:
         assert self.process.stdout
-        for line in self.process.stdout:
-            self.lines.append((time.monotonic(), line.rstrip("\n")))
+        with self.process.stdout as said:
+            for line in said:
+                self.lines.append((time.monotonic(), line.rstrip("\n")))
 
     def marked(self) -> Dict[int, Dict[str, str]]:
         found = {}

@@ -16,7 +16,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import EXIT_FAILURE
+from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import control
 from kvstore.server.hub import Hub
 from kvstore.server.shard import Shard
@@ -26,6 +26,7 @@ from kvstore.wire.interfaces import Traffic
 from kvstore.wire.messages import pack_letter
 
 ANSWER_S = 0.2
+_PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's own stores sends
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
@@ -76,6 +77,10 @@ class Server:
             self._carry_out(body)
 
     def _carry_out(self, body: bytes) -> None:
+        if body.startswith(_PICKLED_OPTIMIZER):
+            raise ProtocolError("a worker's script uses a store of MXNet's own (`dist_sync` or the like) in a job of "
+                                "odsgd; put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: "
+                                "`ssgd` in place of `dist_sync`, `asgd` in place of `dist_async`")
         sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
         self._heard()
         if name == "hello":

@@ -8,6 +8,10 @@ from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError, unknown
 from kvstore.options import FLAG, Span, convert
 
+ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
+        "epochs": "epoch", "momentum_local": "mom-local"}
+"""Options with a second flag: words for the papers' letters, and the words of the OD-SGD authors' scripts."""
+
 
 class Parser(argparse.ArgumentParser):
     """Complaints are one line, as ConfigErrors, and end with `hint`: where to read on."""
@@ -55,7 +59,8 @@ def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, descript
         title = field.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        _add(groups[title], field)
+        also = ALSO.get(field.name, "")
+        _add(groups[title], field, ["--" + also] if also and also.replace("-", "_") not in fields else [])
     return parser
 
 
@@ -65,7 +70,7 @@ it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`;
 Flags may be written with - or _ (--lr-local, --lr_local)."""
 
 
-def _add(group: Any, field: dataclasses.Field[Any]) -> None:
+def _add(group: Any, field: dataclasses.Field[Any], also: Sequence[str]) -> None:
     flag, kind = "--" + field.name.replace("_", "-"), field.metadata["kind"]
     help = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
     if kind is FLAG:
@@ -73,7 +78,7 @@ def _add(group: Any, field: dataclasses.Field[Any]) -> None:
         group.add_argument("--no" + flag[1:], dest=field.name, action="store_const", const=False,
                            help=argparse.SUPPRESS)
     else:
-        group.add_argument(flag, dest=field.name, metavar=kind.metavar, help=help)
+        group.add_argument(flag, *also, dest=field.name, metavar=kind.metavar, help=help)
 
 
 def _shown_default(field: dataclasses.Field[Any]) -> str:

@@ -37,6 +37,7 @@ LAST_WORDS_S = 2.0
 FAREWELL_S = 5.0
 DESERTED_S = 10.0
 TAIL_LINES = 20
+IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
 
 _PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
 
@@ -174,6 +175,8 @@ class _Failure:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
             lines += [f"  it reported: {self.member.error}"] if self.member.error else []
         lines += remarks
+        if any(IMPORT_FAILS in line for line in tail):
+            lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
         return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
 
 
@@ -363,7 +366,8 @@ class Judge:
 
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
-        staying = [member.name for member in self.others if member.code is None and member.role == "server"]
+        staying = [member.name for member in self.others  # one that no worker has called waits for nothing
+                   if member.code is None and member.role == "server" and member.joined]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
         bad = [member for member in self.others if member.code]

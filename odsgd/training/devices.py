@@ -16,7 +16,8 @@ def contexts(config: TrainConfig) -> List[Any]:
     present = _gpus_present()
     missing = [number for number in wanted if number >= present]
     if missing:
-        raise ConfigError(f"no GPU {', '.join(map(str, missing))} on this machine: {_what_is_there(present)}. "
+        listed = [*missing[:3], "…", missing[-1]] if len(missing) > 5 else missing
+        raise ConfigError(f"no GPU {', '.join(map(str, listed))} on this machine: {_what_is_there(present)}. "
                           "Leave --num-gpus and --gpus out to compute on the CPU")
     return [mx.gpu(number) for number in wanted]
 

@@ -19,7 +19,7 @@ from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import control
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Rounds
-from kvstore.wire.codecs import CODECS, codec
+from kvstore.wire.codecs import WITHOUT_RESIDUAL, codec
 from tests.jobs import PATIENCE_S, ROOT, environment
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -64,7 +64,7 @@ def descend() -> None:
     rounds = start()
     m, p = rounds.worker_rank, rounds.num_workers
     random.seed(m)
-    for name in CODECS:
+    for name in WITHOUT_RESIDUAL:
         centres = [np.random.RandomState(100 * m + size).standard_normal(size).astype(np.float32) for size in SIZES]
         weights = [np.zeros(size, np.float32) for size in SIZES]
         for _ in range(ROUNDS):
@@ -81,7 +81,7 @@ def test_all_ranks_have_the_same_bits_after_200_rounds(workers: int) -> None:
     job = mpi_job(workers, "descend")
     assert job.returncode == 0, job.stderr
     lines = [line.split() for line in job.stdout.splitlines()]
-    for name in CODECS:
+    for name in WITHOUT_RESIDUAL:
         bits = [line[1] for line in lines if line[0] == name]
         assert len(bits) == workers and len(set(bits)) == 1, job.stdout
     assert all(float(worst) < 0.1 for _, _, worst in lines)  # and they have gone where they should
@@ -195,7 +195,7 @@ def test_the_benchmark_of_the_ring_runs() -> None:
                           timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     assert [line.split("  ")[1] for line in done.stdout.splitlines() if "our ring" in line] == [
-        f"our ring, codec {name}" for name in CODECS]
+        f"our ring, codec {name}" for name in WITHOUT_RESIDUAL]
 
 
 if __name__ == "__main__":

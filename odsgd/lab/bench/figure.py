@@ -9,6 +9,7 @@ from odsgd.lab.command import pyplot
 
 PANELS_PER_LINE = 3
 TITLE_WIDTH = 50
+COLOURS = [f"C{number}" for number in range(10)] + ["gold", "navy", "lime", "black", "silver", "teal", "salmon", "plum"]
 
 
 def draw(findings: Sequence[Finding], title: str, path: str) -> None:
@@ -48,8 +49,8 @@ def _panel(axis: Any, findings: Sequence[Finding], systems: Sequence[str]) -> No
         medians = [finding.iteration_ms for finding in mine]
         spread = [[finding.iteration_ms - min(finding.iterations_ms) for finding in mine],
                   [max(finding.iterations_ms) - finding.iteration_ms for finding in mine]]
-        axis.bar(places, medians, width, yerr=spread, label=system, color=f"C{number % 10}", capsize=2,
-                 error_kw={"elinewidth": 0.8})
+        axis.bar(places, medians, width, yerr=spread, label=system, color=COLOURS[number % len(COLOURS)],
+                 capsize=2, error_kw={"elinewidth": 0.8})
         limits = [finding.limit_ms for finding in mine]
         axis.hlines(limits, [place - width / 2 for place in places], [place + width / 2 for place in places],
                     colors="black", linewidth=1.5, label="limit" if any(limits) else None)

@@ -2,8 +2,10 @@
 from typing import Any, List
 
 import numpy as np
+import pytest
 
 import kvstore
+from kvstore import algorithms
 from kvstore.algorithms.sync import SSGD, Synchronous, SyncUpdate
 from kvstore.engine._mxnet import mx
 from kvstore.transports.inprocess import Stage
@@ -25,8 +27,8 @@ class Looking(SSGD):
     worker = Looks
 
 
-def test_a_method_may_read_a_gradient_that_the_one_it_derives_from_has_sent() -> None:
-    kvstore.register_method(Looking)
+def test_a_method_may_read_a_gradient_that_the_one_it_derives_from_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(algorithms.METHODS, "looking", Looking)
     store = kvstore.create("looking", Stage(1).worker(0))
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
     w = mx.nd.array([1.0, 3.0])

@@ -406,28 +406,6 @@ def test_trainer_saves_and_loads_optimizer_states(tmp_path: Path) -> None:
     assert resumed == straight
 
 
-def test_a_trainer_takes_a_store_by_name_with_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """MXNet itself makes no store for one device unless the name contains `dist`: it would train alone, in silence."""
-    from kvstore import factory
-    made: List[str] = []
-    local = kvstore.create("local")
-
-    def create(name: str) -> Store:
-        made.append(name)
-        return local
-
-    monkeypatch.setattr(factory, "create", create)
-    kvstore.register()
-    net = gluon.nn.Dense(1, in_units=1)
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore="odsgd")
-    trainer._init_kvstore()
-    assert made == ["odsgd"] and trainer._kvstore is not None
-    plain = gluon.Trainer(net.collect_params(), "sgd", kvstore="device")
-    plain._init_kvstore()
-    assert plain._kvstore is None
-
-
 def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:
     def trainer(**options: Any) -> Any:
         net = gluon.nn.Dense(1, in_units=1)
@@ -437,8 +415,6 @@ def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:
             loss = net(mx.nd.ones((1, 1)))
         loss.backward()
         return made
-    with pytest.raises(ConfigError, match="unless it is made with update_on_kvstore=False"):
-        trainer(update_on_kvstore=False).step(1)
     with pytest.raises(ConfigError, match="compression_params has no `type`; expected"):
         trainer(compression_params={"threshold": 0.5}).step(1)
     with pytest.raises(ConfigError, match="unknown entry of compression_params `treshold`; did you mean `threshold`"):

@@ -13,8 +13,9 @@ from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import CodedOptions
 from kvstore.errors import ConfigError
-from kvstore.options import Span, plain
+from kvstore.options import Span, integer, option, plain
 from odsgd.config import methods
+from odsgd.config.flags import parse_flags
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig, option_fields, own_fields
 from scripts import docs_tables
@@ -435,3 +436,20 @@ def test_local_optimizers_include_those_of_the_paper() -> None:
     assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= {"none", *optimizers.NAMES}
     for name in ("none", "sgd", "dcasgd_c", "dcasgd_a"):
         assert optimizer_local(TrainConfig(optimizer_local=name)) == name
+
+
+@pytest.mark.parametrize("words, letters", [
+    ("--kvstore easgd --interval 7", "--kvstore easgd --T 7"),
+    ("--kvstore pipesgd --pipeline-depth 3", "--kvstore pipesgd --K 3"),
+    ("--kvstore softsync --updates_per_round 2", "--kvstore softsync --n 2"),
+    ("--kvstore dcasgd_a --mean-square-decay=0.5", "--kvstore dcasgd_a --m 0.5"),
+    ("--kvstore odsgd --epoch 3 --mom-local 0.5", "--kvstore odsgd --epochs 3 --momentum-local 0.5")])
+def test_the_papers_letters_have_words_beside_them(words: str, letters: str) -> None:
+    assert from_flags(words) == from_flags(letters) != from_flags(" ".join(letters.split()[:2]))
+
+
+def test_an_option_that_has_such_a_word_for_its_name_keeps_it() -> None:
+    made = dataclasses.make_dataclass("Both", [("T", int, option(1, integer(1), "a length")),
+                                               ("interval", int, option(1, integer(1), "another"))])
+    fields = {field.name: field for field in dataclasses.fields(made)}
+    assert parse_flags(fields, "program", ["--interval", "3"])[0] == {"interval": 3}

@@ -117,6 +117,20 @@ def test_the_message_ends_with_the_last_lines_of_the_culprit() -> None:
     assert tail == ["    | line %d" % number for number in range(10, 30)]
 
 
+def test_a_script_that_imports_mxnet_first_is_told_what_it_lacks() -> None:
+    judge = running(*NAMES)
+    judge.output("worker 0", "AttributeError: module 'numpy' has no attribute 'bool'.")
+    judge.exited("worker 0", 1, 10.0)
+    assert "put `import odsgd` before `import mxnet`" in verdict_at(judge, 11.0).message
+
+
+def test_a_job_that_never_makes_a_store_does_not_wait_for_its_servers() -> None:
+    judge = running()
+    end_workers(judge, 10.0)
+    verdict = verdict_at(judge, 10.1)
+    assert (verdict.exit_code, verdict.message) == (0, "")
+
+
 def end_workers(judge: Judge, now: float) -> None:
     judge.exited("worker 0", 0, now)
     judge.exited("worker 1", 0, now)

@@ -1,0 +1,103 @@
+"""Our stores by name in MXNet: ``mx.kv.create("odsgd")``, ``gluon.Trainer(…, kvstore="odsgd")``, Module's ``fit``.
+
+MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
+at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
+and to refuse all that neither of us knows. Nothing here imports MXNet.
+"""
+import functools
+import importlib.machinery
+import os
+import sys
+import types
+from typing import Any, Callable
+
+from kvstore import algorithms
+from kvstore.errors import ConfigError
+
+MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync")
+_WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync", "async", "p3"}
+"""MXNet's names are made of these, in any order: it looks for words in them."""
+
+Create = Callable[[Any], Any]
+
+
+def install(mx: Any, create: Create) -> None:
+    """Teach this MXNet our names; `create` makes the store of a name. A second call does nothing."""
+    if hasattr(mx.kvstore.create, "__wrapped__"):
+        return
+    ours = functools.partial(_ours, mx, create)
+    mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
+    mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)
+    mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
+
+
+def install_when_imported(create: Create) -> None:
+    """The same once MXNet is imported; until then it costs nothing."""
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "mxnet" else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            install(module, create)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
+
+
+def _ours(mx: Any, create: Create, store: Any) -> Any:
+    """A store for a name of ours; anything else as it is. ConfigError for a name that nobody knows."""
+    if not _is_ours(mx, store):
+        return store
+    algorithms.find(store.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
+    return create(store.lower())
+
+
+def _is_ours(mx: Any, store: Any) -> bool:
+    return isinstance(store, str) and not set(store.lower().split("_")) <= _WORDS \
+        and store.lower() not in mx.kvstore.KVStoreBase.kv_registry
+
+
+def _creating(mxnets: Create, ours: Create) -> Create:
+    """``mx.kv.create`` with our names."""
+    @functools.wraps(mxnets)
+    def create(name: Any = "local") -> Any:
+        store = ours(name)
+        return mxnets(name) if store is name else store
+
+    return create
+
+
+def _preparing(mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
+    """``mx.model._create_kvstore``, which makes Module's store, with our names."""
+    @functools.wraps(mxnets)
+    def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
+        return mxnets(ours(kvstore), *arguments)
+
+    return create_kvstore
+
+
+def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., None]:
+    """``Trainer.__init__``, which looks at its store when it is made, and not with the first step."""
+    @functools.wraps(init)
+    def __init__(trainer: Any, *arguments: Any, **options: Any) -> None:
+        init(trainer, *arguments, **options)
+        asked = trainer._kvstore_params
+        if _is_ours(mx, asked["kvstore"]) or type(asked["kvstore"]).__module__.startswith("kvstore."):
+            _check_updates(asked["update_on_kvstore"])
+        asked["kvstore"] = ours(asked["kvstore"])
+
+    return __init__
+
+
+def _check_updates(asked: Any) -> None:
+    """ConfigError where the Trainer would update the weights itself."""
+    unset = asked is None
+    if (os.environ.get("MXNET_UPDATE_ON_KVSTORE") == "0") if unset else not asked:
+        where = "MXNET_UPDATE_ON_KVSTORE=0 in the environment" if unset else "update_on_kvstore=False"
+        raise ConfigError(f"the Trainer is made with {where}, and these stores update the weights themselves; leave it "
+                          "out")

@@ -1,0 +1,103 @@
+"""Our stores by name in MXNet. One process that does as a user's script does; its MXNet keeps what it was taught."""
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+import kvstore
+from kvstore import ConfigError
+from kvstore.engine._mxnet import mx
+from kvstore.gluon import by_name
+from tests.jobs import environment, launch
+
+gluon = mx.gluon
+
+
+@pytest.fixture(autouse=True)
+def _taught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`kvstore.register`, taken back after the test."""
+    for owner, name in [(mx.kvstore, "create"), (mx.model, "_create_kvstore"), (mx.module.module, "_create_kvstore"),
+                        (gluon.Trainer, "__init__")]:
+        monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
+    kvstore.register()
+
+
+def trainer(**options: Any) -> Any:
+    net = gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    return gluon.Trainer(net.collect_params(), "sgd", **options)
+
+
+def fit(store: str) -> None:
+    batches = mx.io.NDArrayIter(mx.nd.ones((4, 1)), mx.nd.ones((4, 1)), 2, label_name="out_label")
+    net = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1), name="out")
+    mx.mod.Module(net, label_names=["out_label"]).fit(batches, kvstore=store, num_epoch=1)
+
+
+@pytest.mark.parametrize("way", [lambda name: mx.kv.create(name), lambda name: mx.kvstore.create(name),
+                                 lambda name: trainer(kvstore=name), fit])
+def test_a_name_outside_a_job_or_a_mistyped_one_is_an_error_and_never_mxnets_local_store(way: Any) -> None:
+    """MXNet itself makes a store of this process alone, or none; it would train alone, in silence."""
+    for name in ("odsgd", "ODSGD"):
+        with pytest.raises(ConfigError, match=r"needs a job.*; start the script with `odsgd launch -n 2 -s 1 python"):
+            way(name)
+    with pytest.raises(ConfigError, match="unknown store `odsdg`; did you mean `odsgd`"):
+        way("odsdg")
+    with pytest.raises(ConfigError, match="unknown store `dist_snyc`; did you mean `dist_sync`"):
+        way("dist_snyc")
+    for name in ("local", "device", "local_allreduce_cpu", "teststore"):
+        way(name)
+
+
+def test_a_trainer_has_the_store_that_it_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: List[str] = []
+
+    def create(name: str) -> Any:
+        made.append(name)
+        return kvstore.create("local")
+
+    monkeypatch.setattr(mx.kvstore, "create", mx.kvstore.create.__wrapped__)
+    monkeypatch.setattr(gluon.Trainer, "__init__", gluon.Trainer.__init__.__wrapped__)
+    by_name.install(mx, create)
+    ours, none = trainer(kvstore="odsgd"), trainer(kvstore=None)
+    for one in (ours, none):
+        one._init_kvstore()
+    assert made == ["odsgd"] and ours._kvstore.type == "local" and none._kvstore is None
+    by_name.install(mx, create)
+    trainer(kvstore="ssgd")
+    assert made == ["odsgd", "ssgd"]  # taught twice, asked once
+
+
+def test_a_trainer_that_would_update_the_weights_itself_is_refused_when_it_is_made(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    for store in ("odsgd", kvstore.create("local")):
+        with pytest.raises(ConfigError, match="made with update_on_kvstore=False, and these stores update the weights"):
+            trainer(kvstore=store, update_on_kvstore=False)
+    trainer(kvstore="device", update_on_kvstore=False)
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    trainer(kvstore=kvstore.create("local"), update_on_kvstore=True)  # which MXNet ranks above the variable
+    with pytest.raises(ConfigError, match="MXNET_UPDATE_ON_KVSTORE=0 in the environment"):
+        trainer(kvstore=kvstore.create("local"))
+
+
+def test_a_script_that_imports_odsgd_before_mxnet_has_the_names(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text('import odsgd\nimport sys\nassert "mxnet" not in sys.modules\nimport mxnet as mx\n'
+                      'mx.kv.create("odsgd")\n', encoding="utf-8")
+    done = subprocess.run([sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "odsgd launch -n 2 -s 1 python script.py" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_script_of_mxnets_stores_in_a_job_is_told_to_import_odsgd(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text('import numpy\nnumpy.bool = bool\nimport mxnet as mx\nnet = mx.gluon.nn.Dense(1, in_units=1)\n'
+                      'net.initialize()\n'
+                      'mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_sync")._init_kvstore()\n'
+                      'mx.nd.waitall()\n', encoding="utf-8")
+    done = launch(1, 1, [sys.executable, str(script)], timeout_s=100)
+    assert done.returncode == 70
+    assert "put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: `ssgd`" in done.stderr
