@@ -113,6 +113,8 @@ class Session:
         self.transport.opens(opening)
         arriving = self.wire.open(opening, weights)
         lr_given = optimizer.lr if self.lr_given is None else self.lr_given
+        local = self.local_optimizer  # one of the user's own may write to the gradient
+        self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
@@ -155,9 +157,7 @@ class Session:
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
-        local = self.local_optimizer
-        reads_only = local is None or optimizers.known(local)  # one of the user's own may write to the gradient
-        return self.wire.room(bucket) if reads_only and self.workers[bucket.id].ends_with_exchange else None
+        return self.wire.room(bucket) if self._has_room else None
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""

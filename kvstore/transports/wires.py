@@ -42,7 +42,8 @@ class Buffer:
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 
-        engine.push(write, [*[payload][there:], version, *behind], [self.whole])
+        reads = [version, *behind] if there else [payload, version, *behind]
+        engine.push(write, reads, [self.whole])
 
 
 class Window:

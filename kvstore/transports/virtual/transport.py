@@ -137,7 +137,20 @@ class VirtualStage(Stage):
             self._answer_what_came()  # which workers may read later, as elastic averaging does
 
 
-class VirtualWorker(InProcess):
+class _Timed:
+    """What both kinds of worker tell the stage."""
+
+    _stage: VirtualStage
+    worker_rank: int
+
+    def begins(self, t: int) -> None:
+        self._stage.begins(self.worker_rank, t)
+
+    def seconds(self) -> float:
+        return self._stage.seconds(self.worker_rank)
+
+
+class VirtualWorker(_Timed, InProcess):
     """One worker's end of a virtual cluster with servers."""
 
     _stage: VirtualStage
@@ -149,14 +162,8 @@ class VirtualWorker(InProcess):
     def opens(self, opening: Opening) -> None:
         self._stage.opens(opening, self._layers, ring=False)
 
-    def begins(self, t: int) -> None:
-        self._stage.begins(self.worker_rank, t)
 
-    def seconds(self) -> float:
-        return self._stage.seconds(self.worker_rank)
-
-
-class VirtualRing(InProcessRing):
+class VirtualRing(_Timed, InProcessRing):
     """One worker of a virtual cluster without servers."""
 
     _stage: VirtualStage
@@ -167,9 +174,3 @@ class VirtualRing(InProcessRing):
 
     def opens(self, opening: Opening) -> None:
         self._stage.opens(opening, self._layers, ring=True)
-
-    def begins(self, t: int) -> None:
-        self._stage.begins(self.worker_rank, t)
-
-    def seconds(self) -> float:
-        return self._stage.seconds(self.worker_rank)
