@@ -13,8 +13,7 @@ from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.transports.replicas import InTurn, Resident
-from kvstore.wire.interfaces import Opening, Pending, Sharded, State
-from kvstore.wire.saved import text_array
+from kvstore.wire.interfaces import Opening, Pending, Sharded
 
 
 class Parts(Resident):
@@ -63,15 +62,10 @@ class Parts(Resident):
         self._arriving[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
         return self._arriving[bucket.id]
 
-    def export_state(self) -> State:
+    def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
         """Collective; every worker gets all of it."""
-        return {bucket.id: {**{f"optimizer/{name}": self.sharded.gather(bucket, self._own(bucket, array))
-                               for name, array in self.updates[bucket.id].arrays().items()},
-                            "meta": text_array({"optimizer": self.updates[bucket.id].facts(), "rule": {}})}
-                for bucket in self.buckets}
-
-    def _own(self, bucket: Bucket, array: NDArray) -> np.ndarray:
-        return array.asnumpy().reshape(-1)[:0 if bucket.id in self._no_part else None]
+        mine = super().whole(bucket, array)[:0 if bucket.id in self._no_part else None]
+        return self.sharded.gather(bucket, mine)
 
     def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
         mine = self.sharded.part(bucket)

@@ -286,6 +286,21 @@ def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pa
     return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
+def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int,
+               pace: Callable[[], float]) -> List[Bucket]:
+    """The buckets of a job; `pace` is asked for only where the bits do not depend on their sizes.
+
+    They may: a rule may look at a bucket as a whole, and a codec have a scale per bucket. In an asynchronous job a
+    saved version belongs to a bucket.
+    """
+    nbytes = traffic.bucket_nbytes
+    if nbytes is None and not traffic.asynchronous:
+        floats = sum(parameter.size for parameter in parameters)
+        nbytes = even_nbytes(floats, keys.num_servers, num_workers, traffic.waits,
+                             pace() if traffic.any_cut and not traffic.coded else math.inf)
+    return plan(parameters, keys, nbytes, traffic.whole)
+
+
 def window_nbytes(floats: int, waits: bool) -> float:
     """How much of a model of so many floats may be in flight to one server."""
     return min(WINDOW_NBYTES, WIRE_DTYPE.itemsize * floats / 8) if waits else WINDOW_NBYTES
@@ -302,14 +317,7 @@ class ParameterServer(Wired):
         self._outbox: Optional[Outbox] = None  # for messages with a codec
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        nbytes = traffic.bucket_nbytes
-        if nbytes is None and self._synchronous:  # a saved version of an asynchronous job belongs to a bucket
-            floats = sum(parameter.size for parameter in parameters)
-            # A rule may look at a bucket as a whole, and a codec have a scale per bucket: then sizes, and so the bits,
-            # must not depend on the time of day.
-            pace = self._connection.pace if traffic.any_cut and not traffic.coded else math.inf
-            nbytes = even_nbytes(floats, self.num_servers, self.num_workers, traffic.waits, pace)
-        return plan(parameters, self._connection.keys, nbytes, traffic.whole)
+        return on_servers(parameters, traffic, self._connection.keys, self.num_workers, lambda: self._connection.pace)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if opening.method.startswith("__main__:"):

@@ -60,6 +60,17 @@ class Resident(GlobalWeights):
                         "applies itself", [f"the last one: {self._rate!r}",
                                            f"all so far, as a checksum: {self._rates:08x}"])
 
+    def export_state(self) -> State:
+        """The parts have the names of a server's (`shard.Entry.saved`)."""
+        return {bucket.id: {**{f"optimizer/{name}": self.whole(bucket, array)
+                               for name, array in self.updates[bucket.id].arrays().items()},
+                            "meta": text_array({"optimizer": self.updates[bucket.id].facts(), "rule": {}})}
+                for bucket in self.buckets}
+
+    def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
+        """An array of the optimizer's state of a whole bucket, flat."""
+        return array.asnumpy().reshape(-1)
+
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
             mine = b"" if state is None or self._transport.worker_rank != 0 else npz(state[bucket.id])
@@ -103,9 +114,3 @@ class Replicas(Resident, Replicated):
         self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
             lambda total: update(before.result(), total, lr, share, out=after))
         return self._arriving[bucket.id]
-
-    def export_state(self) -> State:
-        """The parts have the names of a server's (`shard.Entry.saved`)."""
-        return {key: {**{f"optimizer/{name}": array.asnumpy().reshape(-1) for name, array in update.arrays().items()},
-                      "meta": text_array({"optimizer": update.facts(), "rule": {}})}
-                for key, update in self.updates.items()}

@@ -98,8 +98,9 @@ class Launch:
 
     @property
     def said(self) -> str:
-        """The launcher's own messages, its name taken off."""
-        start = next((index for index, line in enumerate(self.errors) if line.startswith("odsgd launch: ")), None)
+        """The launcher's own messages, its name taken off, from the first that is no warning on."""
+        start = next((index for index, line in enumerate(self.errors) if line.startswith("odsgd launch: ")
+                      and not line.startswith("odsgd launch: warning: ")), None)
         return "" if start is None else "\n".join(self.errors[start:]).replace("odsgd launch: ", "")
 
     def __str__(self) -> str:

@@ -1,5 +1,4 @@
 """Buckets as the real transports lay them out, so that virtual messages are as large as real ones."""
-import math
 from typing import List, Optional, Sequence
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
@@ -12,11 +11,7 @@ from kvstore.wire.interfaces import Traffic
 def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
     """As `ps.ParameterServer.plan`."""
     cluster.check_transport("server", traffic.coded)
-    nbytes = traffic.bucket_nbytes
-    if nbytes is None and not traffic.asynchronous:
-        nbytes = ps.even_nbytes(_floats(parameters), keys.num_servers, cluster.workers, traffic.waits,
-                                round_pace(cluster) if traffic.any_cut else math.inf)
-    return plan(parameters, keys, nbytes, traffic.whole)
+    return ps.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
 
 def round_pace(cluster: VirtualCluster) -> float:

@@ -91,11 +91,15 @@ def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
-def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first() -> None:
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT])
+def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first(ended: int) -> None:
     judge = running(*NAMES)
-    judge.exited("worker 1", 255, 10.0)
+    judge.exited("worker 1", ended, 10.0)
     judge.exited("worker 0", -signal.SIGKILL, 10.0)
     assert verdict_at(judge, 11.0).culprit == "worker 0"
+
+
+def test_a_worker_that_has_ended_itself_is_the_cause_if_none_was_killed() -> None:
     judge = running(*NAMES)
     judge.exited("worker 1", 3, 10.0)
     judge.exited("worker 0", -signal.SIGABRT, 10.1)  # it ended itself, and perhaps for that reason
