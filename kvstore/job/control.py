@@ -97,6 +97,16 @@ def end_well(leave: Callable[[], None]) -> None:
     atexit.register(end)
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Meanwhile files and sockets are made for this user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def restarts() -> int:
     """How often the launcher has started this job again after a failure (`--max-restarts`)."""
     return int(os.environ.get("ODSGD_RESTARTS") or 0)

@@ -195,6 +195,7 @@ def main() -> int:
         control.report("joined")
     else:
         control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    os.umask(0o077)  # its socket, where it is a file, is this user's alone
     store = mx.kvstore.create("dist_async")
     Server(store).run()
     control.report("done")

@@ -72,18 +72,19 @@ class Connection:
         os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
         control.report("connecting")
         where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
-        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: scheduler at "
-                            f"{where}, {self.num_workers} workers and {self.num_servers} servers expected; "
-                            "check that each was started and can reach the scheduler"):
+        late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
+                f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
+        with watch.deadline(self.timeout_s, late), control.alone():
             return mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
 
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""
         if self.worker_rank == 0:
+            trace_folder = recorder.folder and os.path.abspath(recorder.folder)  # servers work elsewhere
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes, "trace_folder": recorder.folder})
+                                   "mailboxes": self._mailboxes, "trace_folder": trace_folder})
         with self._waiting("the first round with the servers"):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update(dict.fromkeys(self._mailboxes, MAILBOX_FLOATS))

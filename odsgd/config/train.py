@@ -30,7 +30,7 @@ from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.config import methods
 from odsgd.config.files import read_yaml_file
 from odsgd.config.flags import given, parse_flags
-from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, Compute
+from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, UMASK, Compute
 from odsgd.config.names import GLUON_MODELS, MODELS
 
 
@@ -135,6 +135,8 @@ class TrainConfig:
 
     seed: int = _run(0, integer(0), "of the initial weights, the order of the data, and augmentation")
     out: Optional[str] = _run(None, PATH, "folder of the run", otherwise="runs/DATASET-MODEL-STORE", result=False)
+    umask: str = _run("077", UMASK, "what its files and folders do not allow: by default they are this user's alone; "
+                      "022: others may read them", result=False)
     resume: bool = _run(False, FLAG, "go on with the run in that folder", result=False)
     log_interval: int = _run(50, integer(1), "iterations between two log lines", result=False)
     eval_every: int = _run(1, integer(0), "epochs between two evaluations; 0: never", result=False)

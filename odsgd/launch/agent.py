@@ -12,6 +12,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -90,6 +91,10 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.paused = False
         self.lost_file = _new_lost_file() if orders["tells_losses"] else None
+        self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
+        """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
+        self.unmet = {spec["name"] for spec in orders["processes"] if spec["name"].startswith("worker")}
+        """Workers that have not met all servers yet."""
         self.mpi_memory: Set[str] = set()
 
     def run(self) -> int:
@@ -97,7 +102,8 @@ class Agent:
         try:
             self._run()
         finally:
-            for path in [*self.mpi_memory, *([self.lost_file] if self.lost_file else [])]:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in [*self.mpi_memory, *self.orders["sockets"], *([self.lost_file] if self.lost_file else [])]:
                 with _unless_gone:
                     os.unlink(path)
         self.channel.send({"event": "ended"})
@@ -133,11 +139,14 @@ class Agent:
     def _start(self, spec: Message) -> None:
         pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # why it failed comes before that it ended
         report_fd = pipes["report"][1]
+        program, *arguments = spec["command"]
+        here = spec["name"].startswith("worker")
         try:
             popen = subprocess.Popen(
-                spec["command"], stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
-                env=self._environment(spec, report_fd), pass_fds=(report_fd,), start_new_session=True,
-                preexec_fn=functools.partial(linux.die_with, os.getpid()))
+                [os.path.abspath(program) if os.sep in program else program, *arguments],
+                stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
+                env=self._environment(spec, report_fd), cwd=None if here else self.folder, pass_fds=(report_fd,),
+                start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             for read_fd, _ in pipes.values():
                 os.close(read_fd)
@@ -164,8 +173,11 @@ class Agent:
             env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
         if "PMI_PORT" in env:
             env = {**mpi_interface(env), **env}
-        if env.get("PYTHONPATH"):
-            env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
+        path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+        if not spec["name"].startswith("worker"):
+            path.insert(0, "")  # it works elsewhere, and finds the same modules
+        if path:
+            env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
         return env
 
     def _threads(self) -> int:
@@ -203,7 +215,17 @@ class Agent:
                 child.beat, child.beat_at = report, time.monotonic()
             elif isinstance(report, dict):
                 child.asking = report.get("event") == "connecting"
+                if report.get("event") == "joined":
+                    self._has_met(child.name)
                 self.channel.send({"event": "report", "process": child.name, "report": report})
+
+    def _has_met(self, name: str) -> None:
+        """When all workers have heard from all servers the doors are closed behind them: no one else can connect."""
+        if name in self.unmet:
+            self.unmet.remove(name)
+            for path in () if self.unmet else self.orders["sockets"]:
+                with _unless_gone:
+                    os.unlink(path)
 
     def _pass_beats(self) -> None:
         """Also where no process has a pulse: they are the agent's own, too. A launcher that does not read gets none."""

@@ -26,6 +26,7 @@ The rules, in the order in which `tick` applies them:
    for the others, at any time: the timeout counts from then on.
 """
 import collections
+import re
 import signal
 from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -39,6 +40,8 @@ FAREWELL_S = 5.0
 DESERTED_S = 10.0
 TAIL_LINES = 20
 IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
+STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
+"""So ps-lite ends at bytes that no process of a job would send; all of a job's processes run the same version of it."""
 
 _PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
 
@@ -180,6 +183,9 @@ class _Failure:
         lines += remarks
         if any(IMPORT_FAILS in line for line in tail):
             lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
+        if any(STRANGER.search(line) for line in tail):
+            lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
+                         "ports, e.g. a port scanner (docs/design.md, security model)")
         return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
 
 

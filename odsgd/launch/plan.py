@@ -5,6 +5,10 @@ slots; after the last slot comes the first again. So `-n 4 -s 1` on four hosts o
 0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker k whatever the slots.
 The scheduler, which only introduces the others to each other, runs on the launching machine.
 
+Sockets. The processes of a local job meet by sockets in the file system (ps-lite's DMLC_LOCAL), which no network and no
+other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no other job has. Their agent takes the
+names away when all have met.
+
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
 introduces them itself (`pmi.py`), at the address that would be the scheduler's.
 """
@@ -24,6 +28,9 @@ from odsgd.launch.hosts import Host
 LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi")
 ON_WORKER_LOSS = ("fail", "continue")
+
+SOCKETS = "/tmp"  # where ps-lite has them
+FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, and as many are left in 32 bits
 
 #: The launcher's own decisions; taken over from an outer job these would point to the wrong scheduler.
 OURS = frozenset((
@@ -77,6 +84,12 @@ class Process(NamedTuple):
         """`worker 0`, `server 1`, `scheduler`: how logs and messages call it."""
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
+    @property
+    def socket(self) -> Optional[str]:
+        """The file by which it can be reached, if it is one."""
+        by_file = self.env.get("DMLC_LOCAL") == "1" and "PORT" in self.env
+        return os.path.join(SOCKETS, self.env["PORT"]) if by_file else None
+
 
 class Plan(NamedTuple):
     """Every process of the job, and the secret and address that all of them have."""
@@ -98,6 +111,9 @@ class Plan(NamedTuple):
 
 def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
     """Place every process of the job and write out its environment. `restarts`: how often it has failed before."""
+    by_file = meets_by_file(job)
+    if by_file:
+        root = (root[0], new_number())
     worker_hosts, server_hosts = place(job)
     secret = secrets.token_hex(32)
     common = _common_env(job, root, secret)
@@ -109,7 +125,10 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
     worker = (python, *job.command) if job.command[0].endswith(".py") else job.command
 
     def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:
-        return Process(role, rank, host, command, {**common, **env, **_identity(job, role, rank, host, root[0])})
+        mine = _identity(job, role, rank, host, root[0])
+        if by_file:
+            mine["PORT"] = str(root[1] if role == "scheduler" else new_number())
+        return Process(role, rank, host, command, {**common, **env, **mine})
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
@@ -130,6 +149,17 @@ def place(job: Job) -> Tuple[List[Host], List[Host]]:
     if job.servers_beside_workers:
         return workers, [workers[rank % len(workers)] for rank in range(job.num_servers)]
     return workers, [slots[(job.num_workers + rank) % len(slots)] for rank in range(job.num_servers)]
+
+
+def meets_by_file(job: Job) -> bool:
+    """Whether the job's sockets are files. `--port` and `--env DMLC_LOCAL:0` ask for TCP on the loopback interface."""
+    asked = job.env.get("DMLC_LOCAL", os.environ.get("DMLC_LOCAL", "1")) == "1" and not job.port
+    return asked and job.launcher == "local" and job.num_servers > 0 and os.access(SOCKETS, os.W_OK | os.X_OK)
+
+
+def new_number() -> int:
+    """A number whose socket no other job has."""
+    return FIRST_NUMBER + secrets.randbelow(FIRST_NUMBER)
 
 
 def exposure(address: str) -> Optional[str]:
@@ -202,6 +232,8 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
     env.update(DMLC_PS_ROOT_URI=root[0], DMLC_PS_ROOT_PORT=str(root[1]), DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret)
+    if job.launcher == "local":
+        env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)
     return {**env, "PYTHONPATH": path} if path else env
 

@@ -84,7 +84,8 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
              for process in processes]
     return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
             "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
-            "tells_losses": job.on_worker_loss == "continue"}
+            "tells_losses": job.on_worker_loss == "continue",
+            "sockets": [process.socket for process in processes if process.socket]}
 
 
 def open_local(job: Job, plan: Plan, host: Host) -> Outpost:

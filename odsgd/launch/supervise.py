@@ -292,6 +292,9 @@ class Supervisor:
                 assert pipe
                 pipe.close()
         self.selector.close()
+        for process in self.plan.processes:  # of an agent that was killed before its processes had met
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(process.socket or "")
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):

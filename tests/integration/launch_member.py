@@ -19,7 +19,10 @@ from typing import Any
 ROLE = os.environ["DMLC_ROLE"]
 RANK = os.environ.get(f"ODSGD_{ROLE.upper()}_RANK")
 NAME = ROLE if RANK is None else ROLE + " " + RANK
-ROOT = (os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"]))
+PORT = int(os.environ["DMLC_PS_ROOT_PORT"])
+BY_FILE = os.environ.get("DMLC_LOCAL") == "1"
+FAMILY = socket.AF_UNIX if BY_FILE else socket.AF_INET
+ROOT: Any = f"/tmp/{PORT}" if BY_FILE else (os.environ["DMLC_PS_ROOT_URI"], PORT)
 
 
 def report(event: str, **fields: Any) -> None:
@@ -27,7 +30,7 @@ def report(event: str, **fields: Any) -> None:
 
 
 def be_scheduler() -> None:
-    listener = socket.socket()
+    listener = socket.socket(FAMILY)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(ROOT)
     listener.listen(64)
@@ -46,7 +49,7 @@ def be_scheduler() -> None:
 
 def join() -> socket.socket:
     while True:
-        link = socket.socket()
+        link = socket.socket(FAMILY)
         try:
             link.connect(ROOT)
             break

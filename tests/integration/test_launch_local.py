@@ -67,7 +67,8 @@ def test_environment_of_every_role(tmp_path: Path) -> None:
         assert env["DMLC_ROLE"] == name.split()[0]
         assert env["DMLC_PS_ROOT_URI"] == env["DMLC_NODE_HOST"] == "127.0.0.1"
         assert (env["DMLC_NUM_WORKER"], env["DMLC_NUM_SERVER"]) == ("2", "1")
-        assert "PORT" not in env and "DMLC_RANK" not in env
+        assert int(env["PORT"]) > 65535 and env["DMLC_LOCAL"] == "1" and "DMLC_RANK" not in env
+    assert len({env["PORT"] for env in seen.values()}) == 4
     assert len({env["DMLC_PS_ROOT_PORT"] for env in seen.values()}) == 1
     secret = {env["ODSGD_SECRET"] for env in seen.values()}
     assert len(secret) == 1 and re.fullmatch("[0-9a-f]{64}", secret.pop())

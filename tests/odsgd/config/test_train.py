@@ -453,3 +453,12 @@ def test_an_option_that_has_such_a_word_for_its_name_keeps_it() -> None:
                                                ("interval", int, option(1, integer(1), "another"))])
     fields = {field.name: field for field in dataclasses.fields(made)}
     assert parse_flags(fields, "program", ["--interval", "3"])[0] == {"interval": 3}
+
+
+def test_a_umask_is_written_in_octal_digits_which_yaml_takes_for_a_number_without_quotes() -> None:
+    config = TrainConfig.from_flags(["--umask", "027"])
+    assert config.umask == "027" and yaml.safe_load(config.to_yaml())["umask"] == "027"
+    assert TrainConfig().umask == "077"
+    for wrong in (yaml.safe_load("022"), "0o22", "999", "-22", "22222"):
+        with pytest.raises(ConfigError, match=r"umask.*three octal digits"):
+            TrainConfig(umask=wrong)

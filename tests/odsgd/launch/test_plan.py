@@ -7,7 +7,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch.hosts import Host
-from odsgd.launch.plan import elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
+from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
+from odsgd.launch.reach import orders
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -26,6 +27,23 @@ def test_workers_take_slots_in_order_and_servers_go_on(workers: int, servers: in
 def test_auto_puts_server_k_beside_worker_k_whatever_the_slots() -> None:
     workers, servers = place(job(3, 3, A, A, B, C, servers_beside_workers=True))
     assert workers == servers == [A, A, B]
+
+
+def test_processes_of_a_local_job_meet_at_files_of_numbers_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DMLC_LOCAL", raising=False)
+    asked = job(2, 1)
+    plan = make_plan(asked, ROOT)
+    sockets = orders(asked, plan.processes, remote=False)["sockets"]
+    assert len(set(sockets)) == 4 and all(int(Path(path).name) >= FIRST_NUMBER for path in sockets)
+    assert {process.env["DMLC_PS_ROOT_PORT"] for process in plan.processes} == {Path(sockets[0]).name}
+    assert not set(sockets) & {process.socket for process in make_plan(asked, ROOT).processes}
+
+
+@pytest.mark.parametrize("asked", [job(2, 1, A), job(2, 0), job(2, 1, port=4000), job(2, 1, env={"DMLC_LOCAL": "0"})])
+def test_others_meet_by_tcp(asked: Job) -> None:
+    plan = make_plan(asked, ROOT)
+    assert all(process.socket is None and "PORT" not in process.env for process in plan.processes)
+    assert plan.processes[0].env["DMLC_PS_ROOT_PORT"] == str(ROOT[1])
 
 
 def test_names_and_environment_of_an_ssh_job() -> None:

@@ -9,8 +9,10 @@ from tests.odsgd.launch.jobs import ROOT, A, job
 
 
 def test_what_all_processes_share_is_told_once() -> None:
-    plan = make_plan(job(2, 1), ("127.0.0.1", 4000))
-    told = orders(job(2, 1), plan.workers, remote=False)
+    asked = job(2, 1, port=4000)
+    plan = make_plan(asked, ("127.0.0.1", 4000))
+    told = orders(asked, plan.workers, remote=False)
+    assert told["sockets"] == []
     assert told["env"]["ODSGD_SECRET"] == plan.secret
     assert [spec["env"] for spec in told["processes"]] == [
         {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]

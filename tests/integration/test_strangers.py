@@ -1,0 +1,97 @@
+"""What comes of strangers at the ports of a job: with sockets in the file system there is none to come to."""
+import glob
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator, List, Set
+
+import pytest
+
+from odsgd.launch.plan import FIRST_NUMBER, SOCKETS
+from tests.integration.launching import PATIENCE_S, Launch, command_line, marked, words
+from tests.integration.test_faults import FAULTY, SERVER
+from tests.jobs import until
+from tests.stranger import DEEDS
+
+pytestmark = pytest.mark.timeout(300)
+EVERYONE = ("scheduler", "server 0", "worker 0", "worker 1")
+BY_TCP = ("--env", "DMLC_LOCAL:0")
+
+
+def sockets() -> Set[str]:
+    """Of jobs of this machine, in the file system."""
+    return {path for path in glob.glob(os.path.join(SOCKETS, "[0-9]*"))
+            if os.path.basename(path).isdigit() and int(os.path.basename(path)) >= FIRST_NUMBER}
+
+
+def listens_at(pid: int) -> List[int]:
+    """The TCP ports at which a process takes connections."""
+    links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.islink(entry.path)]
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
+
+
+def numbers(launch: Launch) -> Set[str]:
+    """The sockets that the processes of a job have been given."""
+    return {os.path.join(SOCKETS, env["PORT"]) for env in marked(launch.mark).values() if "PORT" in env}
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launch]:
+    """A job that trains in an empty folder."""
+    with Launch("-n", 2, "-s", 1, *getattr(request, "param", ()), FAULTY, "none", env=SERVER, cwd=tmp_path) as launch:
+        launch.wait_for("worker 0 | trains", "worker 1 | trains")
+        yield launch
+
+
+def test_a_local_job_listens_nowhere_and_its_sockets_are_closed_when_all_have_met(training: Launch) -> None:
+    assert len(numbers(training)) == len(EVERYONE)
+    assert not [port for pid in marked(training.mark) for port in listens_at(pid)]
+    until(lambda: not sockets() & numbers(training), PATIENCE_S)
+    folder = os.readlink(f"/proc/{training.pid('server 0')}/cwd")
+    assert os.listdir(folder) == [] and os.stat(folder).st_mode & 0o777 == 0o700
+    training.process.send_signal(signal.SIGINT)
+    assert training.wait() == 128 + signal.SIGINT
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize("victim", ["agent", "launcher"])
+def test_sockets_of_a_job_that_has_not_met_do_not_outlive_it(victim: str) -> None:
+    script = f"test $ODSGD_WORKER_RANK = 1 && exec sleep 600; exec {words(sys.executable, FAULTY)}"
+    with Launch("-n", 2, "-s", 1, "sh", "-c", script, env=SERVER) as launch:
+        until(lambda: sockets() & numbers(launch), PATIENCE_S)
+        mine = numbers(launch)
+        assert all(os.stat(path).st_mode & 0o077 == 0 for path in sockets() & mine)
+        agent = next(pid for pid in marked(launch.mark) if "odsgd.launch.agent" in command_line(pid))
+        os.kill(agent if victim == "agent" else launch.process.pid, signal.SIGKILL)
+        launch.process.wait(PATIENCE_S)
+    until(lambda: not sockets() & mine, PATIENCE_S)
+
+
+@pytest.mark.parametrize("training", [BY_TCP], indirect=True)
+@pytest.mark.parametrize("victim", EVERYONE[:3])
+def test_garbage_at_a_tcp_port_ends_the_job_which_says_what_that_looks_like(training: Launch, victim: str) -> None:
+    for port in listens_at(training.pid(victim)):
+        DEEDS["garbage"](("127.0.0.1", port))
+    assert training.wait() == 128 + signal.SIGABRT
+    assert f"{victim} failed" in training.said.splitlines()[0]
+    assert "something that is not part of this job" in training.said
+
+
+@pytest.mark.parametrize("training", [BY_TCP], indirect=True)
+def test_commands_to_the_profiler_write_where_nothing_is_and_silent_visitors_do_nothing(training: Launch,
+                                                                                     tmp_path: Path) -> None:
+    ports = {name: listens_at(training.pid(name)) for name in EVERYONE}
+    folder = Path(os.readlink(f"/proc/{training.pid('server 0')}/cwd"))
+    for name in EVERYONE:
+        for port in ports[name]:
+            DEEDS["scan"](("127.0.0.1", port))
+    DEEDS["profiler"](("127.0.0.1", ports["server 0"][0]))
+    until(lambda: list(folder.glob("*profile.json")), PATIENCE_S)
+    with pytest.raises(subprocess.TimeoutExpired):  # it goes on
+        training.process.wait(2)
+    training.process.send_signal(signal.SIGINT)
+    training.wait()
+    assert not folder.exists() and not list(tmp_path.iterdir())
