@@ -17,7 +17,7 @@ from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.session import Session
-from kvstore.wire.interfaces import AsynchronousServers
+from kvstore.wire.interfaces import AsynchronousServers, State
 from kvstore.wire.saved import array_text, text_array
 
 Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
@@ -82,11 +82,10 @@ def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Buck
     return lambda bucket: mx.nd.array(layout.join(bucket, saved[0], prefix), ctx=context)
 
 
-def server_state(session: Session) -> Saved:
-    """What the servers know, or in their place this worker."""
+def server_state(session: Session, exported: State) -> Saved:
+    """What the servers know, or in their place this worker, of what the session's wire has exported."""
     arrays: Dict[str, np.ndarray] = {}
     meta: Dict[str, Any] = {}
-    exported = session.wire.export_state()
     for bucket in session.buckets:
         for name, flat in exported[bucket.id].items():
             if name == "meta":

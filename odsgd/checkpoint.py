@@ -18,7 +18,6 @@ from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import ConfigError
 from kvstore.gluon.store import Store
-from kvstore.job import control
 from odsgd.training import checkpoint
 
 
@@ -55,19 +54,17 @@ class Keeper:
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
         self.iteration += 1
-        if self._draft is not None and self._draft.is_due(self.iteration):
+        if self._draft is not None and self._draft.advance(self.iteration):
             self.close()
         if self.iteration % self._every == 0:
             self.close()
-            with control.pulse.doing("checkpoint"):
-                self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept)
+            self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept)
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete. Collective."""
         if self._draft is not None:
             draft, self._draft = self._draft, None
-            with control.pulse.doing("checkpoint"):
-                draft.finish()
+            draft.finish()
 
     def _check(self, manifest: Dict[str, Any]) -> None:
         checkpoint.check_facts(manifest, {"num_workers": self._store.num_workers}, [])

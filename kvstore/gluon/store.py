@@ -22,13 +22,13 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
 from kvstore.gluon.lanes import Keyed, Lane
-from kvstore.job import agreement
+from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
 from kvstore.wire.codecs import THRESHOLD
-from kvstore.wire.interfaces import AsynchronousServers, Transport
+from kvstore.wire.interfaces import AsynchronousServers, Export, Transport
 from kvstore.wire.saved import read_npz, write_npz
 
 SHARED_TOGETHER = 4 * 1024 * 1024
@@ -68,6 +68,12 @@ class Store(mx.kvstore.KVStoreBase):
     def rank(self) -> int:
         """This worker's rank: the launcher's, the same on every run."""
         return self.session.transport.worker_rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        lost = control.lost_workers()
+        return self.rank == next(rank for rank in range(self.num_workers) if rank == self.rank or rank not in lost)
 
     @property
     def num_workers(self) -> int:
@@ -266,7 +272,15 @@ class Store(mx.kvstore.KVStoreBase):
         """
         self._check_begun("server_state")
         self.wait()
-        return saving.server_state(self.session)
+        return saving.server_state(self.session, self.session.wire.export_state())
+
+    def exporting(self) -> Export:
+        """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
+        makes of it what `server_state` returns). Waits; collective where `state_is_shared`.
+        """
+        self._check_begun("exporting")
+        self.wait()
+        return self.session.wire.exporting()
 
     @property
     def state_is_shared(self) -> bool:

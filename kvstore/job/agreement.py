@@ -45,11 +45,15 @@ def gather_texts(transport: Transport, mine: str) -> List[str]:
 
 
 def from_worker_0(transport: Transport, data: bytes) -> bytes:
-    """Worker 0's `data` on every worker. Collective; waits.
+    """Worker 0's `data` on every worker. Collective; waits."""
+    return from_one(transport, data if transport.worker_rank == 0 else b"")
 
-    A sum in which only worker 0 has anything to add; two bytes at a time are exact in it.
+
+def from_one(transport: Transport, mine: bytes) -> bytes:
+    """On every worker the bytes of the only one that has any. Collective; waits.
+
+    A sum in which only that one has anything to add; two bytes at a time are exact in it.
     """
-    mine = data if transport.worker_rank == 0 else b""
     size = int(transport.total(np.array([len(mine) >> 16, len(mine) & 0xffff])).astype(np.int64) @ [1 << 16, 1])
     if size == 0:
         return b""

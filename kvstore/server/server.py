@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ProtocolError
@@ -63,7 +63,7 @@ class Server:
         self._timeout_s = control.DEFAULT_TIMEOUT_S
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
-        self._outgoing: Dict[int, bytes] = {}
+        self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
         self._hub: Optional[Hub] = None  # where a store has a codec
 
     def run(self) -> None:
@@ -161,9 +161,9 @@ class Server:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
-            self._outgoing[sender] = self._hub.address.encode() if self._hub and name == "address" else \
+            self._outgoing[sender, name] = self._hub.address.encode() if self._hub and name == "address" else \
                 getattr(self._shard, name)()
-        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender])
+        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender, name])
         self._mailbox.wait_to_read()
 
 

@@ -27,8 +27,8 @@ from kvstore.job.control import watch
 from kvstore.tracing import recorder
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Window, Wire, Wired
-from kvstore.wire.interfaces import Opening, Pending, State, Traffic
-from kvstore.wire.messages import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, sum_message
+from kvstore.wire.interfaces import Export, Opening, Pending, State, Traffic
+from kvstore.wire.messages import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, pieces, sum_message
 from kvstore.wire.saved import by_bucket, npz, un_npz
 
 WINDOW_NBYTES = 1024 * 1024
@@ -175,19 +175,10 @@ class Connection:
         return wire
 
     def read_mail(self, name: str) -> List[bytes]:
-        """What each server answers to command `name`, piece by piece."""
-        answers = [b""] * self.num_servers
-        lengths = [1] * self.num_servers
-        chunk = 0
-        while any(len(answer) < length for answer, length in zip(answers, lengths)):
-            letters = self._ask(name, chunk)
-            for server, (_, _, length, piece) in enumerate(letters):
-                lengths[server] = length
-                answers[server] = (answers[server] + piece)[:length]
-            chunk += 1
-        return answers
+        """What each server answers to command `name`."""
+        return Mail(self, name).read()
 
-    def _ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
+    def ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
         """One letter from each server; once more, if another worker's question came between."""
         with self._waiting(f"the servers' answer to `{name}`"):
             while True:
@@ -218,6 +209,37 @@ class Connection:
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
         control.report("done")
+
+
+class Mail(Export):
+    """What each server answers to a command, as it was at the first piece."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection, self._name, self._chunk = connection, name, 0
+        self._answers = [bytearray() for _ in range(connection.num_servers)]
+        self.left = 1
+        self.fetch()
+
+    def fetch(self) -> None:
+        if not self.left:
+            return
+        letters = self._connection.ask(self._name, self._chunk)
+        self._chunk += 1
+        for answer, (_, _, length, piece) in zip(self._answers, letters):
+            answer += piece[:length - len(answer)]
+        self.left = max(map(pieces, (letter[2] for letter in letters))) - self._chunk
+
+    def read(self) -> List[bytes]:
+        """All of it; waits."""
+        while self.left:
+            self.fetch()
+        return [bytes(answer) for answer in self._answers]
+
+    def state(self) -> State:
+        arrays: Dict[str, np.ndarray] = {}
+        for answer in self._answers:
+            arrays.update(un_npz(answer))
+        return by_bucket(arrays)
 
 
 _connection: Optional[Connection] = None
@@ -407,10 +429,13 @@ class ParameterServer(Wired):
         return counted
 
     def export_state(self) -> State:
-        arrays: Dict[str, np.ndarray] = {}
-        for answer in self._connection.read_mail("export"):
-            arrays.update(un_npz(answer))
-        return by_bucket(arrays)
+        export = self.exporting()
+        while export.left:
+            export.fetch()
+        return export.state()
+
+    def exporting(self) -> Export:
+        return Mail(self._connection, "export")
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is None or self.worker_rank != 0:

@@ -122,6 +122,23 @@ class Transport:
         """When the last iteration begun is over, in a time of the transport's own; None: it has none. May wait."""
 
 
+class Export:
+    """The global optimizer's state as it was when it was asked for, on its way here. Here, all of it has arrived."""
+
+    left = 0
+    """Pieces that are still to come."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def fetch(self) -> None:
+        """Bring the next piece, if there is one. Waits; not beside another call to the transport."""
+
+    def state(self) -> State:
+        """What has come, when nothing is left; in any thread."""
+        return self._state
+
+
 class GlobalWeights:
     """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
 
@@ -149,6 +166,10 @@ class GlobalWeights:
         """The global optimizer's state. One worker may ask alone, with nothing of its own in flight, unless
         `state_is_shared`."""
         raise NotImplementedError
+
+    def exporting(self) -> Export:
+        """The same, to be fetched while other things go on."""
+        return Export(self.export_state())
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""

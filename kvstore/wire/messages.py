@@ -54,7 +54,7 @@ def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) ->
 
 
 # A letter is a mailbox full of raw bits: the worker that asked, which piece, how long the whole is, and the piece.
-MAILBOX_FLOATS = 64 * 1024  # of the array through which a server answers a command
+MAILBOX_FLOATS = 256 * 1024  # of the array through which a server answers a command
 _ENVELOPE = struct.Struct("<iiq")
 _PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
 
@@ -64,6 +64,11 @@ def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
     piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
     letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
     return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
+
+
+def pieces(nbytes: int) -> int:
+    """How many letters an answer takes; one at least."""
+    return max(1, -(-nbytes // _PIECE_NBYTES))
 
 
 def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:

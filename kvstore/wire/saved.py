@@ -18,7 +18,7 @@ def npz(arrays: Dict[str, np.ndarray]) -> bytes:
     return file.getvalue()
 
 
-def un_npz(data: bytes) -> Dict[str, np.ndarray]:
+def un_npz(data: Union[bytes, bytearray]) -> Dict[str, np.ndarray]:
     """The inverse of `npz`."""
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
-        help="when a worker other than worker 0 dies: end the job (default), or let an asynchronous one go on")
+        help="when a worker dies: end the job (default), or let an asynchronous one go on")
     parser.add_argument("command", nargs=argparse.REMAINDER,
                         help="what a worker runs; a .py file is run with this Python")
     return parser

@@ -13,7 +13,7 @@ The rules, in the order in which `tick` applies them:
    abort without a report yields to a SIGKILL: MPI ends the processes that have lost one, and two ends at once are seen
    in any order.
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
-   job goes on: those of workers other than worker 0, which have ended, after the job was up. If one of the failures
+   job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
    that belong together cannot be spared, none is.
 3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded, unless one of
    them has ended badly: the exit code is then that one's. The scheduler, which only introduced the others to each
@@ -114,7 +114,7 @@ class Lost(NamedTuple):
 
 @dataclass
 class History:
-    """How far a job has come, by what worker 0 tells of its checkpoints."""
+    """How far a job has come, by what its workers tell of its checkpoints."""
 
     since: float  # when it was at `saved`
     resumed: int = 0
@@ -324,6 +324,9 @@ class Judge:
         if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
+        failed = [member.name for failure in self.failures for member in failure.members]
+        if all(worker.lost or worker.name in failed for worker in self.workers):
+            reasons.append("no worker is left")
         if self.goes_on and not reasons:
             self._go_on(now)
             return None
@@ -337,8 +340,6 @@ class Judge:
         for member in failure.members:
             if member.role != "worker":
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
-            if member.rank == 0:
-                return "worker 0 evaluates and writes the results"
             # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
             if not self.up or not all(worker.joined for worker in self.workers):
                 return f"the job was not up, and the others cannot meet without {member.name}"

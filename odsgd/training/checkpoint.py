@@ -7,6 +7,7 @@ worker has said what its file contains. In order:
     1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
     2. every worker copies what it keeps; from here on they may train
     3. beside that a thread writes worker-M.npz; on worker 0 also servers.npz and weights.params
+       meanwhile worker 0 fetches the servers' state, which is that of step 2, a few pieces after each iteration
     4. some iterations later all workers exchange the digests of their files
     5. worker 0 writes manifest.json, then says which checkpoints are kept; everyone removes the others, manifest first
 
@@ -30,10 +31,12 @@ from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Opt
 
 import numpy as np
 
+from kvstore import saving
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, shown
 from kvstore.gluon.store import Store
 from kvstore.job import agreement, control
+from kvstore.wire.interfaces import Export
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 from odsgd.config.files import read_text
@@ -46,6 +49,8 @@ had other update rules (`easgd`, `downpour`, `gamma_p`, `poly`).
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 
 MOST_MANIFEST_NBYTES = 1 << 24
+FETCHED_WITHIN = 10
+"""Iterations in which the servers' state is fetched, beside the training."""
 WRITTEN_WITHIN = 20
 """Iterations after which a checkpoint is waited for: workers can agree that it is complete at a fixed one only."""
 
@@ -72,11 +77,14 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
 
 
 class Draft:
-    """The checkpoint of this iteration, while it is being written. Collective; returns when all that is kept is copied.
+    """The checkpoint of this iteration, while it is being written. Collective; returns when a worker's own state is
+    copied, and that of the servers laid aside.
 
-    All workers call `finish` after the same iteration; until then the checkpoint does not count.
+    All workers call `advance` after each iteration, and `finish` after the same; until then the checkpoint does not
+    count.
     """
 
+    @control.pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
                  frozen: Collection[str] = ()) -> None:
         self._root, self._store, self._keep = root, store, keep
@@ -84,10 +92,11 @@ class Draft:
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": SCHEMA, "iteration": store.iteration, "num_workers": store.num_workers,
                        "parameters": describe(net)}
+        self._leads = store.leads
         self._files: Dict[str, Digest] = {}
         self._error: Optional[BaseException] = None
         self._folder.mkdir(parents=True, exist_ok=True)
-        if store.rank == 0:
+        if self._leads:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._folder / MANIFEST)
         store.barrier()
@@ -96,12 +105,14 @@ class Draft:
         arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
         writes[worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
         with store.global_weights():
-            weights = copy_weights(net) if store.rank == 0 else {}
-        if store.rank == 0 or store.state_is_shared:
-            servers = store.server_state()
-        if store.rank == 0:
+            weights = copy_weights(net) if self._leads else {}
+        export = store.exporting() if self._leads or store.state_is_shared else Export({})
+        self._export, self._arrived = export, threading.Event()
+        self._each = -(-export.left // FETCHED_WITHIN)
+        self._fetch(0)
+        if self._leads:
             writes[WEIGHTS] = lambda path: write_weights(path, weights)
-            writes[SERVERS] = lambda path: write_arrays(path, *servers)
+            writes[SERVERS] = self._write_servers
         self._thread = threading.Thread(target=self._write, args=(writes,), name="odsgd-checkpoint", daemon=True)
         self._thread.start()
 
@@ -112,21 +123,34 @@ class Draft:
         except BaseException as error:  # raised where the run waits for it
             self._error = error
 
-    def is_due(self, iteration: int) -> bool:
-        """Whether it is to be finished after this iteration."""
+    def _write_servers(self, path: Path) -> Digest:
+        self._arrived.wait()
+        return write_arrays(path, *saving.server_state(self._store.session, self._export.state()))
+
+    def advance(self, iteration: int) -> bool:
+        """Fetch some of the servers' state; whether the checkpoint is to be finished after this iteration."""
+        self._fetch(self._each)
         return iteration >= self.iteration + WRITTEN_WITHIN
 
+    def _fetch(self, most: int) -> None:
+        for _ in range(min(most, self._export.left)):
+            self._export.fetch()
+        if not self._export.left:
+            self._arrived.set()
+
+    @control.pulse.doing("checkpoint")
     def finish(self) -> None:
         """Wait for the files, and make the checkpoint count. Collective."""
         store = self._store
+        self._fetch(self._export.left)
         self._thread.join()
         if self._error is not None:
             raise self._error
         self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
-        if store.rank == 0:
+        if self._leads:
             write_manifest(self._folder, {**self._facts, "files": self._files})
             control.report("saved", iteration=self.iteration)
-        kept = from_worker_0(store, _worth_keeping(self._root, self._keep) if store.rank == 0 else None)
+        kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
         _retire(self._root, kept, self.iteration)
 
 
@@ -349,12 +373,12 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         folder = root / str(offer["manifest"]["iteration"])
         complaint = ""
         try:
-            _verify_mine(folder, offer["manifest"], store.rank)
+            verify_mine(folder, offer["manifest"], store.rank)
         except DamagedError as error:
             complaint = str(error)
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
-            restore(folder, offer["manifest"], store, net, frozen)
+            restore(folder, store, net, frozen)
             if store.rank == 0:
                 control.report("resumed", iteration=offer["manifest"]["iteration"])
             return folder, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
@@ -377,15 +401,17 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
     return {"manifest": None, "passed": passed}
 
 
-def _verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int) -> None:
-    """The files that this worker reads."""
+def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int) -> None:
+    """Compare the files that this worker reads with their digests; `DamagedError` if they differ."""
     for name in [worker_file(worker_rank), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
         verify(folder, name, manifest)
 
 
-def restore(folder: Path, manifest: Dict[str, Any], store: Store, net: Any, frozen: Collection[str] = ()) -> None:
-    """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step."""
-    _verify_mine(folder, manifest, store.rank)
+def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) -> None:
+    """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step.
+
+    The files are whole (`verify_mine`).
+    """
     mine = read_arrays(folder / worker_file(store.rank))
     servers = read_arrays(folder / SERVERS) if store.rank == 0 else None
     for name, parameter in net.collect_params().items():
@@ -414,6 +440,18 @@ def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
 def from_worker_0(store: Store, value: Any) -> Any:
     """Worker 0's `value`, which is JSON, on every worker. Collective; waits."""
     return json.loads(agreement.from_worker_0(store.session.transport, json.dumps(value).encode()))
+
+
+def _from_leader(store: Store, value: Callable[[], Any]) -> Any:
+    """The `value` of worker 0, or of the first that is left, which is JSON, on every worker. Collective; waits.
+
+    A worker that is lost leaves its part out of a sum, of the second one alone, perhaps: then they ask again.
+    """
+    while True:
+        mine = json.dumps(value()).encode() if store.leads else b""
+        told = agreement.from_one(store.session.transport, mine).strip(b"\0")
+        if told:
+            return json.loads(told)
 
 
 def _gather_digests(store: Store, mine: Digest) -> Dict[str, Digest]:

@@ -1,5 +1,5 @@
-"""What worker 0 tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of an
-asynchronous job, staleness.json.
+"""What one worker tells of a run: lines (or a bar) for its user, and in its folder config.yaml, metrics.jsonl and, of
+an asynchronous job, staleness.json.
 """
 from __future__ import annotations
 
@@ -27,16 +27,25 @@ UNUSED = (": null", ": []", ": {}")
 
 
 class Journal(Progress):
-    """The lines and the files of a run, which begins with `iteration` of `total`; of a worker other than 0, neither."""
+    """The lines and the files of a run, which begins with `iteration` of `total`; of a silent worker, neither."""
 
-    def __init__(self, config: TrainConfig, worker_rank: int, iteration: int, total: int) -> None:
-        super().__init__(total, iteration, silent=worker_rank != 0)
+    def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:
+        super().__init__(total, iteration, silent)
         self._config, self._iteration, self._began = config, iteration, time.perf_counter()
         self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
-        if worker_rank == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            self._file = MetricsFile(self._folder, append=config.resume or control.restarts() > 0)
+        if not silent:
+            self._open(append=config.resume or control.restarts() > 0)
+
+    def _open(self, append: bool) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "config.yaml").write_text(self._config.to_yaml(), encoding="utf-8")
+        self._file = MetricsFile(self._folder, append)
+
+    def take_over(self, worker_rank: int) -> None:
+        """Speak from here on, in the place of a worker that is lost."""
+        self.silent = False
+        self._open(append=True)
+        self.warn(f"worker {worker_rank} goes on with evaluating and writing, in the place of a lost one")
 
     def seconds(self) -> float:
         """Since the run began."""

@@ -1,4 +1,4 @@
-"""What a user sees of a run: a bar on a terminal, plain lines in a log. Worker 0 speaks, the others do not."""
+"""What a user sees of a run: a bar on a terminal, plain lines in a log. One worker speaks, the others do not."""
 from __future__ import annotations
 
 import sys
@@ -11,7 +11,7 @@ class Progress:
     """Lines on standard output; on a terminal also a bar over the iterations."""
 
     def __init__(self, total: int, done: int, silent: bool) -> None:
-        self._total, self._silent = total, silent
+        self._total, self.silent = total, silent
         bar = not silent and sys.stderr.isatty()
         self._bar: Optional[Any] = tqdm(total=total, initial=done, unit="it", dynamic_ncols=True) if bar else None
 
@@ -19,7 +19,7 @@ class Progress:
         """One line (or several)."""
         if self._bar is not None:
             self._bar.write(line)
-        elif not self._silent:
+        elif not self.silent:
             print(line, flush=True)
 
     def advance(self) -> None:

@@ -5,7 +5,8 @@
 
 The loop waits for nothing it has just asked for; the algorithm's exchange runs beside the next batch. What bounds
 the queue is `metrics.Meter`. All workers go through the same collective calls in the same order, since they have
-the same number of batches; only worker 0 speaks, evaluates and writes metrics.
+the same number of batches; only worker 0 speaks, evaluates and writes metrics. Where an asynchronous job has lost it
+(`--on-worker-loss continue`), the lowest rank that is left does so.
 
 In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations, and meet
 at the end of an epoch (to sum, and for the evaluation of weights that nobody changes meanwhile) and for checkpoints.
@@ -100,7 +101,7 @@ class Training:
         self.interval = self.epoch = Lap(0, 0.0, None)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
-        self.gauge: Optional[Gauge] = None  # worker 0's, of an asynchronous job, from its first step on
+        self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
         self.draft: Optional[checkpoint.Draft] = None
         self.warnings: List[str] = []  # of the time before there was a journal
 
@@ -122,7 +123,7 @@ class Training:
             agreement.check(self.store.session.transport, "the weights of frozen layers",
                             [models.digest(self.net, self.frozen)])
         self.interval = self._lap()
-        self.journal = Journal(self.config, self.store.rank, self.store.iteration, self.total)
+        self.journal = Journal(self.config, self.store.rank != 0, self.store.iteration, self.total)
         try:
             self.journal.start(self.store.num_workers, self.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
@@ -151,7 +152,7 @@ class Training:
         mx.nd.waitall()  # the last bars end when their arrays are looked at
         recorder.on.flush()
         self.store.barrier()
-        if self.store.rank == 0:
+        if self.store.leads:
             self.journal.say(tracing.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
@@ -164,7 +165,7 @@ class Training:
         with control.pulse.doing("training"):
             for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
                 self._iterate(xs, ys)
-                if self.draft and self.draft.is_due(self.store.iteration):
+                if self.draft and self.draft.advance(self.store.iteration):
                     self._finish_checkpoint()
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
@@ -186,8 +187,8 @@ class Training:
         self.trainer.step(self.config.worker_batch_size)
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.journal.advance()
-        if self.gauge is None and self.config.asynchronous and self.store.rank == 0:
-            self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
+        if self.gauge is None and self.config.asynchronous and not self.journal.silent:
+            self._begin_gauge()
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
@@ -238,6 +239,16 @@ class Training:
         return (lr_at(self.config, iteration, self.batches_per_epoch),
                 lr_local_at(self.config, iteration, self.batches_per_epoch))
 
+    def _begin_gauge(self) -> None:
+        self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
+
+    def _take_over(self) -> None:
+        """Speak, evaluate and write from here on, if the workers that did so are lost."""
+        if self.journal.silent and self.store.leads:
+            self.journal.take_over(self.store.rank)
+            if self.config.asynchronous:
+                self._begin_gauge()
+
     # --- counting -----------------------------------------------------------------------------------------------------
 
     def _lap(self) -> Lap:
@@ -259,6 +270,7 @@ class Training:
                 "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
 
     def _log_interval(self) -> None:
+        self._take_over()
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
             live = {} if self.gauge is None else self.gauge.interval()
             self.journal.interval({**self._record(self.interval), **live})
@@ -296,6 +308,7 @@ class Training:
         mine = np.array(dataclasses.astuple(self.epoch.sums), np.float32)
         self.epoch.sums = Sums(*map(float, self.store.allreduce(mine)))
         self.clock.stop()
+        self._take_over()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
             with control.pulse.doing("evaluation"):
@@ -315,21 +328,30 @@ class Training:
         and wait there for it, as long as `timeout_s` allows.
 
         In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
-        weights that the others have long left behind, and its staleness would be that of an evaluation.
+        weights that the others have long left behind, and its staleness would be that of an evaluation. If it is lost
+        at that, its successor evaluates.
         """
+        while True:
+            self._take_over()
+            with self.store.global_weights():
+                sums = Sums() if self.journal.silent else self._test()
+            told = sums
+            if self.config.asynchronous:
+                told = Sums(*map(float, self.store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))
+            if told.examples or not self.config.asynchronous:
+                sums = told if self.journal.silent else sums
+                return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
+
+    def _test(self) -> Sums:
         sums = Sums()
         meter = Meter(lambda _, part: sums.add(part))
-        with self.store.global_weights():
-            if self.store.rank == 0:
-                for number, (xs, ys) in enumerate(self.data.test()):
-                    control.pulse.part = number
-                    outputs = [self.net(x) for x in xs]
-                    tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
-                    meter.add(number, tallies, sum(len(y) for y in ys))
-                meter.drain()
-        if self.config.asynchronous:
-            self.store.barrier()
-        return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
+        for number, (xs, ys) in enumerate(self.data.test()):
+            control.pulse.part = number
+            outputs = [self.net(x) for x in xs]
+            tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+            meter.add(number, tallies, sum(len(y) for y in ys))
+        meter.drain()
+        return sums
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -352,9 +374,8 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": self._cluster(), "virtual_seconds": self.virtual.read()}
-        with control.pulse.doing("checkpoint"):
-            self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
-                                          self.frozen)
+        self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
+                                      self.frozen)
         if self.config.cluster is not None:
             self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
         self.clock.go_on()
@@ -363,8 +384,7 @@ class Training:
         """Make the last one count, if it does not yet. Collective."""
         if self.draft is not None:
             draft, self.draft = self.draft, None
-            with control.pulse.doing("checkpoint"):
-                draft.finish()
+            draft.finish()
 
     def _resume(self) -> Optional[Path]:
         """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.

@@ -125,13 +125,16 @@ def test_a_failure_of_those_that_are_left_is_the_jobs() -> None:
     assert "\nserver 0 failed" in launch.said and "\n  the job had lost workers [1] before" in launch.said
 
 
-def test_worker_0_is_not_spared() -> None:
+def test_the_last_worker_is_not_spared() -> None:
     with Launch(*GOES_ON, MEMBER, "wait") as launch:
         launch.wait_for_all_joined(workers=3)
-        launch.kill("worker 0", signal.SIGKILL)
+        for name, left in (("worker 0", 2), ("worker 1", 1)):
+            launch.kill(name, signal.SIGKILL)
+            launch.wait_for_text(f"the job goes on with {left} of 3 workers")
+        launch.kill("worker 2", signal.SIGKILL)
         assert launch.wait() == 137
-    assert launch.said.startswith("worker 0 failed")
-    assert "continue does not help: worker 0 evaluates and writes the results" in launch.said
+    assert "\nworker 2 failed" in launch.said
+    assert "continue does not help: no worker is left" in launch.said
 
 
 def test_a_worker_that_dies_before_the_job_is_up_ends_it(tmp_path: Path) -> None:

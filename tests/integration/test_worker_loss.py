@@ -1,13 +1,18 @@
 """An asynchronous job of real processes goes on without a worker that is killed, where it was told to."""
+import json
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import List
 
 import pytest
 
-from tests.integration.launching import ROOT, Launch, words
+from tests.integration.launching import PATIENCE_S, ROOT, Launch, Word, words
+from tests.jobs import until
 
 pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
+PRESET = os.path.join(ROOT, "configs", "digits_async.yaml")
 LASTING = os.path.join(ROOT, "tests", "lasting.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
 
@@ -24,3 +29,23 @@ def test_sums_evaluation_and_the_end_do_without_the_lost_worker() -> None:
     assert [line.split(" | ")[0] for line in ended] == ["worker 0", "worker 2"]
     assert len({line.split(" | ")[1] for line in ended}) == 1
     assert "2 present" in ended[0]
+
+
+def test_evaluation_and_writing_move_on_when_worker_0_is_lost(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train: List[Word] = [sys.executable, "-m", "odsgd", "train", "--config", PRESET, "--kvstore", "asgd",
+                         "--epochs", 60, "--log-interval", 5, "--checkpoint-every", "20epochs", "--out", run]
+    with Launch("-n", 3, "-s", 1, "--on-worker-loss", "continue", *train, env=SERVER) as launch:
+        until(lambda: any(line.startswith("worker 0 | epoch 2/") for line in launch.output), PATIENCE_S)
+        launch.kill("worker 0", signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    assert "worker 0 was lost" in launch.said and "finished without workers [0]" in launch.said
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert ["worker 1 goes on" in record["text"] for record in records if record["event"] == "warning"].count(True) == 1
+    epochs = {record["epoch"]: record for record in records if record["event"] == "epoch"}
+    assert len(epochs) >= 59 and epochs[60]["test_accuracy"] > 0.9  # at most one went down with the one that wrote it
+    assert [record["event"] for record in records][-2:] == ["staleness", "end"]
+    assert json.loads((run / "staleness.json").read_text())["lost_workers"] == [0]
+    manifest = json.loads((run / "checkpoints" / str(records[-1]["iteration"]) / "manifest.json").read_text())
+    assert set(manifest["files"]) == {"worker-1.npz", "worker-2.npz", "servers.npz", "weights.params"}
+    assert (run.stat().st_mode & 0o777, (run / "metrics.jsonl").stat().st_mode & 0o777) == (0o700, 0o600)

@@ -330,8 +330,17 @@ def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
     assert verdict_at(judge, 11.0 + FAREWELL_S).message.endswith("finished without workers [1]")
 
 
+def test_worker_0_may_be_lost_and_the_last_worker_may_not() -> None:
+    judge = going_on()
+    judge.exited("worker 0", -signal.SIGKILL, 10.0)
+    assert [lost.ranks for lost in lost_at(judge, 11.0)] == [[0]]
+    judge.exited("worker 1", -signal.SIGKILL, 12.0)
+    judge.exited("worker 2", -signal.SIGSEGV, 12.1)
+    verdict = verdict_at(judge, 13.0)
+    assert verdict.exit_code == 137 and "continue does not help: no worker is left" in verdict.message
+
+
 @pytest.mark.parametrize("name, why", [
-    ("worker 0", "worker 0 evaluates and writes the results"),
     ("server 0", "a job cannot go on without server 0"),
     ("scheduler", "a job cannot go on without the scheduler"),
 ])
@@ -365,7 +374,7 @@ def test_a_failure_after_a_loss_tells_of_the_loss() -> None:
     judge = going_on()
     judge.exited("worker 1", 1, 10.0)
     lost_at(judge, 11.0)
-    judge.exited("worker 0", 1, 20.0)
+    judge.exited("server 0", 1, 20.0)
     assert "  the job had lost workers [1] before" in verdict_at(judge, 21.0).message.splitlines()
 
 

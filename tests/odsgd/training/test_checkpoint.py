@@ -156,15 +156,15 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
     expected = manifest["files"][name]
     damage(folder / name)
     with pytest.raises(ConfigError) as caught:
-        checkpoint.restore(folder, manifest, trained[0], trained[1])
+        checkpoint.verify_mine(folder, manifest, worker_rank=0)
     got = checkpoint.digest(folder / name)
     assert f"`{folder / name}`: expected SHA-256 {expected['sha256']}, got SHA-256 {got['sha256']}" in str(caught.value)
     os.truncate(folder / name, 7)
     with pytest.raises(ConfigError, match=f"expected {expected['nbytes']} bytes, got 7 bytes") as caught:
-        checkpoint.restore(folder, manifest, trained[0], trained[1])
+        checkpoint.verify_mine(folder, manifest, worker_rank=0)
     os.remove(folder / name)
     with pytest.raises(ConfigError, match=f"no `{folder / name}`, a part of checkpoint 2"):
-        checkpoint.restore(folder, manifest, trained[0], trained[1])
+        checkpoint.verify_mine(folder, manifest, worker_rank=0)
     assert "\n" not in str(caught.value)
 
 
