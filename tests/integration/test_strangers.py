@@ -71,10 +71,11 @@ def test_sockets_of_a_job_that_has_not_met_do_not_outlive_it(victim: str) -> Non
 
 
 @pytest.mark.parametrize("training", [BY_TCP], indirect=True)
-@pytest.mark.parametrize("victim", EVERYONE[:3])
-def test_garbage_at_a_tcp_port_ends_the_job_which_says_what_that_looks_like(training: Launch, victim: str) -> None:
+@pytest.mark.parametrize("victim, deed", [("scheduler", "garbage"), ("server 0", "http_get"), ("worker 0", "garbage")])
+def test_foreign_bytes_at_a_tcp_port_end_the_job_which_says_what_that_looks_like(training: Launch, victim: str,
+                                                                              deed: str) -> None:
     for port in listens_at(training.pid(victim)):
-        DEEDS["garbage"](("127.0.0.1", port))
+        DEEDS[deed](("127.0.0.1", port))
     assert training.wait() == 128 + signal.SIGABRT
     assert f"{victim} failed" in training.said.splitlines()[0]
     assert "something that is not part of this job" in training.said
