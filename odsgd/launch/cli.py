@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
     add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
-    add("-p", "--port", type=_port, default=0, help="the scheduler's TCP port; default: a free one, or for a local job none")
+    add("-p", "--port", type=_port, default=0, help="the scheduler's TCP port; default: a free one; local: none")
     add("--host-ip", metavar="ADDRESS", help="this machine's address as the hosts see it; default: found out")
     add("--env", action="append", default=[], metavar="NAME[:VALUE]", help="set (or pass on) a variable everywhere")
     add("--env-server", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for servers only")
