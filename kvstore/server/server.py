@@ -16,7 +16,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Set
 
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import control
 from kvstore.server.hub import Hub
 from kvstore.server.shard import Shard
@@ -38,6 +38,8 @@ def _fatal(function: Callable[..., None]) -> Callable[..., None]:
         pulse.activity = "serving"
         try:
             function(*arguments)
+        except DivergedError as error:
+            control.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
         pulse.activity = ""

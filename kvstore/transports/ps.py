@@ -372,10 +372,10 @@ class ParameterServer(Wired):
         wire = self._wires[bucket.id]
         before = wire.last
         if not self._synchronous:
-            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr)))
+            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr), self.look(bucket)))
         window = self._windows[bucket.server_rank]
         behind = window.make_room(bucket.id, before.nbytes)
-        send = wire.compose(grad, self._tag(lr), behind)
+        send = wire.compose(grad, self._tag(lr), behind, self.look(bucket))
         window.add(bucket.id, send)
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])

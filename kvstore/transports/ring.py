@@ -38,6 +38,8 @@ class Views:
 class MpiRing(Ring):
     """One session on the ring of this process."""
 
+    looks_at_all = True  # there is no server to do it
+
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
@@ -50,6 +52,7 @@ class MpiRing(Ring):
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._process.rounds.ask(str(bucket), self._codec)
+        round_.look = self.look(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)
 

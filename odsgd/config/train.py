@@ -149,8 +149,6 @@ class TrainConfig:
     checkpoint_every: Span = _run(Span(1, "epochs"), SPAN, "between two checkpoints, e.g. 1epoch or 500; 0: only at "
                                   "the end", result=False)
     keep_checkpoints: int = _run(3, integer(1), "how many of the newest are kept", result=False)
-    on_nan: str = _run("stop", name("answer", ("stop", "continue")), "what to do when the loss is infinite or not a "
-                       "number", result=False)
     emulate_compute: Optional[Compute] = _run(
         None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
         "layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
