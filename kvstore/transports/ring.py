@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.job import control
+from kvstore.job import control, software
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, bucket_nbytes
 from kvstore.wire.codecs import codec
@@ -71,6 +71,7 @@ class _Process:
         self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
         self.keys = Keys(1)
         control.end_well(self._leave)
+        software.compare(self.rounds)
 
     def _leave(self) -> None:
         mx.nd.waitall()  # rounds in flight; their own deadline holds
