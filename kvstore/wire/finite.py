@@ -2,8 +2,8 @@
 memory. Only where it is not does anybody look at each number: one may be infinite or none at all, or the squares may be
 too large for a float (from 2e19 on).
 
-Workers look at the beginning of each bucket, which costs nothing and finds most: a loss that is not a number makes all
-gradients so. Servers look at what they get, before an update reads it anyway. Where MXNet has added up by then, the
+Workers look at the beginning of each bucket, which takes microseconds and finds most: a loss that is not a number makes
+all gradients so. Servers look at what they get, before an update reads it anyway. Where MXNet has added up by then, the
 server knows the round and the parameter, and no worker. With on_nan `find`, workers look at everything they send.
 """
 import functools

@@ -153,3 +153,24 @@ def test_states_of_the_optimizer_go_from_store_to_store(tmp_path: Any) -> None:
     start = np.ones((2, 3), np.float32)
     whole, parts = train(4, start), train(3, start, save=True)
     assert np.array_equal(train(1, parts, load=True), whole)
+
+
+def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:
+    """A worker sends +t or -t where gradient and residual together reach that, else 0; the rest waits for the next."""
+    threshold, gradients = 0.5, [0.3, 0.3, -0.2, 1.4]
+
+    def check(store: Store) -> None:
+        store.set_gradient_compression({"type": "2bit", "threshold": threshold})
+        store.init("3", mx.nd.zeros((40, 30)))
+        w, residual, out = 0.0, 0.0, mx.nd.zeros((40, 30))
+        for grad in gradients:
+            store.push("3", mx.nd.full((40, 30), grad))
+            store.pull("3", out=out)
+            residual += grad
+            sent = threshold * (residual >= threshold) - threshold * (residual <= -threshold)
+            residual -= sent
+            w += sent  # all workers send the same, which is its own mean
+            np.testing.assert_allclose(out.asnumpy(), w, atol=1e-6)
+        assert w == 2 * threshold
+
+    on_workers(check)
