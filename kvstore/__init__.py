@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Union
 from kvstore.algorithms import register_method
 from kvstore.errors import (
     ConfigError,
+    DivergedError,
     KVStoreError,
     ProtocolError,
     RoundTimeoutError,
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from kvstore.gluon.store import Store
     from kvstore.wire.interfaces import Transport
 
-__all__ = ["create", "register", "register_method", "ConfigError", "KVStoreError", "ProtocolError", "RoundTimeoutError",
-           "StoreClosedError", "WorkerLostError"]
+__all__ = ["create", "register", "register_method", "ConfigError", "DivergedError", "KVStoreError", "ProtocolError",
+           "RoundTimeoutError", "StoreClosedError", "WorkerLostError"]
 
 
 def create(name: str, transport: "Union[str, Transport, None]" = None, **options: Any) -> "Store":

@@ -5,6 +5,7 @@
     ├── RoundTimeoutError          an answer did not come within its deadline
     ├── WorkerLostError            a process of the job died
     ├── StoreClosedError           the store is used after close()
+    ├── DivergedError              a gradient, or the loss, is infinite or not a number
     └── ProtocolError              a message that breaks the rules: wrong signature, wrong round, wrong shape
 
 Each message says which, got, expected, and what to do next. That of a ConfigError is one line, whatever it quotes.
@@ -39,6 +40,10 @@ class WorkerLostError(KVStoreError):
 
 class StoreClosedError(KVStoreError):
     """The store is used after ``close()``."""
+
+
+class DivergedError(KVStoreError):
+    """Training has left the finite numbers."""
 
 
 class ProtocolError(KVStoreError):

@@ -13,11 +13,12 @@ if early.is_launcher():
     early.heed()
 
 import kvstore
+from kvstore._version import VERSION
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.gluon import by_name
 from kvstore.job import control
 
-__version__ = "0.3.0"
+__version__ = VERSION
 
 if importlib.util.find_spec("mxnet") is None:
     from kvstore.engine import _mxnet  # noqa: F401  says what to install

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import List, Optional, Sequence
+from typing import Iterable, List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
+from odsgd.config import flags
 
 #: The module of each command, and its line of help. The module is imported when the command is asked for; its
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
@@ -20,6 +21,19 @@ COMMANDS = {
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
 }
+
+
+def _flags_of_train() -> Iterable[str]:
+    from odsgd.config.train import option_fields
+    return ["--" + name.replace("_", "-") for name in option_fields()]
+
+
+def _flags_of_launch() -> Iterable[str]:
+    from odsgd.launch.cli import flags
+    return flags()
+
+
+flags.of_commands.update({"odsgd launch": _flags_of_launch, "odsgd train": _flags_of_train})
 
 USAGE = """usage: odsgd COMMAND [options]
 

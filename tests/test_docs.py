@@ -267,5 +267,5 @@ def test_the_script_of_the_readme_trains(tmp_path: Path) -> None:
                           env=environment(), capture_output=True, text=True,
                           timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    losses = [float(loss) for loss in re.findall(r"worker \d: loss of the last batch ([\d.]+)", done.stdout)]
-    assert len(losses) == 2 and max(losses) < 0.5, done.stdout  # it begins at 2.3
+    printed = re.compile(r"worker \d: loss of the last batch [\d.]+")
+    assert sorted(printed.findall(done.stdout)) == sorted(printed.findall(README)), done.stdout

@@ -20,6 +20,7 @@ from kvstore.job.control import DEFAULT_TIMEOUT_S
 from kvstore.options import SPAN, Span, convert, integer, option, plain, real
 from kvstore.options import name as one_of
 from kvstore.wire.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
+from kvstore.wire.finite import ON_NAN
 from kvstore.wire.interfaces import Array, GlobalWeights, Pending, Traffic
 from kvstore.wire.messages import Header
 
@@ -32,6 +33,9 @@ class Options:
                                           otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
                               group="Run", result=False)
+    on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
+                         "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
+                         "that it is always named; continue", group="Run", result=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -282,7 +286,7 @@ class Method:
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""
         traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
-                          any_cut=getattr(self, "rule", Rule).by_element)
+                          on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
         if not isinstance(self.options, CodedOptions):
             return traffic
         return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,

@@ -29,12 +29,17 @@ WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED
 PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
 """Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
 
+AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
+"""Local optimizers of the OD-SGD authors' code by its words, and which of ours each is. Theirs keep the weights they
+last saw as MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""
+
 _listed = name("local optimizer", ("none", *NAMES))
 
 
 def _local(value: Any) -> str:
     """One of the list, or one that a script has registered with MXNet; a server takes the worker's word for that."""
     text, mxnet = str(value).lower(), sys.modules.get("mxnet")
+    text = AUTHORS.get(text, text)
     registered = mxnet is not None and text in mxnet.optimizer.Optimizer.opt_registry
     return text if registered or os.environ.get("DMLC_ROLE") == "server" else str(_listed.convert(text))
 

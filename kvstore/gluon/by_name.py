@@ -9,10 +9,11 @@ import importlib.machinery
 import os
 import sys
 import types
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 from kvstore import algorithms
 from kvstore.errors import ConfigError
+from kvstore.job import control
 
 MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync")
 _WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync", "async", "p3"}
@@ -29,6 +30,10 @@ def install(mx: Any, create: Create) -> None:
     mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
     mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)
     mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
+    mx.gluon.Block.save_parameters = _saving(mx.gluon.Block.save_parameters, lambda block, *_, **__: [
+        parameter.name for parameter in block.collect_params().values()])
+    mx.model.save_checkpoint = mx.callback.save_checkpoint = _saving(
+        mx.model.save_checkpoint, lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
 
 
 def install_when_imported(create: Create) -> None:
@@ -92,6 +97,25 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
         asked["kvstore"] = ours(asked["kvstore"])
 
     return __init__
+
+
+def _saving(save: Callable[..., None], names: Callable[..., Iterable[str]]) -> Callable[..., None]:
+    """A function of MXNet's that saves parameters, with a line of warning where they are one worker's own."""
+    @functools.wraps(save)
+    def save_parameters(*arguments: Any, **options: Any) -> None:
+        stores = getattr(sys.modules.get("kvstore.gluon.store"), "begun", ())
+        own = [store for store in stores if store.holds_own(names(*arguments, **options))]
+        if own:
+            _warn(own[0].type)
+        save(*arguments, **options)
+
+    return save_parameters
+
+
+@functools.lru_cache(maxsize=None)  # once
+def _warn(store: str) -> None:
+    print(f"{control.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones are "
+          "others: save inside `with store.global_weights():`, on all workers, or by odsgd.callbacks", file=sys.stderr)
 
 
 def _check_updates(asked: Any) -> None:

@@ -11,7 +11,8 @@ import functools
 import itertools
 import operator
 import types
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Type
+import weakref
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -30,6 +31,9 @@ from kvstore.tracing import wraps
 from kvstore.wire.codecs import THRESHOLD
 from kvstore.wire.interfaces import AsynchronousServers, Export, Transport
 from kvstore.wire.saved import read_npz, write_npz
+
+begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
+"""The stores that train."""
 
 SHARED_TOGETHER = 4 * 1024 * 1024
 """Numbers of initial weights in one sum over the workers."""
@@ -53,6 +57,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
+        self._shows_shared = False  # the parameters hold the global weights
         self._closed = False
 
     def __repr__(self) -> str:
@@ -124,8 +129,7 @@ class Store(mx.kvstore.KVStoreBase):
                               "(where shapes are deferred, one forward pass does)")
         if not self._keyed:
             self._agree_on_model()
-        several = isinstance(key, (list, tuple))
-        for one, its, outs in zip(key, value, out) if several else [(key, value, out)]:
+        for one, its, outs in _each(key, value, out):
             its, outs = _as_list(its)[0], _as_list(outs)
             self._keyed[one] = Keyed(self._describe(one, its), outs)
             self._unshared[one] = its
@@ -135,15 +139,57 @@ class Store(mx.kvstore.KVStoreBase):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Hand in the gradients of `key`, one array per device; `out` will hold the weights of the next iteration.
 
+        Several keys at a time are lists of keys, gradients and outs.
+
         Returns at once: what reads `out` waits in MXNet's engine, for as much as the algorithm asks. The next backward
         pass may overwrite the gradients; it waits likewise.
         """
         self._check_usable()
         self.begin()
-        self._hand_in(key, _as_list(value), _as_list(value if out is None else out))
-        if len(self._handed) == len(self._lanes_of):
-            self._iterate()
-            self._handed.clear()
+        for one, grads, outs in _each(key, value, value if out is None else out):
+            self._hand_in(one, _as_list(grads), _as_list(outs))
+            if len(self._handed) == len(self._lanes_of):
+                self._iterate()
+                self._handed.clear()
+
+    # The same in MXNet's older calls, with weights that the store keeps in arrays of its own.
+
+    def init(self, key: Any, value: Any) -> None:
+        """The initial weights of `key`: worker 0's. Collective; waits."""
+        values = [_as_list(its)[0] for _, its in _each(key, value)]
+        keys = [one for one, _ in _each(key, value)]
+        self.broadcast(keys, values, out=[its.copy() for its in values])
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins."""
+        for one, grads in _each(key, value):
+            known = self._known(one)
+            grads = _as_list(grads)
+            if [array.context for array in known.weights] != [array.context for array in grads] and not self._lanes:
+                known.weights = [known.weights[0].copyto(array.context) for array in grads]
+            self.pushpull(one, grads, out=known.weights)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration."""
+        self._check_usable()
+        self._share()
+        for one, outs in _each(key, out):
+            for array in _as_list(outs):
+                self._known(one).weights[0].copyto(array)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """ConfigError: these stores keep whole arrays."""
+        raise ConfigError(f"row_sparse_pull of {key}: the stores of odsgd keep dense weights; create the parameter "
+                          "with stype and grad_stype `default` (sparse_grad=False)")
+
+    def _barrier(self) -> None:
+        """MXNet's name of `barrier`."""
+        self.barrier()
+
+    @property
+    def num_dead_node(self) -> int:
+        """How many workers the launcher has given up (``--on-worker-loss continue``); else a job ends as a whole."""
+        return len(control.lost_workers())
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
@@ -208,6 +254,7 @@ class Store(mx.kvstore.KVStoreBase):
         if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
+        begun.add(self)
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -233,9 +280,11 @@ class Store(mx.kvstore.KVStoreBase):
             self._set(key, [mean] * len(mine))
         for lane in self._lanes:
             lane.show(self.session.global_weights(lane.bucket))
+        self._shows_shared = True
         try:
             yield
         finally:
+            self._shows_shared = False
             for lane in self._lanes:
                 lane.show(self.session.w_local[lane.bucket.id])
             for key, mine in own.items():
@@ -300,6 +349,11 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved, self._saved_servers = worker, server
         saving.check_form(worker, "lr_local")
         self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
+
+    def holds_own(self, names: Iterable[str]) -> bool:
+        """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
+        mine = {known.parameter.name for known in self._keyed.values()}
+        return not (self._closed or self._shows_shared or self.session.method.waits) and not mine.isdisjoint(names)
 
     def close(self) -> None:
         """Leave the job. Collective; waits."""
@@ -391,11 +445,15 @@ class Store(mx.kvstore.KVStoreBase):
             grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
             lane.show(self.session.iterate(lane.bucket, grad, step))
 
+    def _known(self, key: Any) -> Keyed:
+        if key not in self._keyed:
+            raise ConfigError(f"key {key} was not broadcast, nor initialized by `init`")
+        return self._keyed[key]
+
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
-        known = self._keyed.get(key)
-        lanes = self._lanes_of.get(key)
-        if known is None or lanes is None:
-            raise ConfigError(f"pushpull of {key}, which was not broadcast or has no gradient (grad_req `null`)")
+        known, lanes = self._known(key), self._lanes_of.get(key)
+        if lanes is None:
+            raise ConfigError(f"pushpull of {key}, which has no gradient (grad_req `null`)")
         if key in self._handed:
             raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, "
                                 f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
@@ -435,6 +493,16 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         if not self._lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
+
+
+def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
+    """One key with its values, or lists of them, one by one."""
+    if not isinstance(key, (list, tuple)):
+        yield (key, *values)
+        return
+    if any(not isinstance(one, (list, tuple)) or len(one) != len(key) for one in values):
+        raise ConfigError(f"{len(key)} keys, and not as many values: give a list of each, of one length")
+    yield from zip(key, *values)
 
 
 def _as_list(value: Any) -> List[NDArray]:

@@ -2,15 +2,24 @@
 import difflib
 import hashlib
 import json
-from typing import Any, List
+from typing import Any, List, Protocol
 
 import numpy as np
 
 from kvstore.errors import ProtocolError
-from kvstore.wire.interfaces import Transport
 
 
-def check(transport: Transport, what: str, mine: List[Any]) -> None:
+class Totals(Protocol):
+    """What adds up over the workers: a transport, and what several share."""
+
+    worker_rank: int
+    num_workers: int
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """As a transport's."""
+
+
+def check(transport: Totals, what: str, mine: List[Any]) -> None:
     """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
@@ -26,14 +35,14 @@ def check(transport: Transport, what: str, mine: List[Any]) -> None:
                                 "\nAll workers must run the same script with the same settings.")
 
 
-def _gather(transport: Transport, mine: np.ndarray) -> np.ndarray:
+def _gather(transport: Totals, mine: np.ndarray) -> np.ndarray:
     """Every worker's bytes, one row each: a sum in which each has its own row."""
     table = np.zeros((transport.num_workers, mine.size), np.float32)
     table[transport.worker_rank] = mine
     return transport.total(table).astype(np.uint8)
 
 
-def gather_texts(transport: Transport, mine: str) -> List[str]:
+def gather_texts(transport: Totals, mine: str) -> List[str]:
     """Every worker's text; empty for one that the job has lost. Collective; waits."""
     data = np.frombuffer(mine.encode(), np.uint8)
     lengths = np.zeros(transport.num_workers, np.float32)
@@ -44,12 +53,12 @@ def gather_texts(transport: Transport, mine: str) -> List[str]:
     return [row[:length].tobytes().decode() for row, length in zip(_gather(transport, padded), lengths)]
 
 
-def from_worker_0(transport: Transport, data: bytes) -> bytes:
+def from_worker_0(transport: Totals, data: bytes) -> bytes:
     """Worker 0's `data` on every worker. Collective; waits."""
     return from_one(transport, data if transport.worker_rank == 0 else b"")
 
 
-def from_one(transport: Transport, mine: bytes) -> bytes:
+def from_one(transport: Totals, mine: bytes) -> bytes:
     """On every worker the bytes of the only one that has any. Collective; waits.
 
     A sum in which only that one has anything to add; two bytes at a time are exact in it.

@@ -16,8 +16,8 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import EXIT_FAILURE, ProtocolError
-from kvstore.job import control
+from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
+from kvstore.job import control, software
 from kvstore.server.hub import Hub
 from kvstore.server.shard import Shard
 from kvstore.server.sums import Sum
@@ -38,6 +38,8 @@ def _fatal(function: Callable[..., None]) -> Callable[..., None]:
         pulse.activity = "serving"
         try:
             function(*arguments)
+        except DivergedError as error:
+            control.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
         pulse.activity = ""
@@ -89,7 +91,7 @@ class Server:
             self._leave(sender)
         elif name == "coded":
             self._open_hub(**payload)
-        elif name in ("export", "statistics", "address"):
+        elif name in ("export", "statistics", "address", "software"):
             self._answer(sender, name, **payload)
         else:
             assert self._shard is not None
@@ -157,12 +159,19 @@ class Server:
         else:
             self._sums[key].receive(pushed, stored)
 
+    def _said(self, name: str) -> bytes:
+        if name == "software":
+            return software.mine().encode()
+        if name == "address" and self._hub:
+            return self._hub.address.encode()
+        answer: bytes = getattr(self._shard, name)()
+        return answer
+
     def _answer(self, sender: int, name: str, chunk: int) -> None:
         """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
-            self._outgoing[sender, name] = self._hub.address.encode() if self._hub and name == "address" else \
-                getattr(self._shard, name)()
+            self._outgoing[sender, name] = self._said(name)
         self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender, name])
         self._mailbox.wait_to_read()
 

@@ -15,7 +15,9 @@ from kvstore.algorithms.method import Rule
 from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import AtOnce
-from kvstore.errors import ProtocolError
+from kvstore.errors import DivergedError, ProtocolError
+from kvstore.wire import finite
+from kvstore.wire.finite import Names
 from kvstore.wire.interfaces import State
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
 from kvstore.wire.saved import array_text, below, by_bucket, npz, text_array, un_npz
@@ -27,10 +29,12 @@ class Entry:
     size    : how many of its floats are weights
     modulus : how its versions are counted
     marks   : how many workers' marks a push carries
+    names   : its parameters
     """
 
-    def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int) -> None:
+    def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
+        self.names = names
         self._started = False
         self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
@@ -45,7 +49,17 @@ class Entry:
         """One push, or the sum of all workers'."""
         self.start(stored)
         w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
+        if self.rule.options.on_nan != "continue":
+            self._look(header, engine.memory(pushed)[:self.size])
         self.rule.receive(header, grad, w)
+
+    def _look(self, header: Header, grad: np.ndarray) -> None:
+        if not finite.finite(grad):
+            found, alone = finite.wrong(grad, self.names), self.marks == 1
+            where = f"worker {header.worker_rank}, at update {self.rule.version + 1}" if alone else \
+                f"iteration {self.rule.version + 1}, the sum over the workers"
+            which = "" if alone else "; on_nan `find` finds the worker"
+            raise DivergedError(f"{where}: {found}{which}. {finite.ADVICE}")
 
     def saved(self) -> Dict[str, np.ndarray]:
         """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.
@@ -124,7 +138,7 @@ class Shard:
             update = AtOnce(applied, key, entry["shape"])
             rule = made.rule(key, made.options, self.num_workers, update)
             self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
-                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers)
+                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
 
     def keep(self, weights: Dict[int, np.ndarray]) -> None:
         """Save these weights, too: workers have others, whose codes come after them."""

@@ -30,6 +30,7 @@ from kvstore.transports.sharded import PartRound, cuts, part
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.wire.codecs import Plain, codec
 from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.wire.finite import Look
 from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic
 from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz
@@ -48,8 +49,10 @@ class _Codes:
 class Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
-    def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray) -> None:
+    def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray,
+                 look: Optional[Look] = None) -> None:
         super().__init__(array)
+        self.look = look  # at what was sent, before the answer is made
         self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
         self.arrived = False
 
@@ -232,11 +235,12 @@ class Stage:
         self.codes[worker_rank, key] = _Codes(traffic, w)
         return w
 
-    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> Late:
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
+             look: Optional[Look] = None) -> Late:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
         self.take_turn(worker_rank)
         round_ = self._rounds[bucket.id]
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload)
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
         round_.append((worker_rank, answer, late))
         if len(round_) == (self.num_workers if synchronous else 1):
             self._answer(bucket, self._rounds.pop(bucket.id))
@@ -249,6 +253,9 @@ class Stage:
         return late
 
     def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
+        for _, buffer, late in round_:
+            if late.look is not None:
+                late.look(engine.memory(buffer.whole)[:-HEADER])
         if bucket.id in self._coded:
             self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
         else:
@@ -324,12 +331,14 @@ class _Term:
 
     late: Late
 
-    def __init__(self, round_: Round, own: NDArray, out: NDArray) -> None:
-        self.round, self.out = round_, out
+    def __init__(self, round_: Round, own: NDArray, out: NDArray, look: Optional[Look]) -> None:
+        self.round, self.out, self._look = round_, out, look
         self._own = own.copy()  # in the engine: the worker goes on
 
     def begin(self, worker_rank: int, num_workers: int) -> Messages:
         self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
+        if self._look is not None:
+            self._look(self.round.own)
         longest = self.round.longest(num_workers)
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
 
@@ -339,9 +348,9 @@ class _PartTerm(_Term):
 
     round: PartRound
 
-    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, mine: slice,
+    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, look: Optional[Look], mine: slice,
                  update: Callable[[NDArray], None]) -> None:
-        super().__init__(round_, own, out)
+        super().__init__(round_, own, out, look)
         round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
         self._update = update
 
@@ -369,6 +378,8 @@ def _travel_round(terms: List[_Term]) -> None:
 
 class InProcess(Wired):
     """One worker's end of a `Stage`."""
+
+    looks_at_all = True
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         super().__init__(worker_rank, synchronous=True)  # until `plan` says otherwise
@@ -409,7 +420,7 @@ class InProcess(Wired):
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         wire, compose = self._wires[bucket.id], Wire.compose if self._synchronous else Wire.compose_async
         send = compose(wire, grad, self._tag(lr))
-        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous)
+        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.look(bucket))
         self._last[bucket.id] = late
         return late if self._synchronous else _TakenLate(late, send, wire)
 
@@ -436,6 +447,8 @@ class InProcess(Wired):
 class InProcessRing(Ring):
     """One worker of a `Stage` without a shard."""
 
+    looks_at_all = True
+
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         self._stage = stage
         self.worker_rank, self.num_workers = worker_rank, stage.num_workers
@@ -445,7 +458,8 @@ class InProcessRing(Ring):
         return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        return self._stage.sum(self.worker_rank, bucket, _Term(Round(0, str(bucket), self._codec), array, out))
+        term = _Term(Round(0, str(bucket), self._codec), array, out, self.look(bucket))
+        return self._stage.sum(self.worker_rank, bucket, term)
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._stage.total(self.worker_rank, np.array(array, np.float32))
@@ -453,6 +467,8 @@ class InProcessRing(Ring):
 
 class InProcessSharded(Sharded):
     """The same, with a part of every bucket."""
+
+    looks_at_all = True
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         self._stage = stage
@@ -469,7 +485,8 @@ class InProcessSharded(Sharded):
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         round_ = PartRound(0, str(bucket), Plain())
         round_.cuts = self._cuts[bucket.id]
-        return self._stage.sum(self.worker_rank, bucket, _PartTerm(round_, array, out, self.part(bucket), update))
+        term = _PartTerm(round_, array, out, self.look(bucket), self.part(bucket), update)
+        return self._stage.sum(self.worker_rank, bucket, term)
 
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
         whole = np.zeros(bucket.size, np.float32)

@@ -22,7 +22,7 @@ from kvstore.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter,
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import agreement, control
+from kvstore.job import agreement, control, software
 from kvstore.job.control import watch
 from kvstore.tracing import recorder
 from kvstore.transports.outbox import Outbox
@@ -102,6 +102,8 @@ class Connection:
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
+        answers = self.read_mail("software") if self.worker_rank == 0 else []
+        software.compare(self, [answer.decode() for answer in answers])
 
     @contextlib.contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
@@ -397,10 +399,10 @@ class ParameterServer(Wired):
         wire = self._wires[bucket.id]
         before = wire.last
         if not self._synchronous:
-            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr)))
+            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr), self.look(bucket)))
         window = self._windows[bucket.server_rank]
         behind = window.make_room(bucket.id, before.nbytes)
-        send = wire.compose(grad, self._tag(lr), behind)
+        send = wire.compose(grad, self._tag(lr), behind, self.look(bucket))
         window.add(bucket.id, send)
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])

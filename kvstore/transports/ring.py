@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.buckets import Bucket, Keys, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.job import control
+from kvstore.job import control, software
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 from kvstore.wire.codecs import codec
@@ -38,6 +38,8 @@ class Views:
 class MpiRing(Ring):
     """One session on the ring of this process."""
 
+    looks_at_all = True  # there is no server to do it
+
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
@@ -48,6 +50,7 @@ class MpiRing(Ring):
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._process.rounds.ask(str(bucket), self._codec)
+        round_.look = self.look(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)
 
@@ -66,6 +69,7 @@ class _Process:
         self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
         self.keys = Keys(1)
         control.end_well(self._leave)
+        software.compare(self.rounds)
 
     def _leave(self) -> None:
         mx.nd.waitall()  # rounds in flight; their own deadline holds

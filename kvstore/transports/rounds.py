@@ -17,11 +17,12 @@ from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Option
 import numpy as np
 
 from kvstore.buckets import Bucket, Keys, Parameter, plan
-from kvstore.errors import EXIT_FAILURE, KVStoreError
+from kvstore.errors import EXIT_FAILURE, DivergedError, KVStoreError
 from kvstore.job import control
 from kvstore.job.control import watch
 from kvstore.wire.codecs import Codec, NotFiniteError, Plain
 from kvstore.wire.codecs import codec as named
+from kvstore.wire.finite import Look
 from kvstore.wire.interfaces import Traffic
 
 MESSAGE_NBYTES = 1024 * 1024
@@ -128,6 +129,7 @@ class Round:
         self.over: Callable[[], None]
         self.under_way: Messages
         self.left = 0  # pairs of messages
+        self.look: Optional[Look] = None
 
     def __str__(self) -> str:
         return f"round {self.number}, {self.what}"
@@ -193,6 +195,11 @@ class Rounds:
 
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
+        if round_.look is not None:
+            try:
+                round_.look(round_.own)
+            except DivergedError as error:
+                control.die(str(error), EXIT_FAILURE)
         self._given[round_.number] = round_
         self._tell()
 

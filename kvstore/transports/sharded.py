@@ -90,6 +90,8 @@ def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Mes
 class MpiSharded(Sharded):
     """One session of this process."""
 
+    looks_at_all = True  # there is no server to do it
+
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
@@ -108,7 +110,7 @@ class MpiSharded(Sharded):
         if bucket.id not in self._sums:
             self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
         total, round_ = self._sums[bucket.id], rounds.ask_for(PartRound, str(bucket), Plain())
-        round_.cuts = self._cuts[bucket.id]
+        round_.cuts, round_.look = self._cuts[bucket.id], self.look(bucket)
         engine.push_async(partial(self._begin, round_, array, total), [array], [total])
         update(total)
         engine.push_async(partial(self._resume, round_, out), [total], [out])  # `total`: behind the sum in any case

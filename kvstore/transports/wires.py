@@ -11,6 +11,9 @@ import numpy as np
 from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE, DivergedError
+from kvstore.job import control
+from kvstore.wire.finite import Look
 from kvstore.wire.interfaces import AsynchronousServers, Pending
 from kvstore.wire.messages import FETCH, HEADER, split_lr
 
@@ -32,18 +35,32 @@ class Buffer:
         """The whole in place, for operations of the engine that declare it."""
         return engine.view(self.whole)
 
-    def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = ()) -> None:
-        """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written."""
+    def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = (),
+             look: Optional[Look] = None) -> None:
+        """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written.
+
+        The process ends if `look` does not like it.
+        """
         there = payload is self.payload
 
         def write() -> None:
             if not there:
                 self.floats[:self.size] = engine.view(payload)
+            if look is not None:
+                _look(look, self.floats[:self.size])
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 
         reads = [version, *behind] if there else [payload, version, *behind]
         engine.push(write, reads, [self.whole])
+
+
+def _look(look: Look, floats: np.ndarray) -> None:
+    """Look, on a thread of the engine's, where nobody could catch what is raised."""
+    try:
+        look(floats)
+    except DivergedError as error:
+        control.die(str(error), EXIT_FAILURE)
 
 
 class Window:
@@ -100,10 +117,10 @@ class Wire:
         """The one that will be composed next."""
         return self._buffers[0]
 
-    def compose_async(self, payload: NDArray, tag: Tag) -> Buffer:
+    def compose_async(self, payload: NDArray, tag: Tag, look: Optional[Look] = None) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
         self._buffers.reverse()
-        self.last.fill(payload, self.version, tag, [self.latest])
+        self.last.fill(payload, self.version, tag, [self.latest], look)
         return self.last
 
     def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
@@ -117,7 +134,7 @@ class Wire:
         """What is composed from here on goes out after the answer that `buffer` waits for."""
         buffer.version.copyto(self.latest)
 
-    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = ()) -> Buffer:
+    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = (), look: Optional[Look] = None) -> Buffer:
         """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
         It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other wires.
@@ -126,7 +143,7 @@ class Wire:
         """
         before = self.last
         self._buffers.reverse()
-        self.last.fill(payload, before.version, tag, [other.whole for other in behind])
+        self.last.fill(payload, before.version, tag, [other.whole for other in behind], look)
         return self.last
 
 

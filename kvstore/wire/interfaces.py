@@ -26,6 +26,7 @@ import numpy as np
 
 from kvstore.buckets import Bucket, Parameter
 from kvstore.wire.codecs import THRESHOLD
+from kvstore.wire.finite import SAMPLE, Look, looking, names
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
@@ -69,6 +70,7 @@ class Traffic:
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large
     any_cut: bool = False  # whether the weights have the same bits however buckets are cut
+    on_nan: str = "continue"  # when a gradient is not finite: one of `finite.ON_NAN`
 
     @property
     def coded(self) -> bool:
@@ -90,7 +92,8 @@ class Opening:
         """The payload of the command `open`."""
         return {"method": self.method, "options": self.options, "optimizer": self.optimizer, "buckets": {
             bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
-                        "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult} for bucket in self.buckets}}
+                        "names": names(bucket), "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult}
+            for bucket in self.buckets}}
 
 
 class Transport:
@@ -98,6 +101,9 @@ class Transport:
 
     worker_rank: int
     num_workers: int
+    looks_at_all = False  # whether it does with on_nan `stop`, too
+    _on_nan = "continue"
+    _iteration = 0
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         """The buckets, numbered for this transport. Called once."""
@@ -110,13 +116,22 @@ class Transport:
     def close(self) -> None:
         """Collective end."""
 
-    # A transport that keeps a time of its own, which is not the world's, is told what takes time.
+    # The session tells it how far it is. Some transports keep a time of their own, which is not the world's.
 
     def opens(self, opening: Opening) -> None:
         """A session begins."""
+        self._on_nan = opening.traffic.on_nan
 
     def begins(self, t: int) -> None:
         """Its iteration `t` begins."""
+        self._iteration = t
+
+    def look(self, bucket: Bucket) -> Optional[Look]:
+        """What looks at the floats of a bucket before they are sent in this iteration; None: nothing does."""
+        if self._on_nan == "continue":
+            return None
+        sample = None if self.looks_at_all or self._on_nan == "find" else SAMPLE
+        return looking(self.worker_rank, self._iteration, bucket, sample)
 
     def seconds(self) -> Optional[float]:
         """When the last iteration begun is over, in a time of the transport's own; None: it has none. May wait."""

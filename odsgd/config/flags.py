@@ -3,14 +3,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any, Dict, Mapping, NoReturn, Optional, Sequence, Tuple
+import difflib
+from typing import Any, Callable, Dict, Iterable, Mapping, NoReturn, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, Span, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
 """Options with a second flag: words for the papers' letters, and the words of the OD-SGD authors' scripts."""
+
+of_commands: Dict[str, Callable[[], Iterable[str]]] = {}
+"""The flags of each command, for hints about one that was given to another."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,6 +68,9 @@ def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, descript
     return parser
 
 
+LIKE = 0.6
+"""How like each other a flag and the one that was meant are, from 0 to 1."""
+
 _TRAINING = """\
 Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
 it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
@@ -101,5 +108,18 @@ def _unknown_flag(argument: str, parser: Parser, program: str) -> ConfigError:
     if not argument.startswith("-"):
         return ConfigError(f"unexpected argument `{argument}`: options are written --option value; "
                            f"`{program} --help` lists them")
-    return unknown("option", argument.partition("=")[0], parser._option_string_actions,
-                   listed=f"`{program} --help` lists all")
+    return unknown_flag(argument.partition("=")[0], program, parser._option_string_actions)
+
+
+def unknown_flag(flag: str, program: str, known: Iterable[str]) -> ConfigError:
+    """The error for a flag that `program` does not have: the nearest that it has, or the command whose flag it is."""
+    flags = {program: known, **{command: list_flags() for command, list_flags in of_commands.items()
+                                if command != program}}
+    alike, own, one, command = max((_likeness(flag, one), command == program, one, command)
+                                   for command, its in flags.items() for one in its if "_" not in one)
+    hint = "." if alike < LIKE else f"; did you mean `{one}`{'' if own else f', an option of `{command}`'}?"
+    return ConfigError(f"unknown option `{shown(flag)}`{hint} `{program} --help` lists all")
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, _dashed(one).lstrip("-"), _dashed(other).lstrip("-")).ratio()

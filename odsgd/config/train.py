@@ -55,9 +55,17 @@ NOT_YET = ("horovod", "byteps")
 
 VIRTUAL = "virtual"
 
+_AUTHORS = "In the words of the OD-SGD authors' scripts"
+
 _MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
            **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
 """MXNet's name of a store -> ours, so that old job scripts work as they are; with a local optimizer ssgd is odsgd."""
+
+AUTHORS = {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass("Authors", [
+    ("num_worker", int, option(4, integer(0), "that many data_threads, where the data set has them", group=_AUTHORS)),
+    ("mode", str, option("hybrid", name("mode", ("symbolic", "hybrid", "imperative")), "imperative: no_hybridize; "
+                         "the others: hybridize", group=_AUTHORS))]))}
+"""Flags of the OD-SGD authors' scripts that are none of ours, and what they come to."""
 
 _data, _devices, _algorithm, _schedule, _run, _virtual = (
     partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run",
@@ -143,8 +151,6 @@ class TrainConfig:
     checkpoint_every: Span = _run(Span(1, "epochs"), SPAN, "between two checkpoints, e.g. 1epoch or 500; 0: only at "
                                   "the end", result=False)
     keep_checkpoints: int = _run(3, integer(1), "how many of the newest are kept", result=False)
-    on_nan: str = _run("stop", name("answer", ("stop", "continue")), "what to do when the loss is infinite or not a "
-                       "number", result=False)
     emulate_compute: Optional[Compute] = _run(
         None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
         "layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
@@ -187,6 +193,7 @@ class TrainConfig:
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
         flags, config_file = cls.parse(argv)
+        _put_into_our_words(flags)
         if "method_file" in flags:
             flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
         values = read_yaml(option_fields(), config_file) if config_file else {}
@@ -212,7 +219,7 @@ class TrainConfig:
         if asked and asked not in _MXNETS:
             with contextlib.suppress(ConfigError):  # is told later
                 algorithms.find(str(asked))  # perhaps another package's, with options of its own
-        return parse_flags(option_fields(), "odsgd train", argv)
+        return parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""
@@ -414,6 +421,16 @@ def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     """Every option by name, those of all methods included, in the order in which they are shown."""
     own = {field.name: field for field in own_fields()}
     return {**own, **methods.fields()}
+
+
+def _put_into_our_words(flags: Dict[str, Any]) -> None:
+    """What the authors' words come to, in their place; an option of ours beside them wins."""
+    if "mode" in flags:
+        flags.setdefault("hybridize", flags.pop("mode") != "imperative")
+    threads = flags.pop("num_worker", None)
+    dataset = DATASETS.get(flags.get("dataset", ""))
+    if threads and dataset and "data_threads" in dataset.options:
+        flags.setdefault("data_threads", threads)
 
 
 def _goes_with(key: str, store: str, same: bool) -> bool:

@@ -15,7 +15,7 @@ from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
-from odsgd.config.flags import Parser
+from odsgd.config.flags import Parser, unknown_flag
 from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervise
 from odsgd.launch.hosts import read_hostfile
@@ -41,8 +41,7 @@ def parse(argv: Sequence[str]) -> plan.Job:
     parser = _parser()
     options, strangers = parser.parse_known_args(list(argv))
     if strangers:
-        known = [flag for action in parser._actions for flag in action.option_strings]
-        raise unknown("option", strangers[0].split("=")[0], known)
+        raise unknown_flag(strangers[0].split("=")[0], "odsgd launch", flags())
     launcher = options.launcher or ("ssh" if options.hostfile else "local")
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
@@ -65,6 +64,11 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
         max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
+
+
+def flags() -> List[str]:
+    """All that are known."""
+    return [flag for action in _parser()._actions for flag in action.option_strings]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
+from kvstore.job import software
 from odsgd.launch import pmi
 from odsgd.launch.addresses import node_host
 from odsgd.launch.hosts import Host
@@ -36,8 +37,8 @@ FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, 
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "ODSGD_RESTARTS", "PMI_PORT", "PMI_ID", "PMI_RANK",
-    "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_VERSIONS", "PMI_PORT", "PMI_ID",
+    "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -231,7 +232,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
     inherited = {} if job.launcher == "local" else forwarded(os.environ)
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
     env.update(DMLC_PS_ROOT_URI=root[0], DMLC_PS_ROOT_PORT=str(root[1]), DMLC_NUM_WORKER=str(job.num_workers),
-               DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret)
+               DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
     if job.launcher == "local":
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)

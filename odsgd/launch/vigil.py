@@ -10,7 +10,10 @@ long it has waited for others, and for how long it has been silent.
    Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
 3. All workers in training wait, and none moves, for `hang_timeout_s`: a failure of nobody.
-4. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
+4. A worker that waits, though another one has ended before it came so far, is named with both iterations after
+   `LEFT_S`; so are all workers that wait for each other at different iterations, after `WARN_S`. Their data are not of
+   one length. They have failed when their own deadline says so, or by rule 3.
+5. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
 """
 import math
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Seq
 
 WARN_S = 10.0
 HELD_UP_S = 2.0
+LEFT_S = 2.0
 FRESH_S = 4.0
 """News that are no older say how things are."""
 PATIENCE, SLOW = 5.0, 10.0
@@ -80,6 +84,8 @@ class Vigil:
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
         self._farthest = 0
+        self._finished: Dict[str, int] = {}  # workers that have ended: their iteration
+        self._uneven = False  # that has been told
 
     # Events
 
@@ -104,7 +110,9 @@ class Vigil:
 
     def ended(self, name: str) -> None:
         """It is not watched any more."""
-        self._signs.pop(name, None)
+        signs = self._signs.pop(name, None)
+        if signs is not None and name.startswith("worker"):
+            self._finished[name] = signs.at
 
     def farthest(self) -> int:
         """The greatest iteration that a worker has told of."""
@@ -124,6 +132,7 @@ class Vigil:
             for signs in self._signs.values():
                 signs.moved_at += held_up_s
                 signs.agent_at = None if signs.agent_at is None else signs.agent_at + held_up_s
+        self._compare_lengths(now)
         return self._silent_agent(now) or self._silent(now) or self._still(now) or self._all_wait(now)
 
     def _silent_agent(self, now: float) -> Optional[Hung]:
@@ -185,6 +194,25 @@ class Vigil:
                     f"worker has waited ({where}): messages between them do not come through, or they wait for each "
                     "other")
 
+    def _compare_lengths(self, now: float) -> None:
+        """Name the workers that have taken fewer steps than one that waits."""
+        workers = [signs for signs in self._answering(now) if signs.name.startswith("worker")]
+        waiting = [signs for signs in workers if (signs.waits_s or 0) > LEFT_S]
+        if self._uneven or not waiting:
+            return
+        farthest = max(waiting, key=lambda signs: signs.at)
+        fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
+        have = "has ended" if len(fewer) == 1 else "have ended"  # its last iterations may not have been told any more
+        if not fewer and all((signs.waits_s or 0) > WARN_S and now - signs.moved_at > WARN_S for signs in workers):
+            fewer = {signs.name: signs.at for signs in workers if signs.at < farthest.at}
+            have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
+        if fewer:
+            self._uneven = True
+            self._warnings.append(f"{listed(list(fewer))} {have}, and "
+                                  f"{farthest.name} waits in iteration {farthest.at}: a synchronous store needs as "
+                                  "many batches on every worker; give all the same number, by shards of one size and "
+                                  'last_batch="discard"')
+
     # Small things
 
     def _fresh(self, now: float) -> List[_Signs]:
@@ -229,6 +257,12 @@ def listed(names: Sequence[str]) -> str:
         ranks = [name.partition(" ")[2] for name in names]
         return f"{roles.pop()}s {', '.join(ranks[:-1])} and {ranks[-1]}"
     return " and ".join(names)
+
+
+def _iterations(counts: Sequence[int]) -> str:
+    """`iteration 7`, or `iterations 7 to 9`."""
+    least, most = min(counts, default=0), max(counts, default=0)
+    return f"iteration {least}" if least == most else f"iterations {least} to {most}"
 
 
 def _number(value: object) -> Optional[float]:

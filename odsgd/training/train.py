@@ -28,7 +28,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
 from kvstore.tracing import recorder
@@ -44,10 +44,6 @@ from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally, VirtualClock
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import Gauge
-
-
-class DivergedError(RuntimeError):
-    """The loss is infinite or not a number."""
 
 
 def run(config: TrainConfig) -> int:
@@ -184,7 +180,10 @@ class Training:
         if self.draws:
             randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
         tallies = self._compute(xs, ys)
-        self.trainer.step(self.config.worker_batch_size)
+        try:
+            self.trainer.step(self.config.worker_batch_size)
+        except DivergedError as error:
+            raise DivergedError(f"{error} ({self._settings(iteration)})") from None
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
         self.journal.advance()
         if self.gauge is None and self.config.asynchronous and not self.journal.silent:
@@ -257,17 +256,20 @@ class Training:
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
-        if not math.isfinite(sums.loss) and self.config.on_nan == "stop":
+        if not math.isfinite(sums.loss) and self.config.options.on_nan == "stop":
             raise DivergedError(self._diverged(iteration, sums.mean_loss))
         self.epoch.sums.add(sums)
         self.interval.sums.add(sums)
 
     def _diverged(self, iteration: int, loss: float) -> str:
+        return (f"iteration {iteration}: the loss of this worker is {loss} ({self._settings(iteration)}). Lower lr or "
+                "lr_local, or lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
+
+    def _settings(self, iteration: int) -> str:
+        """What a run that diverges is mended with."""
         lr, lr_local = self._rates(iteration)
         settings = {"lr": lr, "lr_local": lr_local, **self.config.tuned_with()}
-        given = ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
-        return (f"iteration {iteration}: the loss of this worker is {loss} ({given}). Lower lr or lr_local, or "
-                "lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
+        return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
 
     def _log_interval(self) -> None:
         self._take_over()

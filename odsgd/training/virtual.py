@@ -14,7 +14,7 @@ from kvstore.transports.virtual.transport import VirtualStage
 from kvstore.wire.interfaces import Transport
 from odsgd.config.train import TrainConfig
 from odsgd.training import data, models
-from odsgd.training.train import DivergedError, Training
+from odsgd.training.train import Training
 
 COPIES = 9
 """Arrays of the model's size that a worker has, about: weights, gradients and what carries them."""
@@ -36,7 +36,7 @@ def run(config: TrainConfig) -> int:
 
         stage = VirtualStage(cluster, config.options.timeout_s)
         stage.run(train, stage.worker if config.needs_servers else stage.ring_worker)
-    except (ConfigError, DivergedError, KVStoreError) as error:
+    except (ConfigError, KVStoreError) as error:
         print(f"odsgd train: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     return 0

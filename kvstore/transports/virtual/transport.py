@@ -24,7 +24,8 @@ from kvstore.transports.virtual.programs import Programs
 from kvstore.transports.virtual.simulation import NS, Simulation
 from kvstore.transports.wires import Buffer
 from kvstore.wire.codecs import codec
-from kvstore.wire.interfaces import Opening, Traffic
+from kvstore.wire.finite import Look
+from kvstore.wire.interfaces import Opening, Traffic, Transport
 
 
 class VirtualStage(Stage):
@@ -82,19 +83,20 @@ class VirtualStage(Stage):
 
     # -- the order that the times decide ---------------------------------------------------------------------
 
-    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool) -> Late:
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
+             look: Optional[Look] = None) -> Late:
         if synchronous:
-            return super().push(worker_rank, bucket, answer, synchronous)
-        return self._ask(worker_rank, bucket, answer)
+            return super().push(worker_rank, bucket, answer, synchronous, look)
+        return self._ask(worker_rank, bucket, answer, look)
 
     def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
         if not self._iterating[worker_rank]:  # between iterations, with all workers at a meeting
             return super().fetch(worker_rank, bucket, answer)
         return self._ask(worker_rank, bucket, answer)
 
-    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, look: Optional[Look] = None) -> Late:
         """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload)
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
         self._questions[bucket.id, worker_rank] = bucket, answer, late
         self._answer_in_order(bucket.id)
         return late
@@ -138,13 +140,13 @@ class VirtualStage(Stage):
             self._answer_what_came()  # which workers may read later, as elastic averaging does
 
 
-class _Timed:
+class _Timed(Transport):
     """What both kinds of worker tell the stage."""
 
     _stage: VirtualStage
-    worker_rank: int
 
     def begins(self, t: int) -> None:
+        super().begins(t)
         self._stage.begins(self.worker_rank, t)
 
     def seconds(self) -> float:
@@ -161,6 +163,7 @@ class VirtualWorker(_Timed, InProcess):
         return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 
     def opens(self, opening: Opening) -> None:
+        super().opens(opening)
         self._stage.opens(opening, self._layers, ring=False)
 
 
@@ -174,4 +177,5 @@ class VirtualRing(_Timed, InProcessRing):
         return on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
 
     def opens(self, opening: Opening) -> None:
+        super().opens(opening)
         self._stage.opens(opening, self._layers, ring=True)

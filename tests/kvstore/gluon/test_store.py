@@ -156,7 +156,7 @@ def test_a_parameter_handed_in_twice_in_an_iteration_is_an_error() -> None:
 def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:
     store = make()
     arrays = two_keys(store)
-    with pytest.raises(ConfigError, match="pushpull of c, which was not broadcast"):
+    with pytest.raises(ConfigError, match="key c was not broadcast, nor initialized by `init`"):
         store.pushpull("c", arrays["a"], arrays["a"])
     with pytest.raises(ConfigError, match="parameter c appears after the first step"):
         store.broadcast("c", arrays["a"], arrays["a"])

@@ -82,6 +82,21 @@ def test_underscores_of_a_value_are_left_alone() -> None:
     assert from_flags("--optimizer_params=clip_gradient=5").optimizer_params == {"clip_gradient": 5}
 
 
+@pytest.mark.parametrize("flags, ours", [
+    ("--mode imperative", "--no-hybridize"),
+    ("--mode symbolic", ""),
+    ("--num-worker 12 --dataset cifar10 --data-dir here", "--dataset cifar10 --data-dir here"),
+    ("--num-worker 12 --dataset imagenet --data-dir here", "--data-threads 12 --dataset imagenet --data-dir here"),
+    ("--optimizer_local CADCASGD", "--optimizer-local dcasgd_a"),
+    ("--optimizer_local ADCASGD", "--optimizer-local dcasgd_a"),
+    ("--optimizer_local DCASGD", "--optimizer-local dcasgd"),
+    ("--optimizer_local LASGD", "--optimizer-local dcasgd"),
+    ("--optimizer_local PSGD", "--optimizer-local sgd"),
+])
+def test_words_of_the_authors_scripts_are_understood(flags: str, ours: str) -> None:
+    assert from_flags(flags) == from_flags(ours)
+
+
 def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     assert from_flags("").hybridize and not from_flags("--no_hybridize").hybridize
 
@@ -104,6 +119,9 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--model resnet18_v3", "--model: unknown model `resnet18_v3`; did you mean `resnet18_v2`"),
     ("--dataset digit", "--dataset: unknown data set `digit`; did you mean `digits`?"),
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
+    ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
+    ("--hostfile hosts", "unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?"),
+    ("--mode fast", "--mode: unknown mode `fast`"),
     ("--optimizer-local dcasgd-c", "did you mean `dcasgd_c`?"),
     ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
     ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),

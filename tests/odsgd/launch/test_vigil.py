@@ -12,7 +12,7 @@ class Story:
     """A job whose processes beat every second; `states` says how each differs from a worker or server that is well."""
 
     def __init__(self, hang_timeout_s: float = 60.0, hosts: Optional[Dict[str, str]] = None) -> None:
-        self.hosts = hosts or HOSTS
+        self.hosts = dict(hosts or HOSTS)
         self.vigil = Vigil(self.hosts, hang_timeout_s, 0.0)
         self.now = 0.0
         self.at = 0
@@ -170,3 +170,38 @@ def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
     vigil.heard(HOSTS, 1.0)
     vigil.beats({"worker 0": beat, "nobody": beat}, 1.0)
     assert vigil.look(1.0) is None
+
+
+# --- data that are not of one length ----------------------------------------------------------------------------------
+
+def test_a_worker_that_has_ended_early_is_named_at_once() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.vigil.ended("worker 1")
+    del story.hosts["worker 1"]
+    story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
+    assert story.goes_on(30, moves=False) is None
+    warning, = story.vigil.take_warnings()
+    assert warning.startswith("worker 1 has ended, and worker 0 waits in iteration 21: ")
+
+
+def test_workers_that_wait_at_different_iterations_are_named() -> None:
+    """As one that evaluates, which all do together, while the other has a batch left."""
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0}}
+    story.goes_on(9, moves=False)
+    assert story.vigil.take_warnings() == []
+    story.goes_on(3, moves=False)
+    warning, = story.vigil.take_warnings()
+    assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
+
+
+@pytest.mark.parametrize("at, waits_s", [(20, 30.0), (21, 1.0), (21, None)])
+def test_a_worker_that_ended_where_the_others_are_is_no_news(at: int, waits_s: Optional[float]) -> None:
+    story = Story()
+    story.goes_on(20)
+    story.vigil.ended("worker 1")
+    story.states = {"worker 0": {"at": at, "waits_s": waits_s}}
+    story.goes_on(5, moves=False)
+    assert story.vigil.take_warnings() == []

@@ -1,0 +1,55 @@
+"""Which versions of odsgd, MXNet, NumPy and Python the processes of a job run, compared before anything is trained.
+
+Different versions of odsgd do not understand each other: an error. With the others the job goes on, after one table.
+"""
+import collections
+import os
+import platform
+import sys
+from typing import Dict, List, Sequence
+
+import numpy as np
+
+from kvstore._version import VERSION
+from kvstore.errors import ProtocolError
+from kvstore.job import agreement
+from kvstore.job.agreement import Totals
+
+OF = ("odsgd", "mxnet", "numpy", "python")
+UNKNOWN = "-"
+
+
+def mine() -> str:
+    """This process's versions, in the order of `OF`; the launcher does not import MXNet."""
+    mxnet = sys.modules.get("mxnet")
+    return " ".join([VERSION, UNKNOWN if mxnet is None else mxnet.__version__, np.__version__,
+                     platform.python_version()])
+
+
+def compare(transport: Totals, servers: Sequence[str] = ()) -> None:
+    """Compare all workers' versions, the launcher's, and the `servers'`, which worker 0 knows. Collective; waits.
+
+    ProtocolError if those of odsgd differ; where others do, worker 0 prints a table.
+    """
+    workers = agreement.gather_texts(transport, mine())
+    told = agreement.from_worker_0(transport, "\n".join(servers).encode()).decode()
+    launcher = {"launcher": os.environ["ODSGD_VERSIONS"]} if "ODSGD_VERSIONS" in os.environ else {}
+    everyone = {**launcher, **{f"worker {rank}": text for rank, text in enumerate(workers) if text},
+                **{f"server {rank}": text for rank, text in enumerate(told.split("\n") if told else ())}}
+    if len({text.split()[0] for text in everyone.values()}) > 1:
+        raise ProtocolError("the processes of this job run different versions of odsgd; install the same on all hosts\n"
+                            + table(everyone))
+    if transport.worker_rank == 0 and any(len(set(column) - {UNKNOWN}) > 1
+                                          for column in zip(*(text.split() for text in everyone.values()))):
+        print("warning: the processes of this job run different versions, and may compute different bits\n"
+              + table(everyone), file=sys.stderr, flush=True)
+
+
+def table(everyone: Dict[str, str]) -> str:
+    """A line for each set of versions, with the processes that have it."""
+    those: Dict[str, List[str]] = collections.defaultdict(list)
+    for name, text in everyone.items():
+        those[text].append(name)
+    rows = [[*OF, ""], *([*text.split(), ", ".join(names)] for text, names in those.items())]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

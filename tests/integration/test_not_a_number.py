@@ -1,0 +1,82 @@
+"""A gradient that is not a number, in a script of one's own: the job ends, and says where."""
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs import launch
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json
+import sys
+import odsgd
+import mxnet as mx
+import kvstore
+
+name, options, place = sys.argv[1], json.loads(sys.argv[2]), slice(*json.loads(sys.argv[3]))
+store = kvstore.create(name, **options)
+net = mx.gluon.nn.Dense(40, in_units=64, prefix="first_")
+net.initialize()
+trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+x = mx.nd.ones((4, 64))
+for t in range(1, 7):
+    with mx.autograd.record():
+        loss = (net(x) ** 2).mean()
+    loss.backward()
+    if t == 3 and store.rank == 1:
+        net.weight.grad().reshape(-1)[place] = float("nan")
+    trainer.step(4)
+    mx.nd.waitall()
+print("weights", net.weight.data().sum().asscalar())
+"""
+ALL, LAST = [None, None], [-1, None]
+FOUND = r"elements of the gradient of first_weight are infinite or not a number \(the first: nan\)"
+
+
+def job(tmp_path: Path, name: str, place: Any, servers: int = 1, **options: Any) -> Any:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    return launch(2, servers, [sys.executable, str(script), name, json.dumps(options), json.dumps(place)])
+
+
+@pytest.mark.parametrize("name, options", [("ssgd", {}), ("odsgd", {"warmup": 0}), ("asgd", {}),
+                                           ("ssgd", {"codec": "float16"})])
+def test_a_worker_whose_gradient_is_not_a_number_stops_the_job(tmp_path: Path, name: str, options: Any) -> None:
+    done = job(tmp_path, name, ALL, **options)
+    assert done.returncode == 70, done.stderr
+    assert re.search(rf"worker 1, iteration 3: \d+ {FOUND}, and were not sent\. Lower", done.stderr)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name, where", [("ssgd", "iteration 3, the sum over the workers: "),
+                                         ("asgd", "worker 1, at update ")])
+def test_a_number_that_only_the_server_finds_stops_the_job(tmp_path: Path, name: str, where: str) -> None:
+    done = job(tmp_path, name, LAST)
+    assert done.returncode == 70, done.stderr
+    line = next(line for line in done.stderr.splitlines() if line.startswith("server 0 | "))
+    assert where in line and re.search(f"1 {FOUND}", line) and "Traceback" not in done.stderr
+
+
+def test_find_names_the_worker_always(tmp_path: Path) -> None:
+    done = job(tmp_path, "ssgd", LAST, on_nan="find")
+    assert done.returncode == 70, done.stderr
+    assert re.search(f"worker 1, iteration 3: 1 {FOUND}, and were not sent", done.stderr)
+
+
+def test_continue_goes_on(tmp_path: Path) -> None:
+    done = job(tmp_path, "ssgd", ALL, on_nan="continue")
+    assert done.returncode == 0 and done.stdout.count("weights nan") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no MPI here: pip install 'odsgd[mpi]'")
+@pytest.mark.parametrize("name, options", [("dsync", {}), ("ssgd", {"transport": "sharded"})])
+def test_without_servers_the_worker_is_named_always(tmp_path: Path, name: str, options: Any) -> None:
+    done = job(tmp_path, name, LAST, servers=0, **options)
+    assert done.returncode == 70, done.stderr
+    assert re.search(f"worker 1, iteration 3: 1 {FOUND}, and were not sent", done.stderr)

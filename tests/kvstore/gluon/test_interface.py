@@ -1,0 +1,176 @@
+"""What MXNet's scripts may call of a KVStore: one key or lists of keys, one array or one per device.
+
+The optimizer `test` of MXNet adds the gradient, so that after n rounds W = W_0 + n mean_m g_m. MXNet's own stores add
+the workers up; these take the mean.
+"""
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.gluon.store import Store
+from kvstore.transports.inprocess import Stage
+
+WORKERS, ROUNDS = 3, 4
+SHAPES = {"3": (2, 3), "4": (5,), 99: (40, 30)}
+MEAN = (1 + 2 + 3) / 3
+
+
+def on_workers(check: Callable[[Store], Any], name: str = "ssgd", optimizer: str = "test") -> List[Any]:
+    def worker(transport: Any) -> Any:
+        store = kvstore.create(name, transport=transport)
+        store.set_optimizer(mx.optimizer.create(optimizer, rescale_grad=1.0))
+        return check(store)
+
+    return Stage(WORKERS).run(worker)
+
+
+def gradient(store: Store, shape: Any, dtype: str = "float32") -> Any:
+    return mx.nd.full(shape, store.rank + 1, dtype=dtype)
+
+
+def is_everywhere(array: Any, value: float) -> bool:
+    return bool(np.all(array.asnumpy() == np.float32(value)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_push_and_pull_of_one_key_at_a_time(dtype: str) -> None:
+    def check(store: Store) -> None:
+        for key, shape in SHAPES.items():
+            store.init(key, mx.nd.full(shape, 1 if store.rank == 0 else 7, dtype=dtype))
+        for round_ in range(ROUNDS):
+            for key, shape in SHAPES.items():
+                out = mx.nd.zeros(shape, dtype=dtype)
+                store.pull(key, out=out)
+                assert is_everywhere(out, 1 + round_ * MEAN), key  # worker 0's, and those of all rounds so far
+            for key, shape in SHAPES.items():
+                store.push(key, gradient(store, shape, dtype))
+
+    on_workers(check)
+
+
+def test_lists_of_keys() -> None:
+    def check(store: Store) -> None:
+        keys = list(SHAPES)
+        store.init(keys, [mx.nd.ones(shape) for shape in SHAPES.values()])
+        outs = [mx.nd.zeros(shape) for shape in SHAPES.values()]
+        for round_ in range(1, ROUNDS):
+            store.push(keys, [gradient(store, shape) for shape in SHAPES.values()])
+            store.pull(keys, out=outs)
+            assert all(is_everywhere(out, 1 + round_ * MEAN) for out in outs)
+
+    on_workers(check)
+
+
+def test_pushpull_and_broadcast_of_lists() -> None:
+    def check(store: Store) -> None:
+        keys, outs = list(SHAPES), [mx.nd.zeros(shape) for shape in SHAPES.values()]
+        store.broadcast(keys, [mx.nd.full(shape, store.rank) for shape in SHAPES.values()], out=outs)
+        assert all(is_everywhere(out, 0) for out in outs)
+        for round_ in range(1, ROUNDS):
+            store.pushpull(keys, [gradient(store, shape) for shape in SHAPES.values()], out=outs)
+            assert all(is_everywhere(out, round_ * MEAN) for out in outs)
+
+    on_workers(check)
+
+
+def test_several_devices_add_up_and_all_get_the_weights() -> None:
+    def check(store: Store) -> None:
+        devices = [mx.cpu(0), mx.cpu(1)]
+        store.init("3", mx.nd.ones((2, 3)))
+        for round_ in range(1, ROUNDS):
+            store.push("3", [mx.nd.full((2, 3), store.rank + 1, ctx=device) for device in devices])
+            outs = [mx.nd.zeros((2, 3), ctx=device) for device in devices]
+            store.pull("3", out=outs)
+            assert all(is_everywhere(out, 1 + 2 * round_ * MEAN) for out in outs)
+
+    on_workers(check)
+
+
+def test_barrier_rank_and_dead_nodes() -> None:
+    def check(store: Store) -> Any:
+        store._barrier()
+        return store.rank, store.num_workers, store.num_dead_node, store.type
+
+    assert on_workers(check) == [(rank, WORKERS, 0, "ssgd") for rank in range(WORKERS)]
+
+
+@pytest.mark.parametrize("call, said", [
+    (lambda store: store.pull("5", out=mx.nd.zeros(1)), "key 5 was not broadcast, nor initialized by `init`"),
+    (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
+    (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
+    (lambda store: store.row_sparse_pull("3"), "keep dense weights"),
+    (lambda store: store.set_optimizer(mx.optimizer.SGD()), "set_optimizer after the first step"),
+])
+def test_what_cannot_be_is_one_line(call: Callable[[Store], None], said: str) -> None:
+    def check(store: Store) -> None:
+        store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
+        store.push(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
+        with pytest.raises(ConfigError, match=said):
+            call(store)
+
+    on_workers(check)
+
+
+def test_a_key_takes_part_once_in_every_round() -> None:
+    def check(store: Store) -> None:
+        store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
+        store.push("3", mx.nd.zeros(1))
+        with pytest.raises(ProtocolError, match="parameter 3 was handed in twice in iteration 0, while 1 others are"):
+            store.push("3", mx.nd.zeros(1))
+
+    on_workers(check)
+
+
+def test_states_of_the_optimizer_go_from_store_to_store(tmp_path: Any) -> None:
+    """Momentum, saved after three rounds and loaded before the fourth, gives the bits of four rounds in one."""
+    file = str(tmp_path / "states")
+
+    def rounds(store: Store, number: int, w: Any) -> Any:
+        out = mx.nd.array(w)
+        store.broadcast("3", out, out=out)
+        for _ in range(number):
+            store.pushpull("3", gradient(store, (2, 3)) * 0.1, out=out)
+        return out.asnumpy()
+
+    def train(number: int, w: Any, load: bool = False, save: bool = False) -> Any:
+        def worker(transport: Any) -> Any:
+            store = kvstore.create("ssgd", transport=transport)
+            store.set_optimizer(mx.optimizer.create("sgd", momentum=0.9, learning_rate=0.3))
+            if load:
+                store.load_optimizer_states(file)
+            weights = rounds(store, number, w)
+            if save and store.rank == 0:
+                store.save_optimizer_states(file)
+            store.barrier()
+            return weights
+
+        return Stage(WORKERS).run(worker)[0]
+
+    start = np.ones((2, 3), np.float32)
+    whole, parts = train(4, start), train(3, start, save=True)
+    assert np.array_equal(train(1, parts, load=True), whole)
+
+
+def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:
+    """A worker sends +t or -t where gradient and residual together reach that, else 0; the rest waits for the next."""
+    threshold, gradients = 0.5, [0.3, 0.3, -0.2, 1.4]
+
+    def check(store: Store) -> None:
+        store.set_gradient_compression({"type": "2bit", "threshold": threshold})
+        store.init("3", mx.nd.zeros((40, 30)))
+        w, residual, out = 0.0, 0.0, mx.nd.zeros((40, 30))
+        for grad in gradients:
+            store.push("3", mx.nd.full((40, 30), grad))
+            store.pull("3", out=out)
+            residual += grad
+            sent = threshold * (residual >= threshold) - threshold * (residual <= -threshold)
+            residual -= sent
+            w += sent  # all workers send the same, which is its own mean
+            np.testing.assert_allclose(out.asnumpy(), w, atol=1e-6)
+        assert w == 2 * threshold
+
+    on_workers(check)

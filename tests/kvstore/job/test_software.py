@@ -1,0 +1,65 @@
+"""Versions of the processes of a job, compared."""
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ProtocolError
+from kvstore.job import software
+from kvstore.transports.inprocess import InProcess, Stage
+from tests.jobs import launch
+
+OURS = "0.3.0 1.9.1 1.26.4 3.11.7"
+
+
+def compare(*workers: str, servers: "tuple[str, ...]" = ()) -> None:
+    def one(transport: InProcess) -> None:
+        software.mine = lambda: workers[transport.worker_rank]
+        software.compare(transport, servers)
+    Stage(len(workers)).run(one)
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software, "mine", software.mine)
+    monkeypatch.delenv("ODSGD_VERSIONS", raising=False)
+
+
+def test_the_same_versions_are_no_news(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_VERSIONS", "0.3.0 - 1.26.4 3.11.7")  # a launcher does not import MXNet
+    compare(OURS, OURS, servers=(OURS,))
+    assert capsys.readouterr().err == ""
+
+
+def test_other_versions_are_one_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_VERSIONS", OURS)
+    compare(OURS, "0.3.0 1.9.1 1.23.5 3.8.10", OURS, servers=(OURS, "0.3.0 1.9.1 1.23.5 3.8.10"))
+    assert capsys.readouterr().err == """\
+warning: the processes of this job run different versions, and may compute different bits
+  odsgd  mxnet  numpy   python
+  0.3.0  1.9.1  1.26.4  3.11.7  launcher, worker 0, worker 2, server 0
+  0.3.0  1.9.1  1.23.5  3.8.10  worker 1, server 1
+"""
+
+
+@pytest.mark.parametrize("workers, servers, launcher", [
+    ((OURS, OURS.replace("0.3.0", "0.2.0")), (), OURS), ((OURS,), (OURS.replace("0.3.0", "0.2.0"),), OURS),
+    ((OURS, OURS), (), OURS.replace("0.3.0", "0.2.0"))], ids=["worker", "server", "launcher"])
+def test_another_odsgd_is_an_error(workers: "tuple[str, ...]", servers: "tuple[str, ...]", launcher: str,
+                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_VERSIONS", launcher)
+    with pytest.raises(ProtocolError, match="different versions of odsgd; install the same") as caught:
+        compare(*workers, servers=servers)
+    assert "0.2.0" in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_processes_of_a_real_job_are_compared(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import odsgd, mxnet as mx\nimport os, platform\n"
+                      "if os.environ['ODSGD_WORKER_RANK'] == '1':\n    platform.python_version = lambda: '3.8.1'\n"
+                      "print(mx.kv.create('ssgd'))\n", encoding="utf-8")
+    done = launch(2, 1, [sys.executable, str(script)])
+    assert done.returncode == 0, done.stderr
+    processes = [line.split("  ")[-1] for line in done.stderr.splitlines() if line.startswith("worker 0 |   0.3.0")]
+    assert processes == ["launcher", "worker 0, server 0", "worker 1"], done.stderr
