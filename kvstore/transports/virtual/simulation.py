@@ -7,7 +7,8 @@ in which questions reach each bucket's rule (`order`).
 The life of one iteration of one worker. A layer's forward pass begins when the weights of its buckets are there and the
 one before is over; the backward pass goes from the last layer to the first. When the last gradient of a bucket is
 there, and gathered, the bucket's `lane` carries out its program; in the end its weights are scattered. No lane waits
-for another.
+for another. What a worker's processor does for them it does one after the other, in two threads: one gathers, steps and
+scatters, one has the messages.
 
 A message passes its links one after another, each busy with one message at a time, in the order in which they come; a
 link passes it on as it comes in. The answers of a synchronous round leave together and share the link, as TCP's
@@ -34,7 +35,7 @@ from kvstore.wire.messages import HEADER
 NS = 1e9
 
 # What happens, in the order in which it does where times are equal.
-START, PASS, HANDLE, ANSWER, SUM = range(5)
+START, GRADIENTS, PASS, HANDLE, ANSWER, SUM = range(6)
 
 
 def ns(seconds: float) -> int:
@@ -93,6 +94,8 @@ class Simulation:
         self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
         self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
         self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
+        self._arrays_free = [0] * self.num_workers    # the thread that gathers, steps and scatters
+        self._messages_free = [0] * self.num_workers  # the one that has the messages
         self._resting = [False] * self.num_workers
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers
@@ -166,11 +169,26 @@ class Simulation:
         t, lanes = self._begun[m][0], self._lanes[m]
         grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
         self._busy[m] = len(lanes)
-        program = self._programs.of(t)
-        for b, lane in enumerate(lanes):
-            lane.ops, lane.at, lane.time = program[b], 0, grads[b] + self._costs.gather[b]
-        for b in range(len(lanes)):
+        for group in self._passes.together:
+            self._at(grads[group[0]], GRADIENTS, m, group[0])
+
+    def _gradients(self, time: int, m: int, first: int) -> None:
+        """The gradients of a group of buckets are there, of which this is the first."""
+        program = self._programs.of(self._begun[m][0])
+        for b in self._passes.together_with[first]:
+            lane = self._lanes[m][b]
+            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, self._costs.gather[b])
             self._go_on(m, b)
+
+    def _arrays(self, m: int, time: int, cost: int) -> int:
+        """When a worker is through with work on arrays that it can begin at `time`."""
+        over = self._arrays_free[m] = max(time, self._arrays_free[m]) + cost
+        return over
+
+    def _message(self, m: int, time: int) -> int:
+        """The same for a message."""
+        over = self._messages_free[m] = max(time, self._messages_free[m]) + self._costs.message
+        return over
 
     def _go_on(self, m: int, b: int) -> None:
         """Carry out the lane's program up to an answer that is not known yet."""
@@ -182,14 +200,14 @@ class Simulation:
                     return
                 lane.time = max(lane.time, lane.arrivals.get(op.number, 0))
             elif op.what == "step":
-                lane.time += self._costs.step[b]
+                lane.time = self._arrays(m, lane.time, self._costs.step[b])
             else:
                 lane.held.append((op, lane.time))
                 self._leave(m, b)
             lane.at += 1
         if lane.ops is not _ENDED:
             lane.ops, lane.at = _ENDED, 0
-            self._weights[m][b] = lane.time + self._costs.scatter[b]
+            self._weights[m][b] = self._arrays(m, lane.time, self._costs.scatter[b])
             self._busy[m] -= 1
             if not self._busy[m]:
                 self.done[m] = self._begun[m].popleft()
@@ -205,7 +223,7 @@ class Simulation:
         while lane.held:
             op, since = lane.held[0]
             if op.what == "sum":
-                self._at(since + self._costs.message, SUM, m, b, op.number)
+                self._at(self._message(m, since), SUM, m, b, op.number, op.update)
             else:
                 if op.number > lane.answered + 1:  # never two of a bucket at a time
                     return
@@ -214,16 +232,17 @@ class Simulation:
                         self._behind[m].setdefault((other, number), []).append(b)
                         return
                 answers = [self._lanes[m][other].arrivals.get(number, 0) for other, number in op.behind]
-                leaves = max(since + self._costs.message, lane.arrivals.get(op.number - 1, 0), *answers, 0)
+                leaves = self._message(m, max(since, lane.arrivals.get(op.number - 1, 0), *answers))
                 there = self._links.way(m, self.buckets[b].server_rank)[1]
                 self._at(leaves, PASS if there else HANDLE, m, b)
             lane.held.popleft()
 
-    def _answered(self, m: int, b: int, time: int) -> None:
-        """An answer is there; what waited for it goes on."""
+    def _answered(self, m: int, b: int, time: int, update: int = 0) -> None:
+        """An answer is there; what waited for it goes on. `update`: what U takes, which follows on a ring."""
         lane = self._lanes[m][b]
         lane.answered += 1
-        lane.arrivals[lane.answered] = time + self._costs.message
+        arrived = self._message(m, time)
+        lane.arrivals[lane.answered] = self._arrays(m, arrived, update) if update else arrived
         lane.arrivals.pop(lane.answered - 16, None)
         for other in self._behind[m].pop((b, lane.answered), ()):
             self._leave(m, other)
@@ -244,10 +263,12 @@ class Simulation:
             self._handle(time, m, b)
         elif what == START:
             self._start(m)
+        elif what == GRADIENTS:
+            self._gradients(time, m, b)
         elif what == ANSWER:
             self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
         else:
-            self._sum(time, m, b, number)
+            self._sum(time, m, b, number, end)
 
     def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
         """A message is at the `hop`th link of its way to the server and back; `end`: when its last byte is there."""
@@ -293,8 +314,8 @@ class Simulation:
             self._at(over, ANSWER, m, b)
         self._server_free[server] = over
 
-    def _sum(self, time: int, m: int, b: int, number: int) -> None:
-        """A worker's part of a sum is there; the last one sets the ring in motion."""
+    def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
+        """A worker's part of a sum is there; the last one sets the ring in motion. `update`: whether U follows."""
         came = self._rounds.setdefault((b, number), [])
         came.append(m)
         if len(came) < self.num_workers:
@@ -303,7 +324,7 @@ class Simulation:
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
         for worker in range(self.num_workers):
-            self._answered(worker, b, self._ring_free + delay)
+            self._answered(worker, b, self._ring_free + delay, update * self._costs.step[b])
 
 
 _ENDED: Tuple[Op, ...] = ()
@@ -404,6 +425,12 @@ class _PassTimes:
             self._backward.append(sum(backward[min(layers):]))
             for number in layers:
                 reads[number].append(b)
+        self.together: List[List[int]] = []  # buckets whose gradients appear at the same time
+        for b, seconds in enumerate(self._backward):
+            if not b or seconds != self._backward[b - 1]:
+                self.together.append([])
+            self.together[-1].append(b)
+        self.together_with = {group[0]: group for group in self.together}
         self._forward: List[Tuple[List[int], float]] = []  # neighbouring layers that read the same buckets are one
         for bs, seconds in zip(reads, forward):
             if self._forward and self._forward[-1][0] == bs:

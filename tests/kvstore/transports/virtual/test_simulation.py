@@ -61,6 +61,19 @@ def test_costs_of_processors_latency_and_messages_are_paid_where_they_arise() ->
     assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S, **costs) == pytest.approx(3 + there + server + back)
 
 
+def test_a_workers_processor_takes_one_array_after_the_other() -> None:
+    """Gradients of two buckets appear together: two seconds to gather them, and then two to scatter the weights."""
+    compute = {"layers": {"layer0": [0, 0], "layer1": [0, "3s"]}}
+    worker = {"message": 0, "gather": "1s", "step": 0, "scatter": "1s"}
+    both = per_iteration("ssgd", workers=1, layers=2, placement="beside", compute=compute, worker=worker)
+    assert both == pytest.approx(3 + 2 + 2, rel=1e-4)
+
+
+def test_the_optimizer_of_a_ring_takes_its_time_on_the_workers() -> None:
+    worker = {"message": 0, "gather": 0, "step": "1s", "scatter": 0}
+    assert per_iteration("dsync", workers=1, compute=COMPUTE_3S, worker=worker) == pytest.approx(4, rel=1e-4)
+
+
 def test_the_cost_of_an_update_is_its_rules() -> None:
     server = {"message": 0, "receive": 0, "update": "1s", "rules": {"dcasgd_c": "2.0s"}}
     paces = [per_iteration(store, workers=1, compute=COMPUTE_3S, server=server) for store in ("asgd", "dcasgd_c")]
