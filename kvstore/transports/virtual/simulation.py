@@ -104,6 +104,28 @@ class Simulation:
         self.done: List[int] = [0] * self.num_workers  # the last iteration that is over
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
 
+    def loads(self, iterations: Sequence[int]) -> Dict[str, float]:
+        """Seconds per iteration that the busiest resource of each kind is at work, the mean over these iterations.
+
+        Of a job that has not begun.
+        """
+        self._programs.of(1)
+        ops = [collections.Counter(op.what for t in iterations for op in self._programs.of(t)[b])
+               for b in range(len(self.buckets))]
+        asked = [count["exchange"] + count["fetch"] for count in ops]
+        costs, sums, num_workers = self._costs, [count["sum"] for count in ops], self.num_workers
+        server = [0] * max(self._cluster.servers, 1)
+        for b, bucket in enumerate(self.buckets):
+            updates = asked[b] if self.synchronous else asked[b] * num_workers
+            server[bucket.server_rank] += asked[b] * num_workers * costs.receive[b] + updates * costs.update[b]
+        processor = sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
+                        + costs.message * (2 * asked[b] + sums[b]) for b, count in enumerate(ops))
+        busy = {"worker's processor": processor, "server's thread": max(server),
+                "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)),
+                **self._links.loads(self.buckets, asked, num_workers)}
+        found = {what: time / len(iterations) for what, time in busy.items() if time}
+        return {"passes": self._passes.mean(self.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
+
     # --- what the workers tell and ask ------------------------------------------------------------------------------
 
     def begin(self, worker_rank: int, t: int) -> None:
@@ -405,6 +427,25 @@ class _Links:
         self._free[link] = begins + self._busy[link][b]
         return begins, max(self._free[link], end)
 
+    def loads(self, buckets: Sequence[Bucket], asked: Sequence[int], num_workers: int) -> Dict[str, int]:
+        """How long the busiest link of each kind is at work, where each worker asks a bucket's server so often."""
+        of_server: Dict[int, List[int]] = collections.defaultdict(list)
+        for b, bucket in enumerate(buckets):
+            of_server[bucket.server_rank].append(b)
+        work = [0] * len(self._free)
+        for server_rank, bs in of_server.items():
+            times = {id(busy): sum(busy[b] * asked[b] for b in bs) for busy in self._busy}
+            for m in range(num_workers):
+                for link in self.way(m, server_rank)[0]:
+                    work[link] += times[id(self._busy[link])]
+        serving = {self._cluster.host_of_server(server_rank) for server_rank in of_server}
+        loads: Dict[str, int] = {}
+        for link, time in enumerate(work):
+            kind = ("uplink" if link >= 2 * self._hosts else
+                    "server's link" if link % self._hosts in serving else "worker's link")
+            loads[kind] = max(loads.get(kind, 0), time)
+        return loads
+
     def last(self) -> int:
         """When the last link is free."""
         return max(self._free)
@@ -437,6 +478,13 @@ class _PassTimes:
                 bs, seconds = bs, seconds + self._forward.pop()[1]
             self._forward.append((bs, seconds))
         self._whole = sum(backward)
+
+    def mean(self, of_slowest: bool) -> float:
+        """Nanoseconds of both passes on average: of the slowest worker, or of all, each as often as it is through."""
+        slowness = max(self._slowness) if of_slowest else self._workers / sum(1 / slow for slow in self._slowness)
+        draws = self._compute.draws
+        pause = ns(draws.values[1]) / draws.values[0] if draws.kind == "pauses" else 0
+        return slowness * (sum(seconds for _, seconds in self._forward) + self._whole) + pause
 
     def _by_layer(self, parameters: Sequence[Parameter]) -> Tuple[List[float], List[float]]:
         """Nanoseconds, forward and backward."""

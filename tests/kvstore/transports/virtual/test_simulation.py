@@ -181,6 +181,55 @@ def test_buckets_are_larger_on_fast_links_unless_bits_depend_on_them() -> None:
     assert buckets(OfItsOwn, "100gbit") == buckets(OfItsOwn, "954mbit") == buckets(SSGD, "954mbit")
 
 
+def simulated(store: str, options: Any = None, sizes: Any = None, **cluster: Any) -> times.Pace:
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    return times.simulate(described, store, times.layers(sizes or {"layer": FLOATS}),
+                          {"bucket_nbytes": 4 * FLOATS, **(options or {})})
+
+
+def test_loads_say_which_resource_an_iteration_waits_for() -> None:
+    """Four workers, a message of a second, 3 s of passes; the server takes 0.1 s for a push and 0.5 s for an update."""
+    costs: Dict[str, Any] = {"workers": 4, "compute": COMPUTE_3S,
+                             "server": {"message": "100ms", "receive": 0, "update": "500.008ms"},
+                             "worker": {"message": "10ms", "gather": 0, "step": "200.0032ms", "scatter": 0}}
+    links = {"worker's link": 1, "server's link": 4}
+    assert simulated("odsgd", **costs).loads == pytest.approx(
+        {"passes": 3, "worker's processor": 0.22, "server's thread": 0.4 + 0.5, **links}, rel=1e-6)
+    every_third = simulated("easgd", {"T": 3}, **costs).loads
+    assert every_third == pytest.approx(
+        {"passes": 3, "worker's processor": 0.02 / 3, "server's thread": 4 * 0.6 / 3, "worker's link": 1 / 3,
+         "server's link": 4 / 3}, rel=1e-6)
+    assert simulated("dsync", **costs).loads["ring"] == pytest.approx(2 * 3 / 4, rel=1e-3)
+    assert simulated("ssgd", placement="beside", **costs).loads["server's link"] == pytest.approx(3)
+    assert simulated("ssgd", racks={"hosts": 4, "goodput": MBYTE}, **costs).loads["uplink"] == pytest.approx(4)
+
+
+def test_the_passes_of_unlike_workers_are_those_of_the_slowest_or_of_them_all() -> None:
+    unlike = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
+    assert simulated("ssgd", **unlike).loads["passes"] == pytest.approx(12)
+    asynchronous = simulated("asgd", **unlike)
+    assert asynchronous.loads["passes"] == pytest.approx(2 / (1 / 6 + 1 / 12))
+    assert asynchronous.iteration == pytest.approx(2 / (1 / 8 + 1 / 14), rel=0.03), "2 s for each exchange"
+
+
+def test_staleness_counts_what_others_have_updated_meanwhile() -> None:
+    """By hand; and equal workers that take turns see each of the others once."""
+    assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 1, 0) == {0: 2, 1: 2, 2: 1}, "until worker 1 is through"
+    assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 2, 0) == {0: 3, 1: 2}
+    assert times.staleness([[0, 1, 0, 1, 0, 1, 0, 1]], (2, 1), 1, 0) == {0: 2, 1: 1}, "fetch, push, fetch, push"
+    assert simulated("asgd", workers=4, compute={"iteration": "30s"}).staleness.keys() == {3}
+    softsync = simulated("softsync", {"n": 2}, workers=4, compute={"iteration": "30s"}).staleness
+    assert sum(tau * count for tau, count in softsync.items()) == 1.5 * sum(softsync.values())
+    assert simulated("ssgd", workers=4).staleness == {}
+
+
+def test_a_simulation_of_something_that_there_is_not_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option of store odsgd `warmpu`; did you mean `warmup`"):
+        simulated("odsgd", {"warmpu": 3})
+    with pytest.raises(ConfigError, match="unknown store"):
+        simulated("odgsd")
+
+
 def test_a_pause_does_not_change_what_follows() -> None:
     """All times after a meeting are those of a job that begins there."""
     settings: Dict[str, Any] = {"workers": 3, "compute": {"iteration": "1s", "draws": "lognormal:0.3"}}
