@@ -15,39 +15,17 @@ import itertools
 import json
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
-from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine._mxnet import mx
 from odsgd.lab.bench import usage
+from odsgd.lab.instants import Instant
 from odsgd.training.emulate import Emulated
 
-LATE_S = 60.0
-"""An iteration that takes longer ends the job."""
-
 KEYS_PER_MODEL = 10000
-
-
-class Instant:
-    """When all of `arrays` had been written, in seconds."""
-
-    def __init__(self, arrays: Sequence[NDArray]) -> None:
-        self._come = threading.Event()
-        engine.push(self._now, arrays, [])
-
-    def _now(self) -> None:
-        self._at = time.monotonic()
-        self._come.set()
-
-    def wait(self) -> float:
-        if not self._come.wait(LATE_S):
-            raise RuntimeError(f"an iteration has not ended within {LATE_S:g} s")
-        return self._at
 
 
 class Loop:
