@@ -19,6 +19,7 @@ COMMANDS = {
     "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
+    "advise": ("odsgd.lab.advise.cli", "predict every store's speed on a described cluster, and say what limits it"),
 }
 
 USAGE = """usage: odsgd COMMAND [options]
