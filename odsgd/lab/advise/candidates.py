@@ -4,39 +4,31 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Iterator, List, Sequence
 
-from kvstore.errors import ConfigError
 from kvstore.transports.virtual.description import Link, Quantity, VirtualCluster
-from kvstore.wire.codecs import WITHOUT_RESIDUAL
 from odsgd.lab.advise.config import PAYLOAD, AdviseConfig
 from odsgd.lab.bench import systems
 from odsgd.lab.bench.systems import AUTO, OURS, System
 
 
-def candidates(config: AdviseConfig, workers: int) -> List[System]:
-    """Every store on every transport, with every number of servers, codec and T that it can have."""
+def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("none",)) -> List[System]:
+    """Every store on every transport, with every number of servers, codec (both ways) and T that it can have."""
     if config.systems:
         return list(config.systems)
     servers = [number for number in config.servers if number == AUTO or int(number) <= workers]
     return [systems.parse(name + options + at) for name in config.stores for transport in OURS[name].transports
-            for options in _options(config, name, transport)
+            for options in _options(config, name, transport, codecs)
             for at in (("@" + number for number in servers) if transport == "server" else [""])]
 
 
-def _options(config: AdviseConfig, name: str, transport: str) -> Iterator[str]:
+def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[str]) -> Iterator[str]:
     """The same as text, of one store on one transport."""
     method = OURS[name]
     known, place = method.option_names(), "" if transport == method.transports[0] else f":transport={transport}"
     for interval in config.intervals if "T" in known else [0]:
-        for codec in config.codecs if "codec" in known else ["none"]:
+        for codec in codecs if "codec" in known and transport != "sharded" else ["none"]:
             options: Dict[str, Any] = {"T": interval} if interval else {}
             if codec != "none":
-                options["codec"] = codec
-                if transport == "server" and codec in WITHOUT_RESIDUAL:
-                    options["codec_weights"] = codec
-            try:
-                method.check_transport(method.Options(**options), transport)
-            except ConfigError:
-                continue
+                options.update(codec=codec, **({"codec_weights": codec} if transport == "server" else {}))
             yield place + "".join(f":{key}={value}" for key, value in options.items())
 
 

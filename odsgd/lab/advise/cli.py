@@ -8,6 +8,7 @@ from typing import List, Sequence
 from kvstore.buckets import Parameter
 from kvstore.errors import ConfigError
 from kvstore.transports.virtual import description
+from kvstore.wire.codecs import WITHOUT_RESIDUAL
 from odsgd.lab.advise import figure, report
 from odsgd.lab.advise.candidates import candidates, linked
 from odsgd.lab.advise.changes import changes
@@ -50,7 +51,8 @@ def _parameters(config: AdviseConfig) -> List[Parameter]:
 
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:
     """All candidates, the fastest first."""
-    predictions, systems = [], candidates(config, workers)
+    timed = [codec for codec in oracle.cluster.codecs if codec in WITHOUT_RESIDUAL and codec != "none"]
+    predictions, systems = [], candidates(config, workers, config.codecs or ("none", *timed))
     for number, system in enumerate(systems, start=1):
         if sys.stderr.isatty():
             say(f"{workers} workers: {number} of {len(systems)}: {system.label}")
@@ -65,5 +67,5 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
     now = oracle.predict(config.now, workers) if config.now else predictions[0]
-    return Advice(workers, predictions, now, changes(oracle, now, predictions),
-                  beyond(oracle.cluster, oracle.nbytes // 4, workers))
+    outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
+    return Advice(workers, predictions, now, changes(oracle, now, predictions), outside)

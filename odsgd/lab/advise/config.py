@@ -12,7 +12,7 @@ from typing import Any, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError, unknown
 from kvstore.options import PATH, Kind, integer, integers, option, several
 from kvstore.transports.virtual.description import RATE
-from kvstore.wire.codecs import CODECS
+from kvstore.wire.codecs import WITHOUT_RESIDUAL
 from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
@@ -43,8 +43,8 @@ def _store(value: Any) -> str:
 
 
 def _codec(value: Any) -> str:
-    if value not in CODECS:
-        raise unknown("codec", str(value), CODECS)
+    if value not in WITHOUT_RESIDUAL:
+        raise unknown("codec", str(value), WITHOUT_RESIDUAL)
     return str(value)
 
 
@@ -81,8 +81,8 @@ class AdviseConfig:
     servers: Tuple[str, ...] = option(
         ("1", "2", "4", AUTO), several(SERVERS), "how many servers, on hosts of their own and no more than "
         "workers; auto: one beside every worker", group="What is looked at", otherwise="1,2,4,auto")
-    codecs: Tuple[str, ...] = option(("none",), several(CODEC), "codecs, each both ways where it can", group="What is "
-                                     "looked at", otherwise="none")
+    codecs: Tuple[str, ...] = option((), several(CODEC), "codecs, each both ways", group="What is looked at",
+                                     otherwise="none, and those that the profile has times of")
     intervals: Tuple[int, ...] = option((1, 4), integers(1), "T, iterations between exchanges of stores that have it",
                                         group="What is looked at", otherwise="1,4")
     systems: Tuple[System, ...] = option((), several(SYSTEM), "these systems alone, as `odsgd bench` writes "

@@ -1,7 +1,7 @@
 """What is known beside the times: accuracies that were measured, and the range in which the times were checked."""
 from __future__ import annotations
 
-from typing import Dict, List
+from typing import Dict, List, Sequence
 
 from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.lab.bench.systems import OURS, System
@@ -29,11 +29,12 @@ def accuracy(system: System) -> str:
 
 
 CHECKED_WORKERS, CHECKED_FLOATS, CHECKED_GOODPUT = (2, 6), (0.05e6, 25.6e6), (0.19e9 / 8, 9.6e9 / 8)
+CHECKED_STORES = ("ssgd", "odsgd", "asgd", "pipesgd", "easgd")
 """Of the configurations that were measured for docs/advise.md, lowest and highest; goodput in bytes per second."""
 
 
-def beyond(cluster: VirtualCluster, floats: int, workers: int) -> List[str]:
-    """In what a cluster and a model lie outside of what was checked."""
+def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence[System]) -> List[str]:
+    """In what a cluster, a model and systems lie outside of what was checked."""
     goodputs = [link.goodput for link in (cluster.links, *cluster.hosts.values())]
     found = []
     if not CHECKED_WORKERS[0] <= workers <= CHECKED_WORKERS[1]:
@@ -50,6 +51,11 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int) -> List[str]:
         found.append("racks")
     if cluster.compute.draws.kind != "constant" or cluster.compute.speeds:
         found.append("passes that differ from worker to worker")
+    codecs = {str(system.options.get("codec", "none")) for system in systems} - {"none"}
+    found += [f"codec {codec}, of which the profile has no time" for codec in sorted(codecs - set(cluster.codecs))]
+    others = sorted({system.name for system in systems} - set(CHECKED_STORES))
+    if others:
+        found.append("the stores " + ", ".join(others))
     return found
 
 

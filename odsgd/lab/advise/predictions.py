@@ -74,9 +74,8 @@ class Oracle:
         method, transport = OURS[system.name], str(system.options.get("transport", OURS[system.name].transports[0]))
         given = {key: value for key, value in system.options.items() if key != "transport"}
         options = method.Options(**given).in_iterations()
-        ring = transport == "ring"
         programs = Programs(method, options, workers, [_FLOAT], method(options, workers).local_optimizer() is not None,
-                            ring)
+                            transport != "server")
         pace = self._pace(placed(self.cluster, system, workers), system, options, given, transport, programs)
         servers = memory.of_servers(method, options, workers) if transport == "server" else 0
         iteration = max(pace.iteration, *pace.loads.values())  # what is counted of a short run may be less
@@ -94,7 +93,7 @@ class Oracle:
         if key not in self._paces:
             self._paces[key] = times.simulate(cluster, system.name, self.parameters, given,
                                               WARM_UP + max(ITERATIONS - WARM_UP, 2 * period), WARM_UP,
-                                              transport == "ring")
+                                              transport)
         return self._paces[key]
 
 

@@ -48,16 +48,17 @@ def oracle(**cluster: Any) -> Oracle:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 def labels(profile: str, *flags: str, workers: int = 4) -> List[str]:
-    return [system.label for system in candidates(config(profile, *flags), workers)]
+    return [system.label for system in candidates(config(profile, *flags), workers, ("none", "quantize"))]
 
 
 def test_every_store_comes_with_every_number_of_servers_that_there_are_workers_for(profile: str) -> None:
     assert labels(profile, "--stores", "ssgd", "--servers", "1,2,8,auto", workers=4) == [
-        "ssgd@1", "ssgd@2", "ssgd@auto", "ssgd:transport=sharded"]
+        "ssgd@1", "ssgd@2", "ssgd@auto", *(f"ssgd:codec=quantize:codec_weights=quantize@{n}" for n in (1, 2, "auto")),
+        "ssgd:transport=sharded"]
 
 
 def test_intervals_and_codecs_are_those_that_a_store_has_on_its_transport(profile: str) -> None:
-    flags = ["--intervals", "1,10", "--codecs", "none,quantize,2bit", "--servers", "1"]
+    flags = ["--intervals", "1,10", "--servers", "1"]
     assert labels(profile, "--stores", "easgd,sasgd", *flags) == [
         "easgd:T=1@1", "easgd:T=10@1", "sasgd:T=1", "sasgd:T=10"]
     assert labels(profile, "--stores", "pipesgd", *flags) == ["pipesgd", "pipesgd:codec=quantize"]
@@ -162,7 +163,7 @@ def test_a_rate_is_that_of_the_links_of_which_headers_take_their_part(profile: s
     (4, ["--rate", "1gbit"], []), (32, ["--rate", "1gbit"], ["32 workers"]), (4, ["--rate", "100gbit"], ["links of"])])
 def test_what_lies_outside_of_what_was_checked_is_said(profile: str, workers: int, flags: List[str],
                                                        beyond: List[str]) -> None:
-    said = advice(profile, "--systems", "dsync", *flags, workers=workers)
+    said = advice(profile, "--systems", "pipesgd", *flags, workers=workers)
     assert [any(part in what for what in said.beyond) for part in beyond] == [True] * len(said.beyond)
     assert ("Not checked" in report.text(said, 0, 0)) == bool(beyond)
 
@@ -170,8 +171,19 @@ def test_what_lies_outside_of_what_was_checked_is_said(profile: str, workers: in
 def test_links_that_differ_and_racks_were_not_checked() -> None:
     described: List[VirtualCluster] = [of({"hosts": {"worker0": {"goodput": "500mbit"}}}), of({"racks": {"hosts": 2}}),
                                        of({"compute": {"draws": "lognormal:0.1"}})]
-    assert [knowledge.beyond(cluster, 10 ** 6, 2) for cluster in described] == [
+    assert [knowledge.beyond(cluster, 10 ** 6, 2, [parse("odsgd")]) for cluster in described] == [
         ["links that differ"], ["racks"], ["passes that differ from worker to worker"]]
+    coded = [parse("pipesgd:codec=quantize"), parse("delayed")]
+    assert knowledge.beyond(of({}), 10 ** 6, 2, coded) == [
+        "codec quantize, of which the profile has no time", "the stores delayed"]
+    assert knowledge.beyond(of({"codecs": {"quantize": "1ms"}}), 10 ** 6, 2, coded[:1]) == []
+
+
+def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) -> None:
+    Path(profile).write_text(PROFILE + "codecs: {truncate: 0.1ms, 2bit: 0.1ms}", encoding="utf-8")
+    said = advice(profile, "--stores", "pipesgd", "--rate", "200mbit")
+    assert [found.system.label for found in said.predictions] == ["pipesgd:codec=truncate", "pipesgd"]
+    assert gains(said)["codec `none`"] == pytest.approx(-0.5, abs=0.1)
 
 
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
