@@ -159,6 +159,8 @@ class WorkerCost(_Checked):
     gather: float = option("0.3ms", TIME, "per megabyte, from gradients to the message")
     step: float = option("0.4ms", TIME, "per megabyte, an optimizer on the worker: a local step, or U on a ring")
     scatter: float = option("0.3ms", TIME, "per megabyte, from the answer to the parameters")
+    stores: Dict[str, float] = option({}, _table(_NAME, TIME), "per megabyte and iteration, what the worker's own "
+                                      "lines of these stores take beside all that")
 
 
 @dataclasses.dataclass(frozen=True)

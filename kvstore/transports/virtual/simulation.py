@@ -367,7 +367,8 @@ class _Costs:
         per_update = server.rules.get(method.name, server.update)
         coded = cluster.codecs.get(codec_name, 0.0) if transport == "server" else 0.0  # on a ring at every hop
         self.message = ns(worker.message)
-        self.gather = [ns((worker.gather + coded) * mb) for mb in megabytes]
+        own = worker.stores.get(method.name, 0.0)
+        self.gather = [ns((worker.gather + own + coded) * mb) for mb in megabytes]
         self.step = [ns(worker.step * mb) for mb in megabytes]
         self.scatter = [ns((worker.scatter + coded) * mb) for mb in megabytes]
         self.receive = [ns(server.message + (server.receive + coded) * mb) for mb in megabytes]
@@ -390,7 +391,8 @@ def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
     host = cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6
     hops = 2 * (p - 1)
-    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links)), ns(hops * host)
+    work = host - cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on, not added
+    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links)), ns(hops * work)
 
 
 class _Links:

@@ -61,11 +61,9 @@ def faster(cluster: VirtualCluster) -> Dict[str, VirtualCluster]:
     uplinks = racks and dataclasses.replace(racks, goodput=Quantity(2 * racks.goodput))
     links = dataclasses.replace(cluster, links=_twice(cluster.links), racks=uplinks,
                                 hosts={name: _twice(link) for name, link in cluster.hosts.items()})
-    rules: Dict[str, float] = {name: Quantity(time / 2) for name, time in cluster.server.rules.items()}
-    server = dataclasses.replace(_halved(cluster.server), rules=rules)
     return {"twice the goodput of all links": links,
             "half the time of the passes": dataclasses.replace(cluster, compute=accelerator),
-            "half the work of a server": dataclasses.replace(cluster, server=server),
+            "half the work of a server": dataclasses.replace(cluster, server=_halved(cluster.server)),
             "half the work of a worker's host": dataclasses.replace(cluster, worker=_halved(cluster.worker))}
 
 
@@ -77,6 +75,8 @@ Cost = TypeVar("Cost", WorkerCost, ServerCost)
 
 
 def _halved(cost: Cost) -> Cost:
-    times: Dict[str, Any] = {name: Quantity(time / 2) for name, time in vars(cost).items()
-                             if isinstance(time, Quantity)}
-    return dataclasses.replace(cost, **times)
+    def half(time: Any) -> Any:
+        return {store: Quantity(own / 2) for store, own in time.items()} if isinstance(time, dict) else \
+            Quantity(time / 2)
+
+    return dataclasses.replace(cost, **{name: half(time) for name, time in vars(cost).items()})

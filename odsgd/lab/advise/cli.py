@@ -52,13 +52,16 @@ def _parameters(config: AdviseConfig) -> List[Parameter]:
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:
     """All candidates, the fastest first."""
     timed = [codec for codec in oracle.cluster.codecs if codec in WITHOUT_RESIDUAL and codec != "none"]
-    predictions, systems = [], candidates(config, workers, config.codecs or ("none", *timed))
-    for number, system in enumerate(systems, start=1):
+    systems = candidates(config, workers, config.codecs or ("none", *timed))
+
+    def told(done: int, of: int) -> None:
         if sys.stderr.isatty():
-            say(f"{workers} workers: {number} of {len(systems)}: {system.label}")
-        predictions.append(oracle.predict(system, workers))
+            say(f"{workers} workers: {done} of {of} simulations")
+
+    oracle.prepare(systems, workers, told)
     say("")
-    return sorted(predictions, key=lambda prediction: prediction.iteration_s)
+    return sorted((oracle.predict(system, workers) for system in systems),
+                  key=lambda prediction: prediction.iteration_s)
 
 
 def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:

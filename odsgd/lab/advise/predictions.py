@@ -1,9 +1,11 @@
 """What is to be expected of a system on a cluster: the simulation's times, and what follows from its programs."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
-from typing import Any, Dict, Hashable, Mapping, Sequence
+import multiprocessing
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
 
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 from kvstore.staleness import mean
@@ -14,7 +16,9 @@ from odsgd.lab.advise import memory
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
 
-ITERATIONS, WARM_UP = 14, 4
+ITERATIONS, WARM_UP = 10, 4
+MUCH = 300
+"""Workers of all simulations together for which processes are worth their start."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +65,13 @@ class Prediction:
                     if known >= part * sum(self.staleness.values()))
 
 
+class Question(NamedTuple):
+    """What `times.simulate` is asked, and what it does not tell: how two systems differ that send and wait alike."""
+
+    key: Hashable
+    arguments: Tuple[Any, ...]
+
+
 class Oracle:
     """Predicts systems on one cluster and one model. What sends and waits alike is simulated once."""
 
@@ -69,32 +80,56 @@ class Oracle:
         self.nbytes = WIRE_DTYPE.itemsize * sum(parameter.size for parameter in parameters)
         self._paces: Dict[Hashable, times.Pace] = {}
 
+    def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int], None]) -> None:
+        """Simulate what these need, on all cores where that is much; `told`: how many are through, of how many."""
+        questions = {question.key: question for question in (self._question(_Job(system, workers))
+                                                             for system in systems) if question.key not in self._paces}
+        with contextlib.ExitStack() as stack:
+            one_by_one: Any = map
+            if workers * len(questions) > MUCH:
+                one_by_one = stack.enter_context(multiprocessing.get_context("spawn").Pool()).imap
+            for number, (key, pace) in enumerate(zip(questions, one_by_one(_simulated, questions.values())), start=1):
+                self._paces[key] = pace
+                told(number, len(questions))
+
     def predict(self, system: System, workers: int) -> Prediction:
         """What is to be expected of a system."""
-        method, transport = OURS[system.name], str(system.options.get("transport", OURS[system.name].transports[0]))
-        given = {key: value for key, value in system.options.items() if key != "transport"}
-        options = method.Options(**given).in_iterations()
-        programs = Programs(method, options, workers, [_FLOAT], method(options, workers).local_optimizer() is not None,
-                            transport != "server")
-        pace = self._pace(placed(self.cluster, system, workers), system, options, given, transport, programs)
-        servers = memory.of_servers(method, options, workers) if transport == "server" else 0
+        job = _Job(system, workers)
+        question = self._question(job)
+        if question.key not in self._paces:
+            self._paces[question.key] = _simulated(question)
+        pace = self._paces[question.key]
         iteration = max(pace.iteration, *pace.loads.values())  # what is counted of a short run may be less
-        return Prediction(system, workers, iteration, pace.staleness or {_delay(programs): 1},
-                          self.nbytes * memory.of_worker(method, options, workers, transport, programs),
+        servers = memory.of_servers(job.method, job.options, workers) if job.transport == "server" else 0
+        return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
+                          * memory.of_worker(job.method, job.options, workers, job.transport, job.programs),
                           self.nbytes * servers, pace.loads)
 
-    def _pace(self, cluster: VirtualCluster, system: System, options: Any, given: Mapping[str, Any], transport: str,
-              programs: Programs) -> times.Pace:
-        method = OURS[system.name]
-        period = max(method.intervals(options))
-        asked = tuple(tuple(programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))
-        key = (system.servers, cluster.workers, transport, asked, method(options, cluster.workers).traffic(whole=False),
-               cluster.server.rules.get(system.name, cluster.server.update), given.get("n"))
-        if key not in self._paces:
-            self._paces[key] = times.simulate(cluster, system.name, self.parameters, given,
-                                              WARM_UP + max(ITERATIONS - WARM_UP, 2 * period), WARM_UP,
-                                              transport)
-        return self._paces[key]
+    def _question(self, job: _Job) -> Question:
+        cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
+        asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))
+        own = (cluster.server.rules.get(job.system.name, cluster.server.update),
+               cluster.worker.stores.get(job.system.name, 0.0))
+        traffic = job.method(job.options, job.workers).traffic(whole=False)
+        return Question((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
+                        (cluster, job.system.name, self.parameters, job.given,
+                         WARM_UP + max(ITERATIONS, 2 * period), WARM_UP, job.transport))
+
+
+def _simulated(question: Question) -> times.Pace:
+    return times.simulate(*question.arguments)
+
+
+class _Job:
+    """A system as the simulation has it."""
+
+    def __init__(self, system: System, workers: int) -> None:
+        self.system, self.workers, self.method = system, workers, OURS[system.name]
+        self.transport = str(system.options.get("transport", self.method.transports[0]))
+        self.given = {key: value for key, value in system.options.items() if key != "transport"}
+        self.options = self.method.Options(**self.given).in_iterations()
+        local = self.method(self.options, workers).local_optimizer() is not None
+        self.programs = Programs(self.method, self.options, workers, [_FLOAT], local, self.transport != "server")
 
 
 def _delay(programs: Programs) -> int:

@@ -86,6 +86,12 @@ def test_the_cost_of_an_update_is_its_rules() -> None:
     assert paces == pytest.approx([6, 7], rel=1e-4)
 
 
+def test_a_store_whose_worker_computes_more_takes_longer_and_the_others_do_not() -> None:
+    worker = {"message": 0, "gather": 0, "step": 0, "scatter": 0, "stores": {"asgd": "1.0s"}}
+    found = [per_iteration(store, workers=1, compute=COMPUTE_3S, worker=worker) for store in ("asgd", "dcasgd_c")]
+    assert found == pytest.approx([6, 5], rel=1e-4)
+
+
 def test_overlap_comes_out_of_the_order_of_the_gradients() -> None:
     """Two layers: 1 s forward, then 1 s backward each. The last layer's message goes while the first one computes."""
     assert per_iteration("ssgd", workers=1, layers=2, compute={"iteration": "3s"}) == pytest.approx(5)
@@ -140,7 +146,7 @@ def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and
 @pytest.mark.parametrize("store, placement, expected", [
     ("ssgd", "apart", (2 * (0.2 + 0.01 * 2) + 0.3 * 4 + 0.5 + 2 * 0.3) / 2),   # two workers' pushes and answers
     ("ssgd", "beside", (2 * (0.2 + 0.01 * 2) + 0.3 * 2 + 0.5 + 2 * 0.3) / 2),  # one of which goes nowhere
-    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01) + 0.3 * 2 + 2 * 2 * (0.01 + 0.05)) / 2),  # two hops of half a megabyte
+    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01) + 0.3 * 2 + 2 * 2 * (0.01 + 0.025)) / 2),  # two hops of half a megabyte
 ])
 def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: str, expected: float) -> None:
     """Gather, scatter and a step 0.1 s each, a message 10 ms; to send a megabyte 0.3 s; on the server 0.3 and 0.5."""
