@@ -10,7 +10,6 @@ from kvstore.wire.interfaces import Traffic
 
 def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
     """As `ps.ParameterServer.plan`."""
-    cluster.check_transport("server", traffic.coded)
     return ps.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
 
@@ -27,7 +26,7 @@ def round_pace(cluster: VirtualCluster) -> float:
 
 
 def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
-    """As `ring.MpiRing.plan`."""
+    """As `ring.MpiRing.plan`, and that of workers that own parts."""
     suits = rounds.bucket_nbytes(codec(traffic.codec), cluster.workers, _floats(parameters), traffic.waits)
     return plan(parameters, keys, traffic.bucket_nbytes or suits, traffic.whole)
 

@@ -70,22 +70,23 @@ class Simulation:
     programs : what the workers do
     buckets : in the order in which they are iterated
     parameters : in the order of the layers
-    codec_name : of a ring
+    codec_name : of gradients, and of weights on their way back
+    transport : `server`, `ring` or `sharded`
 
     Events are carried out only when nothing earlier can come any more: a worker that has finished an iteration may
     begin the next one, unless it rests or has come to meet the others, so the time waits for it.
     """
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
-                 parameters: Sequence[Parameter], codec_name: str = "none") -> None:
+                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server") -> None:
         self._cluster, self._programs, self.synchronous = cluster, programs, not method.asynchronous
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self._now, self._reached = 0, False  # whether a question has reached an asynchronous server's rule
         self._events: List[Tuple[int, int, int, int, int, int]] = []
-        self._costs = _Costs(cluster, method, self.buckets, codec_name)
-        self._links = _Links(cluster, self.buckets)
+        self._costs = _Costs(cluster, method, self.buckets, codec_name, transport)
+        self._links = _Links(cluster, self.buckets, codec_name)
         self._passes = _PassTimes(cluster, self.buckets, parameters)
         count = range(self.num_workers)
         self._lanes = [[_Lane() for _ in self.buckets] for _ in count]
@@ -123,6 +124,10 @@ class Simulation:
         busy = {"worker's processor": processor, "server's thread": max(server),
                 "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)),
                 **self._links.loads(self.buckets, asked, num_workers)}
+        if self._cluster.cores:
+            on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
+            sent = self._links.processors(asked, sums, [bucket.server_rank for bucket in self.buckets], num_workers)
+            busy["shared cores"] = (num_workers * (processor + on_the_ring) + sum(server) + sent) // self._cluster.cores
         found = {what: time / len(iterations) for what, time in busy.items() if time}
         return {"passes": self._passes.mean(self.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
@@ -346,7 +351,7 @@ class Simulation:
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
         for worker in range(self.num_workers):
-            self._answered(worker, b, self._ring_free + delay, update * self._costs.step[b])
+            self._answered(worker, b, self._ring_free + delay, update * self._costs.on_workers[b])
 
 
 _ENDED: Tuple[Op, ...] = ()
@@ -355,31 +360,39 @@ _ENDED: Tuple[Op, ...] = ()
 class _Costs:
     """What processors take, in nanoseconds by bucket."""
 
-    def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str) -> None:
+    def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str,
+                 transport: str) -> None:
         megabytes = [WIRE_DTYPE.itemsize * bucket.size / 1e6 for bucket in buckets]
         worker, server = cluster.worker, cluster.server
         per_update = server.rules.get(method.name, server.update)
+        coded = cluster.codecs.get(codec_name, 0.0) if transport == "server" else 0.0  # on a ring at every hop
         self.message = ns(worker.message)
-        self.gather = [ns(worker.gather * mb) for mb in megabytes]
+        own = worker.stores.get(method.name, 0.0)
+        self.gather = [ns((worker.gather + own + coded) * mb) for mb in megabytes]
         self.step = [ns(worker.step * mb) for mb in megabytes]
-        self.scatter = [ns(worker.scatter * mb) for mb in megabytes]
-        self.receive = [ns(server.message + server.receive * mb) for mb in megabytes]
-        self.update = [ns(per_update * mb) for mb in megabytes]
-        self.ring = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+        self.scatter = [ns((worker.scatter + coded) * mb) for mb in megabytes]
+        self.receive = [ns(server.message + (server.receive + coded) * mb) for mb in megabytes]
+        self.update = [ns((per_update + 2 * coded) * mb) for mb in megabytes]  # the server decodes its answer, too
+        share = cluster.workers if transport == "sharded" else 1
+        self.on_workers = [ns(worker.step * mb / share) for mb in megabytes]  # U
+        rings = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+        self.ring = [(busy, delay) for busy, delay, _ in rings]
+        self.hops = [hops for _, _, hops in rings]
 
 
-def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int]:
-    """How long a sum keeps the ring busy, and how much later it is over."""
+def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int, int]:
+    """How long a sum keeps the ring busy, how much later it is over, and what it takes of each worker's processor."""
     p = cluster.workers
     if p == 1:
-        return 0, 0
+        return 0, 0, 0
     links = [cluster.link(host) for host in (range(p) if cluster.hosts else range(1))]
     block = -(-bucket.size // p)
     transfer = max(link.message + codec(codec_name).nbytes(block) / link.goodput for link in links)
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
     host = cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6
     hops = 2 * (p - 1)
-    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links))
+    work = host - cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on, not added
+    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links)), ns(hops * work)
 
 
 class _Links:
@@ -389,17 +402,21 @@ class _Links:
     server's host; and back.
     """
 
-    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], codec_name: str) -> None:
         self._cluster, self._hosts, racks = cluster, len(cluster.host_names()), cluster.racks
         links = [cluster.link(host) for host in range(self._hosts)]
         self._uplinks = 0 if racks is None else -(-self._hosts // racks.hosts)
         kinds = [(link.goodput, link.message) for link in links] * 2
         kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
         self.latency = [ns(link.latency) for link in links] + [0] * (self._hosts + 2 * self._uplinks)
-        nbytes = [WIRE_DTYPE.itemsize * (bucket.size + HEADER) for bucket in buckets]
+        nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]
         busy = {kind: [ns(kind[1] + n / kind[0]) for n in nbytes] for kind in set(kinds)}
         self._busy = [busy[kind] for kind in kinds]  # by link and bucket
         self._free = [0] * len(kinds)
+        per_byte = cluster.links.processor / 1e6
+        self._sent = [ns(per_byte * n) for n in nbytes]
+        blocks = [codec(codec_name).nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
+        self._summed = [ns(per_byte * 2 * (cluster.workers - 1) * cluster.workers * n) for n in blocks]
         self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}
 
     def way(self, m: int, server_rank: int) -> Tuple[List[int], int]:
@@ -445,6 +462,13 @@ class _Links:
                     "server's link" if link % self._hosts in serving else "worker's link")
             loads[kind] = max(loads.get(kind, 0), time)
         return loads
+
+    def processors(self, asked: Sequence[int], sums: Sequence[int], server_ranks: Sequence[int],
+                   num_workers: int) -> int:
+        """What the processors of all hosts take to send and to receive, for so many questions and sums of a bucket."""
+        away = [num_workers - (self._cluster.host_of_server(rank) < num_workers) for rank in server_ranks]
+        return sum(2 * questions * there * sent + count * summed for questions, there, sent, count, summed
+                   in zip(asked, away, self._sent, sums, self._summed))
 
     def last(self) -> int:
         """When the last link is free."""

@@ -43,7 +43,7 @@ def layers(sizes: Mapping[str, int]) -> List[Parameter]:
 
 def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter],
              options: Optional[Mapping[str, Any]] = None, iterations: int = ITERATIONS, warm_up: int = WARM_UP,
-             ring: Optional[bool] = None) -> Pace:
+             transport: Optional[str] = None) -> Pace:
     """The pace of a store on a cluster, of at least so many iterations, of which the first `warm_up` do not count.
 
     `options`: of the store. Its own `warmup`, whose iterations are SSGD's, is 0 if it is not given. Of a store that
@@ -57,7 +57,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     checked = method.Options(**given).in_iterations()
     every = method.intervals(checked)
     period = every[0] * every[1] // math.gcd(*every)
-    job = simulation(cluster, method, checked, parameters, ring)
+    job = simulation(cluster, method, checked, parameters, transport)
     loads = job.loads(range(warm_up + 1, warm_up + period + 1))
     counted = max(1, -(-(iterations - warm_up) // period)) * period
     iteration = pace(job, warm_up + counted, warm_up, period).iteration
@@ -66,18 +66,24 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
 
 
 def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
-               ring: Optional[bool] = None) -> Simulation:
-    """The job before its first iteration. `ring`: whether it has no servers; None: the method's first choice."""
-    made = method(options, cluster.workers)
-    kind = ("ring" if ring else "server") if ring is not None else method.transports[0]
+               transport: Optional[str] = None) -> Simulation:
+    """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
+
+    Codecs on servers are timed where they are the same both ways.
+    """
+    made, kind = method(options, cluster.workers), transport or method.transports[0]
     if kind not in method.transports:
         raise ConfigError(f"store {method.name} does not run on transport `{kind}`")
+    method.check_transport(options, kind)
     layers, traffic = by_layer(parameters), made.traffic(whole=False)
-    lay = layout.on_ring if kind == "ring" else layout.on_servers
-    buckets = lay(layers, traffic, Keys(1 if kind == "ring" else cluster.servers), cluster)
-    programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind == "ring",
-                        None if kind == "ring" else layout.window(layers, traffic))
-    return Simulation(cluster, method, programs, buckets, layers, traffic.codec)
+    if kind == "server" and traffic.codec_weights != traffic.codec:
+        raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "
+                          "times here; take the same for both")
+    lay = layout.on_servers if kind == "server" else layout.on_ring
+    buckets = lay(layers, traffic, Keys(cluster.servers if kind == "server" else 1), cluster)
+    programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
+                        layout.window(layers, traffic) if kind == "server" else None)
+    return Simulation(cluster, method, programs, buckets, layers, traffic.codec, kind)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

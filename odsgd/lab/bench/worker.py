@@ -20,12 +20,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
+from kvstore import algorithms
 from kvstore.engine._mxnet import mx
 from odsgd.lab.bench import usage
 from odsgd.lab.instants import Instant
 from odsgd.training.emulate import Emulated
 
 KEYS_PER_MODEL = 10000
+
+MOMENTUM = 0.9  # of stores that allow it
 
 
 class Loop:
@@ -72,13 +75,13 @@ def _stores(system: Dict[str, Any]) -> Iterator[Any]:
         yield from itertools.repeat(store)
     while True:
         store = kvstore.create(system["name"], **system["options"])
-        store.set_optimizer(optimizer())
+        store.set_optimizer(optimizer(0.0 if algorithms.find(system["name"]).plain_sgd else MOMENTUM))
         yield store
 
 
-def optimizer() -> Any:
+def optimizer(momentum: float = MOMENTUM) -> Any:
     """Nothing writes the gradients: at this rate no rule makes much of the values that happen to be in them."""
-    return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
+    return mx.optimizer.SGD(learning_rate=1e-6, momentum=momentum)
 
 
 def main(file: str) -> None:

@@ -33,6 +33,12 @@ def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
     return times.pace(job(store, **settings), iterations, warm_up=4).iteration
 
 
+def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
+    """The same by `times.simulate`."""
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    return times.simulate(described, store, [Parameter(0, "layer", (FLOATS,))], options, transport=transport).iteration
+
+
 COMPUTE_3S = {"iteration": "3s"}
 
 
@@ -80,6 +86,12 @@ def test_the_cost_of_an_update_is_its_rules() -> None:
     assert paces == pytest.approx([6, 7], rel=1e-4)
 
 
+def test_a_store_whose_worker_computes_more_takes_longer_and_the_others_do_not() -> None:
+    worker = {"message": 0, "gather": 0, "step": 0, "scatter": 0, "stores": {"asgd": "1.0s"}}
+    found = [per_iteration(store, workers=1, compute=COMPUTE_3S, worker=worker) for store in ("asgd", "dcasgd_c")]
+    assert found == pytest.approx([6, 5], rel=1e-4)
+
+
 def test_overlap_comes_out_of_the_order_of_the_gradients() -> None:
     """Two layers: 1 s forward, then 1 s backward each. The last layer's message goes while the first one computes."""
     assert per_iteration("ssgd", workers=1, layers=2, compute={"iteration": "3s"}) == pytest.approx(5)
@@ -112,6 +124,36 @@ def test_a_ring_sends_every_part_of_a_bucket_on_to_all() -> None:
     assert per_iteration("pipesgd", workers=4, compute=COMPUTE_3S) == pytest.approx(3, rel=1e-3)
     half = per_iteration("pipesgd", workers=4, compute={"iteration": 0}, options={"codec": "truncate"})
     assert half == pytest.approx(0.75, rel=1e-3)
+
+
+def test_workers_that_own_parts_send_as_a_ring_does_and_update_a_part_each() -> None:
+    """3 s of passes, 1.5 s of the ring, and U of a quarter of a megabyte."""
+    worker = {"message": 0, "gather": 0, "step": "2.0s", "scatter": 0}
+    described = {"workers": 4, "compute": COMPUTE_3S, "worker": worker, "options": {"bucket_nbytes": 4 * FLOATS}}
+    assert paces("ssgd", "sharded", **described) == pytest.approx(3 + 1.5 + 0.5, rel=1e-3)
+
+
+def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and_once_more() -> None:
+    """A quarter of a second each way; 0.1 s each to encode and decode, and for the server's own copy of what it sent.
+    """
+    coded = {"codec": "quantize", "codec_weights": "quantize", "bucket_nbytes": 4 * FLOATS}
+    found = paces("ssgd", "server", workers=1, compute=COMPUTE_3S, codecs={"quantize": "100.0016ms"}, options=coded)
+    assert found == pytest.approx(3 + 0.25 + 0.25 + 5 * 0.1, rel=1e-3)
+    with pytest.raises(ConfigError, match="take the same for both"):
+        paces("ssgd", "server", options={"codec": "2bit"})
+
+
+@pytest.mark.parametrize("store, placement, expected", [
+    ("ssgd", "apart", (2 * (0.2 + 0.01 * 2) + 0.3 * 4 + 0.5 + 2 * 0.3) / 2),   # two workers' pushes and answers
+    ("ssgd", "beside", (2 * (0.2 + 0.01 * 2) + 0.3 * 2 + 0.5 + 2 * 0.3) / 2),  # one of which goes nowhere
+    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01) + 0.3 * 2 + 2 * 2 * (0.01 + 0.025)) / 2),  # two hops of half a megabyte
+])
+def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: str, expected: float) -> None:
+    """Gather, scatter and a step 0.1 s each, a message 10 ms; to send a megabyte 0.3 s; on the server 0.3 and 0.5."""
+    simulation = job(store, workers=2, placement=placement, cores=2, links={"goodput": MBYTE, "processor": "300ms"},
+                     worker={"message": "10ms", **dict.fromkeys(("gather", "step", "scatter"), "100.0016ms")},
+                     server={"message": 0, "receive": "300.0048ms", "update": "500.008ms"})
+    assert simulation.loads(range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
