@@ -31,7 +31,7 @@ from kvstore.buckets import Parameter  # noqa: E402
 from kvstore.transports.virtual import description, times  # noqa: E402
 from kvstore.transports.virtual.description import Quantity, VirtualCluster  # noqa: E402
 from odsgd.lab.bench import models, systems  # noqa: E402
-from odsgd.lab.bench.systems import AUTO  # noqa: E402
+from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
 from odsgd.training.emulate import FORWARD, steps  # noqa: E402
 
 RESULTS = ROOT / "docs" / "benchmarks" / "virtual_2core_202611.json"
@@ -84,8 +84,7 @@ def rows(page: Path) -> Iterator[Measured]:
 
 def known(label: str) -> bool:
     """Whether the virtual cluster has times for this system."""
-    name = re.split("[:@]", label)[0]
-    return name in systems.OURS and "transport=sharded" not in label
+    return re.split("[:@]", label)[0] in OURS
 
 
 def layers(model: str, compute_s: float, forward: float = 0.0) -> Dict[str, Tuple[Quantity, Quantity]]:
@@ -116,8 +115,8 @@ class Job(NamedTuple):
 
     def pace(self, cluster: VirtualCluster) -> times.Pace:
         options = {key: value for key, value in self.system.options.items() if key != "transport"}
-        return times.simulate(cluster, self.system.name, self.parameters, options, ITERATIONS, WARM_UP,
-                              ring=self.system.servers is None)
+        transport = self.system.options.get("transport") or OURS[self.system.name].transports[0]
+        return times.simulate(cluster, self.system.name, self.parameters, options, ITERATIONS, WARM_UP, transport)
 
 
 def job(row: Measured, profile: VirtualCluster) -> Job:
@@ -136,13 +135,12 @@ def job(row: Measured, profile: VirtualCluster) -> Job:
 
 # -- cores that all hosts share ------------------------------------------------------------------------------------
 
-def busy_s(one: Job, loads: Dict[str, float]) -> float:
+def busy_s(one: Job) -> float:
     """Processor time of all processes of a job in an iteration, by what the description says of each."""
-    passes = sum(1 for _, seconds in one.cluster.compute.layers.values() if seconds)
-    device = passes * STEP_S if loads["passes"] > 0 else 0.0
-    worker = loads.get("worker's processor", 0.0) + loads.get("worker's messages", 0.0)
-    own = worker + device + HAND_IN_S * len(one.parameters)
-    return one.cluster.workers * own + one.cluster.servers * loads.get("server's thread", 0.0)
+    loads = one.pace(dataclasses.replace(one.cluster, cores=1)).loads
+    passes = sum(1 for _, seconds in one.cluster.compute.layers.values() if seconds > HAND_IN_S)
+    return loads.get("shared cores", 0.0) + one.cluster.workers * (
+        passes * STEP_S + HAND_IN_S * len(one.parameters))
 
 
 def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
@@ -152,7 +150,7 @@ def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
 
     rules = {name: Quantity(factor * seconds) for name, seconds in cluster.server.rules.items()}
     return dataclasses.replace(
-        cluster, worker=longer(cluster.worker, "message", "transfer", "gather", "step", "scatter"),
+        cluster, worker=longer(cluster.worker, "message", "gather", "step", "scatter"),
         links=longer(cluster.links, "latency"),
         server=dataclasses.replace(longer(cluster.server, "message", "receive", "update"), rules=rules))
 
@@ -164,7 +162,7 @@ def shared(one: Job, cores: int) -> Tuple[float, float]:
     a queue where each of so many servers is given what comes (M/M/c, approximately). How long it takes decides how
     long an iteration takes, and that decides rho: the factor is found by bisection.
     """
-    busy = busy_s(one, one.pace(one.cluster).loads)
+    busy = busy_s(one)
 
     def found(factor: float) -> Tuple[float, float]:
         iteration = max(one.pace(slowed(one.cluster, factor)).iteration, busy / cores)

@@ -35,7 +35,7 @@ from kvstore.wire.messages import HEADER
 NS = 1e9
 
 # What happens, in the order in which it does where times are equal.
-START, GRADIENTS, PASS, HANDLE, ANSWER, SUM = range(6)
+START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 
 
 def ns(seconds: float) -> int:
@@ -117,17 +117,20 @@ class Simulation:
         costs, sums, num_workers = self._costs, [count["sum"] for count in ops], self.num_workers
         server = [0] * max(self._cluster.servers, 1)
         for b, bucket in enumerate(self.buckets):
-            updates = asked[b] if self.synchronous else asked[b] * num_workers
-            server[bucket.server_rank] += asked[b] * num_workers * costs.receive[b] + updates * costs.update[b]
-        processor = sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
-                        + costs.message * (2 * asked[b] + sums[b]) for b, count in enumerate(ops))
-        busy = {"worker's processor": processor, "server's thread": max(server),
+            answers = asked[b] if self.synchronous else asked[b] * num_workers
+            server[bucket.server_rank] += asked[b] * num_workers * costs.receive[b] + answers * costs.update[b]
+        updates = [sum(op.update for t in iterations for op in self._programs.of(t)[b]) for b in range(len(ops))]
+        arrays = sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
+                     + costs.on_workers[b] * updates[b] for b, count in enumerate(ops))
+        messages = 2 * costs.message * (sum(asked) + sum(sums))
+        busy = {"worker's processor": max(arrays, messages), "server's thread": max(server),
                 "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)),
                 **self._links.loads(self.buckets, asked, num_workers)}
         if self._cluster.cores:
             on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
             sent = self._links.processors(asked, sums, [bucket.server_rank for bucket in self.buckets], num_workers)
-            busy["shared cores"] = (num_workers * (processor + on_the_ring) + sum(server) + sent) // self._cluster.cores
+            workers = num_workers * (arrays + messages + on_the_ring)
+            busy["shared cores"] = (workers + sum(server) + sent) // self._cluster.cores
         found = {what: time / len(iterations) for what, time in busy.items() if time}
         return {"passes": self._passes.mean(self.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
@@ -292,6 +295,8 @@ class Simulation:
             self._start(m)
         elif what == GRADIENTS:
             self._gradients(time, m, b)
+        elif what == ARRIVED:
+            self._answered(m, b, time, end)
         elif what == ANSWER:
             self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
         else:
@@ -304,7 +309,7 @@ class Simulation:
         if hop + 1 == halfway:
             self._at(end, HANDLE, m, b)
         elif hop + 1 == len(way):
-            self._answered(m, b, end)
+            self._at(end, ARRIVED, m, b)
         else:
             delay = self._links.latency[way[hop]]
             self._at(begins + delay, PASS, m, b, hop + 1, end + delay)
@@ -351,7 +356,7 @@ class Simulation:
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
         for worker in range(self.num_workers):
-            self._answered(worker, b, self._ring_free + delay, update * self._costs.on_workers[b])
+            self._at(self._ring_free + delay, ARRIVED, worker, b, 0, update * self._costs.on_workers[b])
 
 
 _ENDED: Tuple[Op, ...] = ()
