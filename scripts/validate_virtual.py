@@ -198,6 +198,9 @@ def validate_rows(profile: str, pages: Sequence[str]) -> None:
               f"% {one['predicted_ms']:8.1f} {100 * error(one):+6.1f} %  busy {one['busy']:.2f}")
     keep("profile", os.path.relpath(profile, ROOT))
     keep("rows", found)
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")).get("staleness", [])
+    keep("staleness", [{**one, "virtual": virtual(Stale(*(one[name] for name in Stale._fields)), read)}
+                       for one in kept])
     for page in sorted({one["page"] for one in found}):
         print(page, summary([one for one in found if one["page"] == page]))
     print("all", summary(found))
@@ -231,7 +234,7 @@ class Stale(NamedTuple):
         return f"{self.compute_ms:g}ms,lognormal:{self.spread:g}"
 
 
-STALE = [Stale(workers, "asgd", "resnet20", compute_ms, 0.2, "1gbit", 150)
+STALE = [Stale(workers, "asgd", "cifar_resnet20_v1", compute_ms, 0.2, "1gbit", 150)
          for workers, compute_ms in ((4, 100), (8, 100), (8, 50))]
 
 
@@ -250,12 +253,12 @@ def real(one: Stale) -> Dict[int, int]:
     return {int(tau): pushes for tau, pushes in counted["histogram"].items()}
 
 
-def virtual(one: Stale, profile: VirtualCluster, goodput: float) -> Dict[int, int]:
+def virtual(one: Stale, profile: VirtualCluster) -> Dict[int, int]:
     """The same in virtual time."""
     compute = dataclasses.replace(profile.compute, draws=description.Draws("lognormal", (one.spread,)),
                                   layers=layers(one.model, one.compute_ms / 1000, FORWARD))
     cluster = dataclasses.replace(profile, workers=one.workers, servers=1, compute=compute,
-                                  links=dataclasses.replace(profile.links, goodput=Quantity(goodput * 1e6 / 8)))
+                                  links=dataclasses.replace(profile.links, goodput=Quantity(GOODPUT * 1e6 / 8)))
     parameters = [Parameter(number, f"p{number}", tuple(shape))
                   for number, shape in enumerate(models.shapes(one.model))]
     return times.simulate(cluster, one.store, parameters, {}, one.iterations, 0).staleness
@@ -264,7 +267,7 @@ def virtual(one: Stale, profile: VirtualCluster, goodput: float) -> Dict[int, in
 def validate_staleness(profile: str) -> None:
     read, found = description.read(profile), []
     for one in STALE:
-        counted, computed = real(one), virtual(one, read, GOODPUT)
+        counted, computed = real(one), virtual(one, read)
         found.append({**one._asdict(), "real": counted, "virtual": computed})
         print(one, f"mean {mean(counted):.3f} real, {mean(computed):.3f} virtual; total variation "
               f"{distance(counted, computed):.3f}")

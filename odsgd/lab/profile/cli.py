@@ -104,7 +104,7 @@ def _united(found: Any, key: str = "") -> Any:
         return [_united(value) for value in found]
     if not isinstance(found, float):
         return found
-    return f"{8 * found / 1e6:.4g}mbit" if key == "goodput" else f"{1e6 * found:.6g}us"
+    return f"{8 * found / 1e6:.1f}mbit" if key == "goodput" else f"{1e6 * found:.6g}us"
 
 
 if __name__ == "__main__":

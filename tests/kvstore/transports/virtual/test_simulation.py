@@ -76,12 +76,13 @@ def test_a_workers_processor_takes_one_array_after_the_other() -> None:
 
 
 def test_an_answer_that_is_not_there_yet_holds_up_no_gradient() -> None:
-    """Of two layers on a ring of two: a sum takes 4 s. That of the last layer ends 1 s after the other gradient came."""
-    links = {"goodput": "2mbit", "latency": 0, "message": 0}
-    compute = {"layers": {"layer0": [0, "3s"], "layer1": [0, "6s"]}}
-    worker = {"message": "1us", "gather": 0, "step": "1us", "scatter": "1us"}
-    pace = per_iteration("pipesgd", workers=2, layers=2, links=links, compute=compute, worker=worker)
-    assert pace == pytest.approx(9, rel=1e-3)
+    """Of two layers on a ring of two: a sum takes 4 s. The last layer's ends 1 s after the other gradient came."""
+    described = of({**FREE, "workers": 2, "links": {"goodput": "2mbit", "latency": 0, "message": 0},
+                    "compute": {"layers": {"layer0": [0, "3s"], "layer1": [0, "6s"]}},
+                    "worker": {"message": "1us", "gather": 0, "step": "1us", "scatter": "1us"}})
+    pace = times.simulate(described, "odsgd", [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(2)],
+                          {"bucket_nbytes": 4 * FLOATS}, transport="ring")
+    assert pace.iteration == pytest.approx(9, rel=1e-3)
 
 
 def test_the_optimizer_of_a_ring_takes_its_time_on_the_workers() -> None:
@@ -155,7 +156,7 @@ def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and
 @pytest.mark.parametrize("store, placement, expected", [
     ("ssgd", "apart", (2 * (0.2 + 0.01 * 2) + 0.3 * 4 + 0.5 + 2 * 0.3) / 2),   # two workers' pushes and answers
     ("ssgd", "beside", (2 * (0.2 + 0.01 * 2) + 0.3 * 2 + 0.5 + 2 * 0.3) / 2),  # one of which goes nowhere
-    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01 * 2) + 0.3 * 2 + 2 * 2 * (0.01 + 0.025)) / 2),  # two hops of half a megabyte
+    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01 * 2) + 0.3 * 2 + 2 * 2 * (0.01 + 0.025)) / 2),  # 2 hops of half of it
 ])
 def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: str, expected: float) -> None:
     """Gather, scatter and a step 0.1 s each, a message 10 ms; to send a megabyte 0.3 s; on the server 0.3 and 0.5."""
