@@ -71,15 +71,16 @@ class Measured(NamedTuple):
 
 def rows(page: Path) -> Iterator[Measured]:
     """The rows of a page whose systems a virtual cluster knows."""
-    setting: Tuple[Any, ...] = ()
+    setting: Dict[str, Any] = {}
     for line in page.read_text(encoding="utf-8").splitlines():
         headline, row = HEADLINE.match(line), ROW.match(line)
         if headline:
             model, workers, compute_ms, rate, goodput = headline.groups()
-            setting = (page.stem.split("_")[0], model, int(workers), float(compute_ms), rate or "none",
-                       float(goodput) if goodput else None)
+            setting = {"page": page.stem.split("_")[0], "model": model, "workers": int(workers),
+                       "compute_ms": float(compute_ms), "rate": rate or "none",
+                       "goodput": float(goodput) if goodput else None}
         elif row and known(row[1]):
-            yield Measured(*setting, row[1], float(row[2]))
+            yield Measured(**setting, system=row[1], measured_ms=float(row[2]))
 
 
 def known(label: str) -> bool:
@@ -87,7 +88,7 @@ def known(label: str) -> bool:
     return re.split("[:@]", label)[0] in OURS
 
 
-def layers(model: str, compute_s: float, forward: float = 0.0) -> Dict[str, Tuple[Quantity, Quantity]]:
+def layers(model: str, compute_s: float, forward: float = 0.0) -> Dict[str, Tuple[float, float]]:
     """As the emulated accelerator has them: step by step, each of which needs all its weights, or has all its gradients
     in the end. The benchmarks' has no forward pass.
 
