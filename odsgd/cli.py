@@ -19,7 +19,9 @@ COMMANDS = {
     "report": ("odsgd.lab.report", "a table of finished runs"),
     "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
+    "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
+    "advise": ("odsgd.lab.advise.cli", "predict every store's speed on a described cluster, and say what limits it"),
 }
 
 

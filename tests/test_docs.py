@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.algorithms import METHODS
-from scripts import docs_tables
+from scripts import docs_tables, validate_virtual
 from tests.jobs import ROOT, environment
 
 FOLDER = ROOT / "docs"
@@ -115,6 +116,13 @@ def test_the_tables_of_options_are_the_codes() -> None:
 def test_the_keys_of_a_virtual_cluster_are_the_codes() -> None:
     page = DOCS["virtual"]
     assert docs_tables.described(page) == page
+
+
+def test_what_is_said_of_virtual_clusters_against_real_jobs_is_the_results() -> None:
+    """To write it anew: scripts/validate_virtual.py page."""
+    assert validate_virtual.described(DOCS["virtual"]) == DOCS["virtual"]
+    results = json.loads(validate_virtual.RESULTS.read_text(encoding="utf-8"))
+    assert validate_virtual.table(results) == DOCS[f"benchmarks/{validate_virtual.TABLE.stem}"]
 
 
 def test_the_launchers_options_are_documented() -> None:

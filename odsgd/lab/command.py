@@ -1,6 +1,7 @@
 """Shared by the commands of the lab: actions by name, complaints in one line, tables and figures."""
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable, Dict, List, Sequence, TypeVar
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
@@ -28,6 +29,14 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines)]
     return "\n".join("  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:]))])
                      for first, *rest in lines)
+
+
+def say(text: str) -> None:
+    """What is under way: on a terminal one line that the next overwrites, elsewhere a line each; empty: nothing is."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
 
 
 def pyplot(purpose: str) -> Any:

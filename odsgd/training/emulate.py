@@ -118,8 +118,8 @@ class _Device:
                  gradient: Optional[Gradient], computed: Computed) -> None:
         self._layers, self._gradient, self._computed = layers, gradient, computed
         numbers = list(range(len(layers)))
-        self._forward = _steps(numbers, forward * durations)
-        self._backward = _steps(numbers[::-1], (1 - forward) * durations)
+        self._forward = steps(numbers, forward * durations)
+        self._backward = steps(numbers[::-1], (1 - forward) * durations)
         self._asked: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._end_s = 0.0
         threading.Thread(target=self._run, name="odsgd-device", daemon=True).start()
@@ -173,7 +173,7 @@ class _Task:
         self.ready.set()
 
 
-def _steps(order: Sequence[int], seconds: np.ndarray) -> List[Tuple[List[int], float]]:
+def steps(order: Sequence[int], seconds: np.ndarray) -> List[Tuple[List[int], float]]:
     """Layers in `order`, put together until each step takes STEP_S; with the seconds of each step."""
     steps: List[Tuple[List[int], float]] = []
     for k in order:

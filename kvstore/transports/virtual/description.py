@@ -139,6 +139,8 @@ class Link(_Checked):
     goodput: float = option("954mbit", RATE, "payload that it carries per second")
     latency: float = option("50us", TIME, "from one host to another")
     message: float = option("20us", TIME, "that it is busy with a message beyond its bytes")
+    processor: float = option(0, TIME, "per megabyte, of the processors that send and receive it together; counts "
+                              "where there are `cores`")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +159,8 @@ class WorkerCost(_Checked):
     gather: float = option("0.3ms", TIME, "per megabyte, from gradients to the message")
     step: float = option("0.4ms", TIME, "per megabyte, an optimizer on the worker: a local step, or U on a ring")
     scatter: float = option("0.3ms", TIME, "per megabyte, from the answer to the parameters")
+    stores: Dict[str, float] = option({}, _table(_NAME, TIME), "per megabyte and iteration, what the worker's own "
+                                      "lines of these stores take beside all that")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,6 +182,8 @@ class VirtualCluster(_Checked):
     placement: str = option("apart", name("placement", ("apart", "beside")), "apart: servers on hosts of their own; "
                             "beside: on those of the first workers")
     seed: int = option(0, integer(0), "of the draws")
+    cores: Optional[int] = option(None, integer(1), "that all workers and servers share, as on an emulated cluster; "
+                                  "none: they do not")
     compute: LayerTimes = LayerTimes()
     links: Link = Link()
     hosts: Dict[str, Link] = dataclasses.field(default_factory=dict)

@@ -9,7 +9,6 @@ from kvstore.wire.interfaces import Traffic
 
 def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
     """As `ps.ParameterServer.plan`."""
-    cluster.check_transport("server", traffic.coded)
     return ps.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
 

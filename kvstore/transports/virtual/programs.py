@@ -11,6 +11,7 @@ order in which it is asked. Of a bucket and an iteration comes
 
 All workers run the same lines, so one program serves all of them; times are no part of it.
 """
+from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
@@ -72,6 +73,13 @@ class Programs:
             self._made[self._next] = [self._record(worker, self._next) for worker in self._workers]
             self._next += 1
         return self._made[t]
+
+    def arrays(self) -> int:
+        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are the wire's."""
+        worker = self._workers[0]
+        kept = [getattr(worker, name) for name in (*worker.arrays, *worker.scratch)]
+        return sum(len(value) if isinstance(value, list) else value is not None for value in kept
+                   if not isinstance(value, deque))
 
     def forget(self, t: int) -> None:
         """Iterations up to `t` are over."""

@@ -7,7 +7,8 @@ in which questions reach each bucket's rule (`order`).
 The life of one iteration of one worker. A layer's forward pass begins when the weights of its buckets are there and the
 one before is over; the backward pass goes from the last layer to the first. When the last gradient of a bucket is
 there, and gathered, the bucket's `lane` carries out its program; in the end its weights are scattered. No lane waits
-for another.
+for another. What a worker's processor does for them it does one after the other, in two threads: one gathers, steps and
+scatters, one has the messages.
 
 A message passes its links one after another, each busy with one message at a time, in the order in which they come; a
 link passes it on as it comes in. The answers of a synchronous round leave together and share the link, as TCP's
@@ -34,7 +35,7 @@ from kvstore.wire.messages import HEADER
 NS = 1e9
 
 # What happens, in the order in which it does where times are equal.
-START, PASS, HANDLE, ANSWER, SUM = range(5)
+START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 
 
 def ns(seconds: float) -> int:
@@ -69,22 +70,23 @@ class Simulation:
     programs : what the workers do
     buckets : in the order in which they are iterated
     parameters : in the order of the layers
-    codec_name : of a ring
+    codec_name : of gradients, and of weights on their way back
+    transport : `server`, `ring` or `sharded`
 
     Events are carried out only when nothing earlier can come any more: a worker that has finished an iteration may
     begin the next one, unless it rests or has come to meet the others, so the time waits for it.
     """
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
-                 parameters: Sequence[Parameter], codec_name: str = "none") -> None:
+                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server") -> None:
         self._cluster, self._programs, self.synchronous = cluster, programs, not method.asynchronous
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self._now, self._reached = 0, False  # whether a question has reached an asynchronous server's rule
         self._events: List[Tuple[int, int, int, int, int, int]] = []
-        self._costs = _Costs(cluster, method, self.buckets, codec_name)
-        self._links = _Links(cluster, self.buckets)
+        self._costs = _Costs(cluster, method, self.buckets, codec_name, transport)
+        self._links = _Links(cluster, self.buckets, codec_name)
         self._passes = _PassTimes(cluster, self.buckets, parameters)
         count = range(self.num_workers)
         self._lanes = [[_Lane() for _ in self.buckets] for _ in count]
@@ -93,6 +95,8 @@ class Simulation:
         self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
         self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
         self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
+        self._arrays_free = [0] * self.num_workers    # the thread that gathers, steps and scatters
+        self._messages_free = [0] * self.num_workers  # the one that has the messages
         self._resting = [False] * self.num_workers
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers
@@ -100,6 +104,35 @@ class Simulation:
         self._rounds: Dict[Tuple[int, int], List[int]] = {}  # bucket and number -> workers, in the order they came
         self.done: List[int] = [0] * self.num_workers  # the last iteration that is over
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
+
+    def loads(self, iterations: Sequence[int]) -> Dict[str, float]:
+        """Seconds per iteration that the busiest resource of each kind is at work, the mean over these iterations.
+
+        Of a job that has not begun.
+        """
+        self._programs.of(1)
+        ops = [collections.Counter(op.what for t in iterations for op in self._programs.of(t)[b])
+               for b in range(len(self.buckets))]
+        asked = [count["exchange"] + count["fetch"] for count in ops]
+        costs, sums, num_workers = self._costs, [count["sum"] for count in ops], self.num_workers
+        server = [0] * max(self._cluster.servers, 1)
+        for b, bucket in enumerate(self.buckets):
+            answers = asked[b] if self.synchronous else asked[b] * num_workers
+            server[bucket.server_rank] += asked[b] * num_workers * costs.receive[b] + answers * costs.update[b]
+        updates = [sum(op.update for t in iterations for op in self._programs.of(t)[b]) for b in range(len(ops))]
+        arrays = sum(len(iterations) * (costs.gather[b] + costs.scatter[b]) + costs.step[b] * count["step"]
+                     + costs.on_workers[b] * updates[b] for b, count in enumerate(ops))
+        messages = 2 * costs.message * (sum(asked) + sum(sums))
+        busy = {"worker's processor": max(arrays, messages), "server's thread": max(server),
+                "ring": sum(costs.ring[b][0] * count for b, count in enumerate(sums)),
+                **self._links.loads(self.buckets, asked, num_workers)}
+        if self._cluster.cores:
+            on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
+            sent = self._links.processors(asked, sums, [bucket.server_rank for bucket in self.buckets], num_workers)
+            workers = num_workers * (arrays + messages + on_the_ring)
+            busy["shared cores"] = (workers + sum(server) + sent) // self._cluster.cores
+        found = {what: time / len(iterations) for what, time in busy.items() if time}
+        return {"passes": self._passes.mean(self.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
 
     # --- what the workers tell and ask ------------------------------------------------------------------------------
 
@@ -166,11 +199,26 @@ class Simulation:
         t, lanes = self._begun[m][0], self._lanes[m]
         grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
         self._busy[m] = len(lanes)
-        program = self._programs.of(t)
-        for b, lane in enumerate(lanes):
-            lane.ops, lane.at, lane.time = program[b], 0, grads[b] + self._costs.gather[b]
-        for b in range(len(lanes)):
+        for group in self._passes.together:
+            self._at(grads[group[0]], GRADIENTS, m, group[0])
+
+    def _gradients(self, time: int, m: int, first: int) -> None:
+        """The gradients of a group of buckets are there, of which this is the first."""
+        program = self._programs.of(self._begun[m][0])
+        for b in self._passes.together_with[first]:
+            lane = self._lanes[m][b]
+            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, self._costs.gather[b])
             self._go_on(m, b)
+
+    def _arrays(self, m: int, time: int, cost: int) -> int:
+        """When a worker is through with work on arrays that it can begin at `time`."""
+        over = self._arrays_free[m] = max(time, self._arrays_free[m]) + cost
+        return over
+
+    def _message(self, m: int, time: int) -> int:
+        """The same for a message."""
+        over = self._messages_free[m] = max(time, self._messages_free[m]) + self._costs.message
+        return over
 
     def _go_on(self, m: int, b: int) -> None:
         """Carry out the lane's program up to an answer that is not known yet."""
@@ -182,14 +230,14 @@ class Simulation:
                     return
                 lane.time = max(lane.time, lane.arrivals.get(op.number, 0))
             elif op.what == "step":
-                lane.time += self._costs.step[b]
+                lane.time = self._arrays(m, lane.time, self._costs.step[b])
             else:
                 lane.held.append((op, lane.time))
                 self._leave(m, b)
             lane.at += 1
         if lane.ops is not _ENDED:
             lane.ops, lane.at = _ENDED, 0
-            self._weights[m][b] = lane.time + self._costs.scatter[b]
+            self._weights[m][b] = self._arrays(m, lane.time, self._costs.scatter[b])
             self._busy[m] -= 1
             if not self._busy[m]:
                 self.done[m] = self._begun[m].popleft()
@@ -205,7 +253,7 @@ class Simulation:
         while lane.held:
             op, since = lane.held[0]
             if op.what == "sum":
-                self._at(since + self._costs.message, SUM, m, b, op.number)
+                self._at(self._message(m, since), SUM, m, b, op.number, op.update)
             else:
                 if op.number > lane.answered + 1:  # never two of a bucket at a time
                     return
@@ -214,16 +262,17 @@ class Simulation:
                         self._behind[m].setdefault((other, number), []).append(b)
                         return
                 answers = [self._lanes[m][other].arrivals.get(number, 0) for other, number in op.behind]
-                leaves = max(since + self._costs.message, lane.arrivals.get(op.number - 1, 0), *answers, 0)
+                leaves = self._message(m, max(since, lane.arrivals.get(op.number - 1, 0), *answers))
                 there = self._links.way(m, self.buckets[b].server_rank)[1]
                 self._at(leaves, PASS if there else HANDLE, m, b)
             lane.held.popleft()
 
-    def _answered(self, m: int, b: int, time: int) -> None:
-        """An answer is there; what waited for it goes on."""
+    def _answered(self, m: int, b: int, time: int, update: int = 0) -> None:
+        """An answer is there; what waited for it goes on. `update`: what U takes, which follows on a ring."""
         lane = self._lanes[m][b]
         lane.answered += 1
-        lane.arrivals[lane.answered] = time + self._costs.message
+        arrived = self._message(m, time)
+        lane.arrivals[lane.answered] = self._arrays(m, arrived, update) if update else arrived
         lane.arrivals.pop(lane.answered - 16, None)
         for other in self._behind[m].pop((b, lane.answered), ()):
             self._leave(m, other)
@@ -244,10 +293,14 @@ class Simulation:
             self._handle(time, m, b)
         elif what == START:
             self._start(m)
+        elif what == GRADIENTS:
+            self._gradients(time, m, b)
+        elif what == ARRIVED:
+            self._answered(m, b, time, end)
         elif what == ANSWER:
             self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
         else:
-            self._sum(time, m, b, number)
+            self._sum(time, m, b, number, end)
 
     def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
         """A message is at the `hop`th link of its way to the server and back; `end`: when its last byte is there."""
@@ -256,7 +309,7 @@ class Simulation:
         if hop + 1 == halfway:
             self._at(end, HANDLE, m, b)
         elif hop + 1 == len(way):
-            self._answered(m, b, end)
+            self._at(end, ARRIVED, m, b)
         else:
             delay = self._links.latency[way[hop]]
             self._at(begins + delay, PASS, m, b, hop + 1, end + delay)
@@ -293,8 +346,8 @@ class Simulation:
             self._at(over, ANSWER, m, b)
         self._server_free[server] = over
 
-    def _sum(self, time: int, m: int, b: int, number: int) -> None:
-        """A worker's part of a sum is there; the last one sets the ring in motion."""
+    def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
+        """A worker's part of a sum is there; the last one sets the ring in motion. `update`: whether U follows."""
         came = self._rounds.setdefault((b, number), [])
         came.append(m)
         if len(came) < self.num_workers:
@@ -303,7 +356,7 @@ class Simulation:
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
         for worker in range(self.num_workers):
-            self._answered(worker, b, self._ring_free + delay)
+            self._at(self._ring_free + delay, ARRIVED, worker, b, 0, update * self._costs.on_workers[b])
 
 
 _ENDED: Tuple[Op, ...] = ()
@@ -312,31 +365,39 @@ _ENDED: Tuple[Op, ...] = ()
 class _Costs:
     """What processors take, in nanoseconds by bucket."""
 
-    def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str) -> None:
+    def __init__(self, cluster: VirtualCluster, method: Any, buckets: Sequence[Bucket], codec_name: str,
+                 transport: str) -> None:
         megabytes = [WIRE_DTYPE.itemsize * bucket.size / 1e6 for bucket in buckets]
         worker, server = cluster.worker, cluster.server
         per_update = server.rules.get(method.name, server.update)
+        coded = cluster.codecs.get(codec_name, 0.0) if transport == "server" else 0.0  # on a ring at every hop
         self.message = ns(worker.message)
-        self.gather = [ns(worker.gather * mb) for mb in megabytes]
+        own = worker.stores.get(method.name, 0.0)
+        self.gather = [ns((worker.gather + own + coded) * mb) for mb in megabytes]
         self.step = [ns(worker.step * mb) for mb in megabytes]
-        self.scatter = [ns(worker.scatter * mb) for mb in megabytes]
-        self.receive = [ns(server.message + server.receive * mb) for mb in megabytes]
-        self.update = [ns(per_update * mb) for mb in megabytes]
-        self.ring = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+        self.scatter = [ns((worker.scatter + coded) * mb) for mb in megabytes]
+        self.receive = [ns(server.message + (server.receive + coded) * mb) for mb in megabytes]
+        self.update = [ns((per_update + 2 * coded) * mb) for mb in megabytes]  # the server decodes its answer, too
+        share = cluster.workers if transport == "sharded" else 1
+        self.on_workers = [ns(worker.step * mb / share) for mb in megabytes]  # U
+        rings = [_ring(cluster, bucket, codec_name) for bucket in buckets]
+        self.ring = [(busy, delay) for busy, delay, _ in rings]
+        self.hops = [hops for _, _, hops in rings]
 
 
-def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int]:
-    """How long a sum keeps the ring busy, and how much later it is over."""
+def _ring(cluster: VirtualCluster, bucket: Bucket, codec_name: str) -> Tuple[int, int, int]:
+    """How long a sum keeps the ring busy, how much later it is over, and what it takes of each worker's processor."""
     p = cluster.workers
     if p == 1:
-        return 0, 0
+        return 0, 0, 0
     links = [cluster.link(host) for host in (range(p) if cluster.hosts else range(1))]
     block = -(-bucket.size // p)
     transfer = max(link.message + codec(codec_name).nbytes(block) / link.goodput for link in links)
     coded = 2 * cluster.codecs.get(codec_name, 0.0) + cluster.worker.gather
     host = cluster.worker.message + coded * WIRE_DTYPE.itemsize * block / 1e6
     hops = 2 * (p - 1)
-    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links))
+    work = host - cluster.worker.gather * WIRE_DTYPE.itemsize * block / 2e6  # what is whole is passed on, not added
+    return ns(hops * max(transfer, host)), ns(hops * max(link.latency for link in links)), ns(hops * work)
 
 
 class _Links:
@@ -346,17 +407,21 @@ class _Links:
     server's host; and back.
     """
 
-    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, cluster: VirtualCluster, buckets: Sequence[Bucket], codec_name: str) -> None:
         self._cluster, self._hosts, racks = cluster, len(cluster.host_names()), cluster.racks
         links = [cluster.link(host) for host in range(self._hosts)]
         self._uplinks = 0 if racks is None else -(-self._hosts // racks.hosts)
         kinds = [(link.goodput, link.message) for link in links] * 2
         kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
         self.latency = [ns(link.latency) for link in links] + [0] * (self._hosts + 2 * self._uplinks)
-        nbytes = [WIRE_DTYPE.itemsize * (bucket.size + HEADER) for bucket in buckets]
+        nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]
         busy = {kind: [ns(kind[1] + n / kind[0]) for n in nbytes] for kind in set(kinds)}
         self._busy = [busy[kind] for kind in kinds]  # by link and bucket
         self._free = [0] * len(kinds)
+        per_byte = cluster.links.processor / 1e6
+        self._sent = [ns(per_byte * n) for n in nbytes]
+        blocks = [codec(codec_name).nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
+        self._summed = [ns(per_byte * 2 * (cluster.workers - 1) * cluster.workers * n) for n in blocks]
         self._ways: Dict[Tuple[int, int], Tuple[List[int], int]] = {}
 
     def way(self, m: int, server_rank: int) -> Tuple[List[int], int]:
@@ -384,6 +449,32 @@ class _Links:
         self._free[link] = begins + self._busy[link][b]
         return begins, max(self._free[link], end)
 
+    def loads(self, buckets: Sequence[Bucket], asked: Sequence[int], num_workers: int) -> Dict[str, int]:
+        """How long the busiest link of each kind is at work, where each worker asks a bucket's server so often."""
+        of_server: Dict[int, List[int]] = collections.defaultdict(list)
+        for b, bucket in enumerate(buckets):
+            of_server[bucket.server_rank].append(b)
+        work = [0] * len(self._free)
+        for server_rank, bs in of_server.items():
+            times = {id(busy): sum(busy[b] * asked[b] for b in bs) for busy in self._busy}
+            for m in range(num_workers):
+                for link in self.way(m, server_rank)[0]:
+                    work[link] += times[id(self._busy[link])]
+        serving = {self._cluster.host_of_server(server_rank) for server_rank in of_server}
+        loads: Dict[str, int] = {}
+        for link, time in enumerate(work):
+            kind = ("uplink" if link >= 2 * self._hosts else
+                    "server's link" if link % self._hosts in serving else "worker's link")
+            loads[kind] = max(loads.get(kind, 0), time)
+        return loads
+
+    def processors(self, asked: Sequence[int], sums: Sequence[int], server_ranks: Sequence[int],
+                   num_workers: int) -> int:
+        """What the processors of all hosts take to send and to receive, for so many questions and sums of a bucket."""
+        away = [num_workers - (self._cluster.host_of_server(rank) < num_workers) for rank in server_ranks]
+        return sum(2 * questions * there * sent + count * summed for questions, there, sent, count, summed
+                   in zip(asked, away, self._sent, sums, self._summed))
+
     def last(self) -> int:
         """When the last link is free."""
         return max(self._free)
@@ -404,12 +495,25 @@ class _PassTimes:
             self._backward.append(sum(backward[min(layers):]))
             for number in layers:
                 reads[number].append(b)
+        self.together: List[List[int]] = []  # buckets whose gradients appear at the same time
+        for b, seconds in enumerate(self._backward):
+            if not b or seconds != self._backward[b - 1]:
+                self.together.append([])
+            self.together[-1].append(b)
+        self.together_with = {group[0]: group for group in self.together}
         self._forward: List[Tuple[List[int], float]] = []  # neighbouring layers that read the same buckets are one
         for bs, seconds in zip(reads, forward):
             if self._forward and self._forward[-1][0] == bs:
                 bs, seconds = bs, seconds + self._forward.pop()[1]
             self._forward.append((bs, seconds))
         self._whole = sum(backward)
+
+    def mean(self, of_slowest: bool) -> float:
+        """Nanoseconds of both passes on average: of the slowest worker, or of all, each as often as it is through."""
+        slowness = max(self._slowness) if of_slowest else self._workers / sum(1 / slow for slow in self._slowness)
+        draws = self._compute.draws
+        pause = ns(draws.values[1]) / draws.values[0] if draws.kind == "pauses" else 0
+        return slowness * (sum(seconds for _, seconds in self._forward) + self._whole) + pause
 
     def _by_layer(self, parameters: Sequence[Parameter]) -> Tuple[List[float], List[float]]:
         """Nanoseconds, forward and backward."""

@@ -61,7 +61,8 @@ class VirtualStage(Stage):
         window = None if ring else layout.window(layers, opening.traffic)
         local = method(options, self.num_workers).local_optimizer() is not None
         programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
-        self.simulation = Simulation(self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec)
+        self.simulation = Simulation(self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
+                                     "ring" if ring else "server")
 
     def begins(self, worker_rank: int, t: int) -> None:
         """A worker begins an iteration."""
@@ -159,6 +160,7 @@ class VirtualWorker(_Timed, InProcess):
     _stage: VirtualStage
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._stage.cluster.check_transport("server", traffic.coded)
         self._layers, self._synchronous = parameters, not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 

@@ -13,7 +13,7 @@ from odsgd.lab.bench import figure, report
 from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
-from odsgd.lab.command import pyplot
+from odsgd.lab.command import pyplot, say
 
 
 def main(argv: Sequence[str]) -> int:
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
         pyplot("--png")  # or complain before anything has started
     load_before = os.getloadavg()[0]
     with _ending_well():
-        measured = measure(config, _say)
+        measured = measure(config, say)
     found = findings(config, measured)
     print(report.table(config, found, measured))
     machine = report.machine(config, (load_before, os.getloadavg()[0]))
@@ -48,12 +48,4 @@ def _ending_well() -> Iterator[None]:
         sys.exit(EXIT_INTERRUPTED)
     finally:
         signal.signal(signal.SIGTERM, before)
-        _say("")
-
-
-def _say(text: str) -> None:
-    """One line that the next overwrites, on a terminal; elsewhere a line each."""
-    if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
-        print(text, file=sys.stderr, flush=True)
+        say("")

@@ -1,11 +1,13 @@
 """Models as lists of shapes: of a model, a benchmark of communication sees its tensors and their order.
 
-Names are those below and the models of ``odsgd train``, whose shapes are read off the network (for 32x32 images).
+Names are those below, the models of ``odsgd train``, whose shapes are read off the network (for 32x32 images), and
+numbers of parameters as ``7.5M`` or ``50k``: of a perceptron with five layers.
 """
 from __future__ import annotations
 
 import functools
 import math
+import re
 from typing import Dict, List, Sequence, Tuple
 
 from kvstore.errors import unknown
@@ -60,14 +62,27 @@ VGG-16 for ImageNet; a transformer; 5,000 small tensors, and as many numbers in 
 
 def check(name: str) -> str:
     """`name`, if it is a model's."""
-    if name not in PLAIN and name not in MODELS:
+    if name not in PLAIN and name not in MODELS and not _NUMBER.fullmatch(name):
         raise unknown("model", name, [*PLAIN, *MODELS])
     return name
+
+
+_NUMBER = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)([kM])")
+
+
+def _perceptron(parameters: float) -> Shapes:
+    """Four square layers and one to ten classes, with so many parameters within a per mille, if they are 50 k or more.
+    """
+    width = max(1, round((math.sqrt(14 ** 2 + 16 * (parameters - 10)) - 14) / 8))  # 4 w^2 + 14 w + 10
+    return [(width, width), (width,)] * 4 + [(10, width), (10,)]
 
 
 @functools.lru_cache(maxsize=None)
 def shapes(name: str) -> Shapes:
     """The parameters with a gradient, first layer first."""
+    number = _NUMBER.fullmatch(name)
+    if name not in PLAIN and number:
+        return _perceptron(float(number[1]) * {"k": 1e3, "M": 1e6}[number[2]])
     return PLAIN[name] if name in PLAIN else _shapes_of_network(name)
 
 

@@ -15,39 +15,20 @@ import itertools
 import json
 import os
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
-from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore import algorithms
+from kvstore.engine._mxnet import mx
 from odsgd.lab.bench import usage
+from odsgd.lab.instants import Instant
 from odsgd.training.emulate import Emulated
-
-LATE_S = 60.0
-"""An iteration that takes longer ends the job."""
 
 KEYS_PER_MODEL = 10000
 
-
-class Instant:
-    """When all of `arrays` had been written, in seconds."""
-
-    def __init__(self, arrays: Sequence[NDArray]) -> None:
-        self._come = threading.Event()
-        engine.push(self._now, arrays, [])
-
-    def _now(self) -> None:
-        self._at = time.monotonic()
-        self._come.set()
-
-    def wait(self) -> float:
-        if not self._come.wait(LATE_S):
-            raise RuntimeError(f"an iteration has not ended within {LATE_S:g} s")
-        return self._at
+MOMENTUM = 0.9  # of stores that allow it
 
 
 class Loop:
@@ -94,13 +75,13 @@ def _stores(system: Dict[str, Any]) -> Iterator[Any]:
         yield from itertools.repeat(store)
     while True:
         store = kvstore.create(system["name"], **system["options"])
-        store.set_optimizer(optimizer())
+        store.set_optimizer(optimizer(0.0 if algorithms.find(system["name"]).plain_sgd else MOMENTUM))
         yield store
 
 
-def optimizer() -> Any:
+def optimizer(momentum: float = MOMENTUM) -> Any:
     """Nothing writes the gradients: at this rate no rule makes much of the values that happen to be in them."""
-    return mx.optimizer.SGD(learning_rate=1e-6, momentum=0.9)
+    return mx.optimizer.SGD(learning_rate=1e-6, momentum=momentum)
 
 
 def main(file: str) -> None:

@@ -22,11 +22,13 @@ SI_KERNEL = 0x80
 USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host-rate HOST=RATE ...]
        odsgd cluster run [--name NAME] COMMAND ...
        odsgd cluster run --hosts N [--rate RATE] [--host-rate HOST=RATE ...] COMMAND ...
+       odsgd cluster up|run --like FILE ...
        odsgd cluster down [--name NAME | --all]
 
 An emulated cluster on this machine (Linux, root): hosts in network namespaces, their links as slow as you say.
 `run` runs a command on its launching machine; with --hosts it brings a cluster up for it, and takes it down after it.
-`@hosts` in the command becomes the path of the hosts file.
+`@hosts` in the command becomes the path of the hosts file. With --like the hosts are those of FILE, which describes a
+virtual cluster (docs/virtual.md): its workers', then its servers', with links that carry its goodput.
 
 example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worker:
   odsgd cluster run --hosts 4 --rate 1gbit odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
@@ -44,11 +46,12 @@ def main(argv: Sequence[str]) -> int:
 def up(argv: List[str]) -> int:
     """Bring a cluster up that stays."""
     options = _parser(DEFAULT_NAME, shape=True).parse_args(argv)
-    if options.hosts is None:
+    if options.hosts is None and options.like is None:
         raise ConfigError("--hosts N is needed: how many hosts")
     cluster = _up(options, options.name)
     cluster.stay()
-    last = f" to host{options.hosts - 1}" if options.hosts > 1 else ""
+    count = len(cluster.hosts)
+    last = f" to host{count - 1}" if count > 1 else ""
     print(f"cluster `{cluster.name}` is up: host0{last}, hosts file {cluster.hostfile}")
     return 0
 
@@ -63,7 +66,7 @@ def run(argv: List[str]) -> int:
         raise ConfigError("no command: say what to run, e.g. `odsgd cluster run -- odsgd launch -n 2 -H @hosts …`")
     if not shutil.which(command[0]):
         raise ConfigError(f"no such program: {command[0]}")
-    if options.hosts is None:
+    if options.hosts is None and options.like is None:
         if options.rate or options.host_rate:
             raise ConfigError("--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out")
         return _attend(Cluster.find(options.name or DEFAULT_NAME), command)
@@ -87,7 +90,12 @@ def down(argv: List[str]) -> int:
 
 
 def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
-    return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
+    if options.like is None:
+        return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
+    if options.hosts or options.rate or options.host_rate:
+        raise ConfigError("--like has hosts and rates of its own: leave --hosts, --rate and --host-rate out")
+    rates = links.described(options.like)
+    return Cluster.up(len(rates), None, rates, name)
 
 
 def _heeded() -> List[signal.Signals]:
@@ -118,6 +126,7 @@ def _parser(name: Optional[str], shape: bool = False) -> Parser:
     if shape:
         parser.add_argument("--hosts", type=_count)
         parser.add_argument("--rate")
+        parser.add_argument("--like", metavar="FILE")
         parser.add_argument("--host-rate", "--host_rate", action="append", default=[])
     return parser
 

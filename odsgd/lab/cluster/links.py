@@ -5,11 +5,14 @@ import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
+from kvstore.transports.virtual import description
 
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
 MOST_HOSTS = 250
 
+PAYLOAD = 0.955
+"""What TCP carries over a link, of its rate."""
 FAST = 10**9
 LARGE_NBYTES, SMALL_NBYTES = 65536, 32768
 """The largest packet that the kernel hands to a link, for hardware to cut into frames: its own choice, and ours for
@@ -58,6 +61,15 @@ def parse_host_rates(values: Sequence[str]) -> Dict[int, str]:
             raise ConfigError(f"--host-rate {value}: expected HOST=RATE, e.g. `2=100mbit` (hosts count from 0)")
         rates[int(index)] = rate
     return rates
+
+
+def described(path: str) -> Dict[int, str]:
+    """The rates of the hosts that the description of a virtual cluster has, in the order of their numbers."""
+    cluster = description.read(path)
+    if cluster.racks is not None:
+        raise ConfigError(f"`{path}`: racks: an emulated cluster has one switch; leave them out")
+    hosts = range(min(len(cluster.host_names()), MOST_HOSTS + 1))
+    return {host: f"{8 * cluster.link(host).goodput / PAYLOAD / 1e6:.6g}mbit" for host in hosts}
 
 
 def segment(rate: Optional[int]) -> int:

@@ -31,6 +31,16 @@ def test_single_hosts_have_rates_of_their_own() -> None:
     assert links.link_rates(2, None, {1: "1gbit"}) == [None, 10**9]
 
 
+def test_a_virtual_clusters_description_gives_the_hosts_and_links_that_carry_its_goodput(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text("{workers: 2, links: {goodput: 955mbit}, hosts: {server0: {goodput: 9550mbit}}}", encoding="utf-8")
+    rates = links.described(str(path))
+    assert links.link_rates(len(rates), None, rates) == [10**9, 10**9, 10**10]
+    path.write_text("racks: {hosts: 2}", encoding="utf-8")
+    with pytest.raises(ConfigError, match="racks: an emulated cluster has one switch"):
+        links.described(str(path))
+
+
 @pytest.mark.parametrize("hosts, rates, message", [
     (2, {2: "1gbit"}, "--host-rate 2=1gbit: there is no host 2; with --hosts 2 they are 0 to 1"),
     (0, {}, "--hosts 0: expected 1 to 250"), (251, {}, "--hosts 251: expected 1 to 250")])
@@ -141,6 +151,9 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     (["run", "--hosts", "2"], "no command: say what to run, e.g. `odsgd cluster run -- odsgd launch -n 2 -H @hosts …`"),
     (["run", "--rate", "1gbit", "true"],
      "--rate and --host-rate shape a new cluster: give --hosts as well, or leave them out"),
+    (["up", "--like", "no.yaml", "--hosts", "2"],
+     "--like has hosts and rates of its own: leave --hosts, --rate and --host-rate out"),
+    (["up", "--like", "no.yaml"], "`no.yaml`: No such file or directory; expected the description of a cluster"),
     (["down", "--name", "none"],
      "cluster `none` is not up, nor is any other; bring it up with `odsgd cluster up --name none`"),
     (["run", "--", "true"],

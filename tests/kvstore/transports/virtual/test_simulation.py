@@ -33,6 +33,12 @@ def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
     return times.pace(job(store, **settings), iterations, warm_up=4).iteration
 
 
+def paces(store: str, transport: str, options: Any, **cluster: Any) -> float:
+    """The same by `times.simulate`."""
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    return times.simulate(described, store, [Parameter(0, "layer", (FLOATS,))], options, transport=transport).iteration
+
+
 COMPUTE_3S = {"iteration": "3s"}
 
 
@@ -61,10 +67,39 @@ def test_costs_of_processors_latency_and_messages_are_paid_where_they_arise() ->
     assert per_iteration("ssgd", workers=1, compute=COMPUTE_3S, **costs) == pytest.approx(3 + there + server + back)
 
 
+def test_a_workers_processor_takes_one_array_after_the_other() -> None:
+    """Gradients of two buckets appear together: two seconds to gather them, and then two to scatter the weights."""
+    compute = {"layers": {"layer0": [0, 0], "layer1": [0, "3s"]}}
+    worker = {"message": 0, "gather": "1s", "step": 0, "scatter": "1s"}
+    both = per_iteration("ssgd", workers=1, layers=2, placement="beside", compute=compute, worker=worker)
+    assert both == pytest.approx(3 + 2 + 2, rel=1e-4)
+
+
+def test_an_answer_that_is_not_there_yet_holds_up_no_gradient() -> None:
+    """Of two layers on a ring of two: a sum takes 4 s. The last layer's ends 1 s after the other gradient came."""
+    described = of({**FREE, "workers": 2, "links": {"goodput": "2mbit", "latency": 0, "message": 0},
+                    "compute": {"layers": {"layer0": [0, "3s"], "layer1": [0, "6s"]}},
+                    "worker": {"message": "1us", "gather": 0, "step": "1us", "scatter": "1us"}})
+    pace = times.simulate(described, "odsgd", [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(2)],
+                          {"bucket_nbytes": 4 * FLOATS}, transport="ring")
+    assert pace.iteration == pytest.approx(9, rel=1e-3)
+
+
+def test_the_optimizer_of_a_ring_takes_its_time_on_the_workers() -> None:
+    worker = {"message": 0, "gather": 0, "step": "1s", "scatter": 0}
+    assert per_iteration("dsync", workers=1, compute=COMPUTE_3S, worker=worker) == pytest.approx(4, rel=1e-4)
+
+
 def test_the_cost_of_an_update_is_its_rules() -> None:
     server = {"message": 0, "receive": 0, "update": "1s", "rules": {"dcasgd_c": "2.0s"}}
     paces = [per_iteration(store, workers=1, compute=COMPUTE_3S, server=server) for store in ("asgd", "dcasgd_c")]
     assert paces == pytest.approx([6, 7], rel=1e-4)
+
+
+def test_a_store_whose_worker_computes_more_takes_longer_and_the_others_do_not() -> None:
+    worker = {"message": 0, "gather": 0, "step": 0, "scatter": 0, "stores": {"asgd": "1.0s"}}
+    found = [per_iteration(store, workers=1, compute=COMPUTE_3S, worker=worker) for store in ("asgd", "dcasgd_c")]
+    assert found == pytest.approx([6, 5], rel=1e-4)
 
 
 def test_overlap_comes_out_of_the_order_of_the_gradients() -> None:
@@ -99,6 +134,36 @@ def test_a_ring_sends_every_part_of_a_bucket_on_to_all() -> None:
     assert per_iteration("pipesgd", workers=4, compute=COMPUTE_3S) == pytest.approx(3, rel=1e-3)
     half = per_iteration("pipesgd", workers=4, compute={"iteration": 0}, options={"codec": "truncate"})
     assert half == pytest.approx(0.75, rel=1e-3)
+
+
+def test_workers_that_own_parts_send_as_a_ring_does_and_update_a_part_each() -> None:
+    """3 s of passes, 1.5 s of the ring, and U of a quarter of a megabyte."""
+    worker = {"message": 0, "gather": 0, "step": "2.0s", "scatter": 0}
+    described = {"workers": 4, "compute": COMPUTE_3S, "worker": worker, "options": {"bucket_nbytes": 4 * FLOATS}}
+    assert paces("ssgd", "sharded", **described) == pytest.approx(3 + 1.5 + 0.5, rel=1e-3)
+
+
+def test_a_codec_on_servers_shortens_both_ways_and_takes_its_time_four_times_and_once_more() -> None:
+    """A quarter of a second each way; 0.1 s each to encode and decode, and for the server's own copy of what it sent.
+    """
+    coded = {"codec": "quantize", "codec_weights": "quantize", "bucket_nbytes": 4 * FLOATS}
+    found = paces("ssgd", "server", workers=1, compute=COMPUTE_3S, codecs={"quantize": "100.0016ms"}, options=coded)
+    assert found == pytest.approx(3 + 0.25 + 0.25 + 5 * 0.1, rel=1e-3)
+    with pytest.raises(ConfigError, match="take the same for both"):
+        paces("ssgd", "server", options={"codec": "2bit"})
+
+
+@pytest.mark.parametrize("store, placement, expected", [
+    ("ssgd", "apart", (2 * (0.2 + 0.01 * 2) + 0.3 * 4 + 0.5 + 2 * 0.3) / 2),   # two workers' pushes and answers
+    ("ssgd", "beside", (2 * (0.2 + 0.01 * 2) + 0.3 * 2 + 0.5 + 2 * 0.3) / 2),  # one of which goes nowhere
+    ("dsync", "apart", (2 * (0.2 + 0.1 + 0.01 * 2) + 0.3 * 2 + 2 * 2 * (0.01 + 0.025)) / 2),  # 2 hops of half of it
+])
+def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: str, expected: float) -> None:
+    """Gather, scatter and a step 0.1 s each, a message 10 ms; to send a megabyte 0.3 s; on the server 0.3 and 0.5."""
+    simulation = job(store, workers=2, placement=placement, cores=2, links={"goodput": MBYTE, "processor": "300ms"},
+                     worker={"message": "10ms", **dict.fromkeys(("gather", "step", "scatter"), "100.0016ms")},
+                     server={"message": 0, "receive": "300.0048ms", "update": "500.008ms"})
+    assert simulation.loads(range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
@@ -166,6 +231,55 @@ def test_buckets_are_larger_on_fast_links_unless_bits_depend_on_them() -> None:
 
     assert buckets(SSGD, "954mbit") > 4 * buckets(SSGD, "100gbit")
     assert buckets(OfItsOwn, "100gbit") == buckets(OfItsOwn, "954mbit") == buckets(SSGD, "954mbit")
+
+
+def simulated(store: str, options: Any = None, sizes: Any = None, **cluster: Any) -> times.Pace:
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
+    return times.simulate(described, store, times.layers(sizes or {"layer": FLOATS}),
+                          {"bucket_nbytes": 4 * FLOATS, **(options or {})})
+
+
+def test_loads_say_which_resource_an_iteration_waits_for() -> None:
+    """Four workers, a message of a second, 3 s of passes; the server takes 0.1 s for a push and 0.5 s for an update."""
+    costs: Dict[str, Any] = {"workers": 4, "compute": COMPUTE_3S,
+                             "server": {"message": "100ms", "receive": 0, "update": "500.008ms"},
+                             "worker": {"message": "10ms", "gather": 0, "step": "200.0032ms", "scatter": 0}}
+    links = {"worker's link": 1, "server's link": 4}
+    assert simulated("odsgd", **costs).loads == pytest.approx(
+        {"passes": 3, "worker's processor": 0.2, "server's thread": 0.4 + 0.5, **links}, rel=1e-6)
+    every_third = simulated("easgd", {"T": 3}, **costs).loads
+    assert every_third == pytest.approx(
+        {"passes": 3, "worker's processor": 0.02 / 3, "server's thread": 4 * 0.6 / 3, "worker's link": 1 / 3,
+         "server's link": 4 / 3}, rel=1e-6)
+    assert simulated("dsync", **costs).loads["ring"] == pytest.approx(2 * 3 / 4, rel=1e-3)
+    assert simulated("ssgd", placement="beside", **costs).loads["server's link"] == pytest.approx(3)
+    assert simulated("ssgd", racks={"hosts": 4, "goodput": MBYTE}, **costs).loads["uplink"] == pytest.approx(4)
+
+
+def test_the_passes_of_unlike_workers_are_those_of_the_slowest_or_of_them_all() -> None:
+    unlike = {"workers": 2, "compute": {"iteration": "6s", "speeds": {1: 0.5}}}
+    assert simulated("ssgd", **unlike).loads["passes"] == pytest.approx(12)
+    asynchronous = simulated("asgd", **unlike)
+    assert asynchronous.loads["passes"] == pytest.approx(2 / (1 / 6 + 1 / 12))
+    assert asynchronous.iteration == pytest.approx(2 / (1 / 8 + 1 / 14), rel=0.03), "2 s for each exchange"
+
+
+def test_staleness_counts_what_others_have_updated_meanwhile() -> None:
+    """By hand; and equal workers that take turns see each of the others once."""
+    assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 1, 0) == {0: 2, 1: 2, 2: 1}, "until worker 1 is through"
+    assert times.staleness([[0, 1, 1, 0, 1, 0]], (1, 1), 2, 0) == {0: 3, 1: 2}
+    assert times.staleness([[0, 1, 0, 1, 0, 1, 0, 1]], (2, 1), 1, 0) == {0: 2, 1: 1}, "fetch, push, fetch, push"
+    assert simulated("asgd", workers=4, compute={"iteration": "30s"}).staleness.keys() == {3}
+    softsync = simulated("softsync", {"n": 2}, workers=4, compute={"iteration": "30s"}).staleness
+    assert sum(tau * count for tau, count in softsync.items()) == 1.5 * sum(softsync.values())
+    assert simulated("ssgd", workers=4).staleness == {}
+
+
+def test_a_simulation_of_something_that_there_is_not_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option of store odsgd `warmpu`; did you mean `warmup`"):
+        simulated("odsgd", {"warmpu": 3})
+    with pytest.raises(ConfigError, match="unknown store"):
+        simulated("odgsd")
 
 
 def test_a_pause_does_not_change_what_follows() -> None:

@@ -1,0 +1,58 @@
+"""The systems that are looked at, written as `odsgd bench` writes them, and the cluster that each would run on."""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, Iterator, List, Sequence
+
+from kvstore.transports.virtual.description import Link, Quantity, VirtualCluster
+from odsgd.lab.advise.config import PAYLOAD, AdviseConfig
+from odsgd.lab.bench import systems
+from odsgd.lab.bench.systems import AUTO, OURS, System
+
+
+def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("none",)) -> List[System]:
+    """Every store on every transport, with every number of servers, codec (both ways) and T that it can have."""
+    if config.systems:
+        return list(config.systems)
+    servers = [number for number in config.servers if number == AUTO or int(number) <= workers]
+    return [systems.parse(name + options + at) for name in config.stores for transport in OURS[name].transports
+            for options in _options(config, name, transport, codecs)
+            for at in (("@" + number for number in servers) if transport == "server" else [""])]
+
+
+def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[str]) -> Iterator[str]:
+    """The same as text, of one store on one transport."""
+    method = OURS[name]
+    known, place = method.option_names(), "" if transport == method.transports[0] else f":transport={transport}"
+    for interval in config.intervals if "T" in known else [0]:
+        for codec in codecs if "codec" in known and transport != "sharded" else ["none"]:
+            options: Dict[str, Any] = {"T": interval} if interval else {}
+            if codec != "none":
+                options.update(codec=codec, **({"codec_weights": codec} if transport == "server" else {}))
+            yield place + "".join(f":{key}={value}" for key, value in options.items())
+
+
+def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
+    """The same with all links of one rate, in bytes per second."""
+    link = dataclasses.replace(cluster.links, goodput=Quantity(PAYLOAD * rate))
+    return dataclasses.replace(cluster, links=link, hosts={})
+
+
+def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualCluster:
+    """The cluster with so many workers, and with the servers of a system.
+
+    What the profile says of single hosts and workers stays as far as they are there; a server that it does not name has
+    the link of the first one.
+    """
+    beside = system.servers in (AUTO, None)
+    servers = workers if system.servers == AUTO else system.extra_hosts() or 1
+    speeds = {worker: speed for worker, speed in cluster.compute.speeds.items() if worker < workers}
+    names = [f"worker{m}" for m in range(workers)] + ([] if beside else [f"server{s}" for s in range(servers)])
+    return dataclasses.replace(cluster, workers=workers, servers=servers, placement="beside" if beside else "apart",
+                               compute=dataclasses.replace(cluster.compute, speeds=speeds),
+                               hosts=_hosts(cluster.hosts, names))
+
+
+def _hosts(hosts: Dict[str, Link], names: Sequence[str]) -> Dict[str, Link]:
+    found = {name: hosts.get(name, hosts.get("server0") if name.startswith("server") else None) for name in names}
+    return {name: link for name, link in found.items() if link is not None}

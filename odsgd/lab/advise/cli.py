@@ -1,0 +1,74 @@
+"""``odsgd advise``."""
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import List, Sequence
+
+from kvstore.buckets import Parameter
+from kvstore.errors import ConfigError
+from kvstore.transports.virtual import description
+from kvstore.wire.codecs import WITHOUT_RESIDUAL
+from odsgd.lab.advise import figure, report
+from odsgd.lab.advise.candidates import candidates, linked
+from odsgd.lab.advise.changes import changes
+from odsgd.lab.advise.config import AdviseConfig
+from odsgd.lab.advise.knowledge import beyond
+from odsgd.lab.advise.predictions import Oracle, Prediction
+from odsgd.lab.advise.report import Advice
+from odsgd.lab.bench import models
+from odsgd.lab.command import pyplot, say
+
+
+def main(argv: Sequence[str]) -> int:
+    """Predict, and tell."""
+    config = AdviseConfig.from_flags(argv)
+    if config.png:
+        pyplot("--png")  # or complain before anything has started
+    oracle = of_profile(config)
+    advices = [advise(config, oracle, workers) for workers in config.workers or (oracle.cluster.workers,)]
+    print("\n\n".join(report.text(advice, config.batch_size, config.lines) for advice in advices))
+    if config.json:
+        Path(config.json).parent.mkdir(parents=True, exist_ok=True)
+        Path(config.json).write_text(report.as_json(advices, config), encoding="utf-8")
+    if config.png:
+        figure.draw([advice.predictions for advice in advices], config.batch_size, f"{config.profile}, "
+                    f"{oracle.nbytes / 4e6:.3g} M parameters", config.png)
+    return 0
+
+
+def of_profile(config: AdviseConfig) -> Oracle:
+    """The cluster and the model that are asked for."""
+    cluster = description.read(config.profile)
+    return Oracle(linked(cluster, config.rate) if config.rate else cluster, _parameters(config))
+
+
+def _parameters(config: AdviseConfig) -> List[Parameter]:
+    if config.model is None:
+        raise ConfigError(f"`{config.profile}` says nothing of the model's parameters; say --model 25.6M, or name one")
+    return [Parameter(number, f"tensor{number}", shape) for number, shape in enumerate(models.shapes(config.model))]
+
+
+def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:
+    """All candidates, the fastest first."""
+    timed = [codec for codec in oracle.cluster.codecs if codec in WITHOUT_RESIDUAL and codec != "none"]
+    systems = candidates(config, workers, config.codecs or ("none", *timed))
+
+    def told(done: int, of: int) -> None:
+        if sys.stderr.isatty():
+            say(f"{workers} workers: {done} of {of} simulations")
+
+    oracle.prepare(systems, workers, told)
+    say("")
+    return sorted((oracle.predict(system, workers) for system in systems),
+                  key=lambda prediction: prediction.iteration_s)
+
+
+def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
+    """All that is to be said of one number of workers."""
+    predictions = ranked(config, oracle, workers)
+    if not predictions:
+        raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
+    now = oracle.predict(config.now, workers) if config.now else predictions[0]
+    outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
+    return Advice(workers, predictions, now, changes(oracle, now, predictions), outside)

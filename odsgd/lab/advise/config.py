@@ -1,0 +1,106 @@
+"""The options of ``odsgd advise``.
+
+    >>> config = AdviseConfig.from_flags(["cluster.yaml", "--workers", "8,16", "--rate", "10gbit", "--model", "cnn"])
+    >>> config.profile, config.workers, config.servers
+    ('cluster.yaml', (8, 16), ('1', '2', '4', 'auto'))
+"""
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError, unknown
+from kvstore.options import PATH, Kind, integer, integers, option, several
+from kvstore.transports.virtual.description import RATE
+from kvstore.wire.codecs import WITHOUT_RESIDUAL
+from odsgd.config.flags import parse_flags
+from odsgd.config.train import read_yaml
+from odsgd.lab.bench import models
+from odsgd.lab.bench.systems import AUTO, OURS, System, parse
+
+DESCRIPTION = """\
+Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what
+limits it. PROFILE describes the cluster and how long its parts take (docs/virtual.md); nothing is run but a simulation.
+
+  odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit --batch-size 32
+  odsgd advise cluster.yaml --model cnn --now odsgd@1"""
+
+PAYLOAD = 0.954
+"""Of a link's rate: what TCP's, IP's and Ethernet's headers leave, as measured on emulated links of 1 and 10 Gbit/s."""
+
+
+def _servers(value: Any) -> str:
+    text = str(value)
+    if text != AUTO and not (text.isdigit() and int(text)):
+        raise ValueError
+    return text
+
+
+def _store(value: Any) -> str:
+    if value not in OURS:
+        raise unknown("store", str(value), OURS)
+    return str(value)
+
+
+def _codec(value: Any) -> str:
+    if value not in WITHOUT_RESIDUAL:
+        raise unknown("codec", str(value), WITHOUT_RESIDUAL)
+    return str(value)
+
+
+def _system(value: Any) -> System:
+    system = value if isinstance(value, System) else parse(str(value))
+    if system.name not in OURS:
+        raise ConfigError(f"`{system}` is no store of ours, and its times are not known")
+    return system
+
+
+SERVERS = Kind("N", "numbers of servers, or auto", _servers)
+STORE = Kind("STORE", "names of stores", _store)
+CODEC = Kind("CODEC", "names of codecs", _codec)
+SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]", _system)
+MODEL = Kind("MODEL", "the name of a model, or so many parameters as 25.6M", lambda value: models.check(str(value)))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdviseConfig:
+    """One question to the adviser, checked."""
+
+    profile: str
+    model: Optional[str] = option(
+        None, MODEL, "in place of the profile's parameters: so many as 25.6M or 50k, or a model of `odsgd bench` or "
+        "`odsgd train`", group="The cluster")
+    workers: Tuple[int, ...] = option((), integers(1), "numbers of workers", group="The cluster",
+                                      otherwise="the profile's")
+    rate: Optional[float] = option(None, RATE, f"rate of all hosts' links, of which {100 * PAYLOAD:.0f} % are payload",
+                                   group="The cluster", otherwise="the profile's goodput")
+    batch_size: int = option(0, integer(0), "samples per worker and iteration; 0: tells gradients per second",
+                             group="The cluster")
+    stores: Tuple[str, ...] = option(tuple(OURS), several(STORE), "stores to look at",
+                                     group="What is looked at", otherwise="all")
+    servers: Tuple[str, ...] = option(
+        ("1", "2", "4", AUTO), several(SERVERS), "how many servers, on hosts of their own and no more than "
+        "workers; auto: one beside every worker", group="What is looked at", otherwise="1,2,4,auto")
+    codecs: Tuple[str, ...] = option((), several(CODEC), "codecs, each both ways", group="What is looked at",
+                                     otherwise="none, and those that the profile has times of")
+    intervals: Tuple[int, ...] = option((1, 4), integers(1), "T, iterations between exchanges of stores that have it",
+                                        group="What is looked at", otherwise="1,4")
+    systems: Tuple[System, ...] = option((), several(SYSTEM), "these systems alone, as `odsgd bench` writes "
+                                                 "them", group="What is looked at")
+    now: Optional[System] = option(None, SYSTEM, "the system in use, of which is said what to change first",
+                                           group="What is told", otherwise="the first of the table")
+    lines: int = option(15, integer(0), "of the table; 0: all", group="What is told")
+    json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
+    png: Optional[str] = option(None, PATH, "draw the throughput over workers there (needs matplotlib)",
+                                group="What is told")
+
+    @classmethod
+    def from_flags(cls, argv: Sequence[str]) -> AdviseConfig:
+        """From a command line: the profile, and options."""
+        fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
+        profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
+        flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)
+        if not profile:
+            raise ConfigError("no profile: name the file that describes the cluster first, as `odsgd advise "
+                              "cluster.yaml --model 25.6M`")
+        return cls(profile, **{**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags})

@@ -1,0 +1,148 @@
+"""What is to be expected of a system on a cluster: the simulation's times, and what follows from its programs."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import multiprocessing
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
+
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
+from kvstore.staleness import mean
+from kvstore.transports.virtual import times
+from kvstore.transports.virtual.description import VirtualCluster
+from kvstore.transports.virtual.programs import Programs
+from odsgd.lab.advise import memory
+from odsgd.lab.advise.candidates import placed
+from odsgd.lab.bench.systems import OURS, System
+
+ITERATIONS, WARM_UP = 10, 4
+MUCH = 300
+"""Workers of all simulations together for which processes are worth their start."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One system on one cluster.
+
+    iteration_s : of a worker, mean
+    staleness : tau -> pushes
+    worker_nbytes, servers_nbytes : what it adds to the memory of a worker; what all servers have together
+    loads : resource -> seconds per iteration that it is at work
+    """
+
+    system: System
+    workers: int
+    iteration_s: float
+    staleness: Mapping[int, int]
+    worker_nbytes: float
+    servers_nbytes: float
+    loads: Mapping[str, float]
+
+    @property
+    def rate(self) -> float:
+        """Gradients per second, of all workers."""
+        return self.workers / self.iteration_s
+
+    @property
+    def resource(self) -> str:
+        """What is busiest."""
+        return max(self.loads, key=lambda what: self.loads[what])
+
+    @property
+    def bound_s(self) -> float:
+        """No schedule is faster than this, on average."""
+        return self.loads[self.resource]
+
+    @property
+    def mean_staleness(self) -> float:
+        return mean(dict(self.staleness))
+
+    def staleness_of(self, part: float) -> int:
+        """The least tau that so large a part of the pushes does not exceed."""
+        sums = itertools.accumulate(count for _, count in sorted(self.staleness.items()))
+        return next(tau for tau, known in zip(sorted(self.staleness), sums)
+                    if known >= part * sum(self.staleness.values()))
+
+
+class Question(NamedTuple):
+    """What `times.simulate` is asked, and what it does not tell: how two systems differ that send and wait alike."""
+
+    key: Hashable
+    arguments: Tuple[Any, ...]
+
+
+class Oracle:
+    """Predicts systems on one cluster and one model. What sends and waits alike is simulated once."""
+
+    def __init__(self, cluster: VirtualCluster, parameters: Sequence[Parameter]) -> None:
+        self.cluster, self.parameters = cluster, list(parameters)
+        self.nbytes = WIRE_DTYPE.itemsize * sum(parameter.size for parameter in parameters)
+        self._paces: Dict[Hashable, times.Pace] = {}
+
+    def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int], None]) -> None:
+        """Simulate what these need, on all cores where that is much; `told`: how many are through, of how many."""
+        questions = {question.key: question for question in (self._question(_Job(system, workers))
+                                                             for system in systems) if question.key not in self._paces}
+        with contextlib.ExitStack() as stack:
+            one_by_one: Any = map
+            if workers * len(questions) > MUCH:
+                one_by_one = stack.enter_context(multiprocessing.get_context("spawn").Pool()).imap
+            for number, (key, pace) in enumerate(zip(questions, one_by_one(_simulated, questions.values())), start=1):
+                self._paces[key] = pace
+                told(number, len(questions))
+
+    def predict(self, system: System, workers: int) -> Prediction:
+        """What is to be expected of a system."""
+        job = _Job(system, workers)
+        question = self._question(job)
+        if question.key not in self._paces:
+            self._paces[question.key] = _simulated(question)
+        pace = self._paces[question.key]
+        iteration = max(pace.iteration, *pace.loads.values())  # what is counted of a short run may be less
+        servers = memory.of_servers(job.method, job.options, workers) if job.transport == "server" else 0
+        return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
+                          * memory.of_worker(job.method, job.options, workers, job.transport, job.programs),
+                          self.nbytes * servers, pace.loads)
+
+    def _question(self, job: _Job) -> Question:
+        cluster, period = placed(self.cluster, job.system, job.workers), max(job.method.intervals(job.options))
+        asked = tuple(tuple(job.programs.of(t)[0]) for t in range(1, WARM_UP + period + 1))
+        own = (cluster.server.rules.get(job.system.name, cluster.server.update),
+               cluster.worker.stores.get(job.system.name, 0.0))
+        traffic = job.method(job.options, job.workers).traffic(whole=False)
+        return Question((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
+                        (cluster, job.system.name, self.parameters, job.given,
+                         WARM_UP + max(ITERATIONS, 2 * period), WARM_UP, job.transport))
+
+
+def _simulated(question: Question) -> times.Pace:
+    return times.simulate(*question.arguments)
+
+
+class _Job:
+    """A system as the simulation has it."""
+
+    def __init__(self, system: System, workers: int) -> None:
+        self.system, self.workers, self.method = system, workers, OURS[system.name]
+        self.transport = str(system.options.get("transport", self.method.transports[0]))
+        self.given = {key: value for key, value in system.options.items() if key != "transport"}
+        self.options = self.method.Options(**self.given).in_iterations()
+        local = self.method(self.options, workers).local_optimizer() is not None
+        self.programs = Programs(self.method, self.options, workers, [_FLOAT], local, self.transport != "server")
+
+
+def _delay(programs: Programs) -> int:
+    """How many iterations after it was sent a synchronous method's gradient is part of the weights it computes on."""
+    asked: Dict[int, int] = {}
+    delays = [0]
+    for t in range(1, 2 * WARM_UP):
+        for op in programs.of(t)[0]:
+            if op.what in ("exchange", "sum"):
+                asked[op.number] = t
+            elif op.what == "await" and op.number in asked:
+                delays.append(t - asked[op.number])
+    return max(delays)
+
+
+_FLOAT = Bucket(0, 0, (Segment(Parameter(0, "w", (1,)), 0, 1, 0),))

@@ -1,0 +1,79 @@
+"""Advice as text, and as JSON."""
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+
+from odsgd.lab.advise.changes import Change
+from odsgd.lab.advise.config import AdviseConfig
+from odsgd.lab.advise.knowledge import accuracy
+from odsgd.lab.advise.predictions import Prediction
+from odsgd.lab.command import aligned
+
+LARGE = 0.99
+"""The share of the pushes whose staleness a column has."""
+
+
+class Advice(NamedTuple):
+    """What is said of one number of workers.
+
+    predictions : the fastest first
+    now : the one that `changes` are told of
+    beyond : in what the cluster lies outside of what was checked
+    """
+
+    workers: int
+    predictions: List[Prediction]
+    now: Prediction
+    changes: List[Change]
+    beyond: List[str]
+
+
+Column = Tuple[str, Callable[[Prediction], str]]
+
+
+def columns(batch_size: int) -> List[Column]:
+    """Headings, and the text of their cells."""
+    speed = (f"{'samples' if batch_size else 'gradients'}/s", lambda it: f"{it.rate * (batch_size or 1):.4g}")
+    return [("system", lambda it: it.system.label), ("iteration, ms", lambda it: _ms(it.iteration_s)), speed,
+            ("bound, ms", lambda it: _ms(it.bound_s)), ("by", lambda it: it.resource),
+            ("staleness", lambda it: f"{it.mean_staleness:.1f}"), ("99 %", lambda it: str(it.staleness_of(LARGE))),
+            ("worker, MB", lambda it: f"{it.worker_nbytes / 1e6:.4g}"),
+            ("servers, MB", lambda it: f"{it.servers_nbytes / 1e6:.4g}" if it.servers_nbytes else "–"),
+            ("digits, %", lambda it: accuracy(it.system))]
+
+
+def text(advice: Advice, batch_size: int, lines: int) -> str:
+    """A table and what to change first."""
+    shown = advice.predictions[:lines or None]
+    left = len(advice.predictions) - len(shown)
+    cells = [[heading for heading, _ in columns(batch_size)],
+             *([cell(prediction) for _, cell in columns(batch_size)] for prediction in shown)]
+    said = [f"{advice.workers} worker{'s' * (advice.workers != 1)}", textwrap.indent(aligned(cells), "  ")]
+    said += [f"  … and {left} slower ones (--lines 0 shows all)"] if left else []
+    said += [f"{advice.now.system.label}: " + "; ".join(map(str, advice.changes)) + "."]
+    return "\n".join([*said, *(f"Not checked: {what}." for what in advice.beyond)])
+
+
+def as_json(advices: Sequence[Advice], config: AdviseConfig) -> str:
+    """All of it."""
+    return json.dumps({"profile": config.profile, "model": config.model, "batch_size": config.batch_size, "advice": [
+        {"workers": advice.workers, "now": advice.now.system.label, "beyond": advice.beyond,
+         "changes": [change._asdict() for change in advice.changes],
+         "predictions": [_row(prediction, config.batch_size) for prediction in advice.predictions]}
+        for advice in advices]}, indent=1)
+
+
+def _row(prediction: Prediction, batch_size: int) -> Dict[str, Any]:
+    return {"system": prediction.system.label, "iteration_ms": 1000 * prediction.iteration_s,
+            "samples_per_s": prediction.rate * batch_size if batch_size else None, "gradients_per_s": prediction.rate,
+            "bound_ms": 1000 * prediction.bound_s, "bound_by": prediction.resource,
+            "loads_ms": {what: 1000 * seconds for what, seconds in prediction.loads.items()},
+            "staleness_mean": prediction.mean_staleness, "staleness_99": prediction.staleness_of(LARGE),
+            "worker_mb": prediction.worker_nbytes / 1e6, "servers_mb": prediction.servers_nbytes / 1e6,
+            "digits_accuracy": accuracy(prediction.system)}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}" if seconds < 0.1 else f"{1000 * seconds:.0f}"

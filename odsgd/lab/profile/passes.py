@@ -1,0 +1,98 @@
+"""How long each layer takes, forward and backward, on one worker: a few iterations of its own training.
+
+MXNet's engine says so: an operation that writes a layer's weights runs when the forward pass has read them, and one
+that reads its gradient when that is there. Such operations hold the passes up themselves, so other iterations, without
+them, say how long the whole takes; the layers share that as they have shares of the first ones.
+"""
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from typing import Any, Dict, Iterator, List, Tuple
+
+from kvstore.engine._mxnet import mx
+from kvstore.transports.inprocess import Stage
+from odsgd.config.train import TrainConfig
+from odsgd.lab.instants import Instant
+from odsgd.training.train import Training
+
+ITERATIONS, WARM_UP = 20, 3
+LATE_S = 600.0
+STEADY = 0.003
+"""Times that differ by less than this are called constant."""
+
+
+class Network:
+    """The user's network on one worker, without a job."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        stage = Stage(1, timeout_s=config.options.timeout_s)
+        self._training = Training(config, stage.worker(0) if config.needs_servers or config.kvstore == "local"
+                                  else stage.ring_worker(0))
+        self.layers = [one for one in self._training.trainable if one.name not in self._training.frozen]
+        self._batches = self._endless()
+
+    def _endless(self) -> Iterator[Any]:
+        for epoch in itertools.count():
+            yield from self._training.data.train(epoch)
+
+    def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
+        """One iteration; when the passes were through with each layer, as far as that is `looked_at`."""
+        xs, ys = next(self._batches)
+        with mx.autograd.record():
+            losses = [self._training.loss(self._training.net(x), y) for x, y in zip(xs, ys)]
+        forward = [Instant([], layer.list_data()) for layer in self.layers if looked_at]
+        mx.autograd.backward(losses)
+        looked = self.layers if looked_at else self.layers[:1]
+        return forward, [Instant(layer.list_grad()) for layer in looked]
+
+    def times(self, count: int) -> List[float]:
+        """Seconds of so many iterations in a row, each queued while the one before runs."""
+        ends = [self._queue(False)[1][0] for _ in range(WARM_UP)]
+        for _ in range(count):
+            ends[-2].wait(LATE_S)
+            ends.append(self._queue(False)[1][0])
+        over = [end.wait(LATE_S) for end in ends[WARM_UP - 1:]]
+        return [end - begin for begin, end in zip(over, over[1:])]
+
+    def shares(self, count: int) -> List[Tuple[float, float]]:
+        """Seconds of each layer, forward and backward; medians."""
+        asked = [self._queue(True)]
+        taken = []
+        for _ in range(count):
+            asked.append(self._queue(True))
+            taken.append(_of_layers(asked[-2], asked[-1]))
+        return [(statistics.median(one[0] for one in layer), statistics.median(one[1] for one in layer))
+                for layer in zip(*taken)]
+
+
+Asked = Tuple[List[Instant], List[Instant]]
+
+
+def _of_layers(before: Asked, asked: Asked) -> List[Tuple[float, float]]:
+    """What each layer took, of an iteration that followed another."""
+    at = max(one.wait(LATE_S) for one in before[1])
+    forward, backward = [], []
+    for one in asked[0]:
+        forward.append(max(one.wait(LATE_S) - at, 0.0))
+        at = max(at, one.wait(LATE_S))
+    for one in reversed(asked[1]):
+        backward.append(max(one.wait(LATE_S) - at, 0.0))
+        at = max(at, one.wait(LATE_S))
+    return list(zip(forward, reversed(backward)))
+
+
+def measure(config: TrainConfig) -> Dict[str, Any]:
+    """`compute` of the description."""
+    if config.emulate_compute is not None:
+        return {"iteration": config.emulate_compute.seconds, "draws": _draws(config.emulate_compute.spread)}
+    network = Network(config)
+    times, shares = network.times(ITERATIONS), network.shares(ITERATIONS // 2)
+    scale = statistics.mean(times) / sum(map(sum, shares))
+    layers = {layer.name: [scale * seconds for seconds in pair] for layer, pair in zip(network.layers, shares)}
+    return {"layers": layers, "draws": _draws(statistics.stdev(map(math.log, times)))}
+
+
+def _draws(spread: float) -> str:
+    return f"lognormal:{spread:.3g}" if spread > STEADY else "constant"

@@ -1,0 +1,147 @@
+"""What processors take for the floats of a bucket: gather, step and scatter on a worker, each store's rule on a server.
+
+Each is done on buckets of several sizes, over more memory than caches hold, and a line laid through the times: so much
+per call, so much per megabyte.
+"""
+from __future__ import annotations
+
+import time
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Type
+
+import numpy as np
+
+from kvstore import algorithms
+from kvstore.algorithms.method import Method
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
+from kvstore.engine import engine, optimizers
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.updates import Queued
+from kvstore.gluon.lanes import Keyed, Lane
+from kvstore.server.shard import Shard
+from kvstore.wire.codecs import CODECS, Codec, codec
+from kvstore.wire.messages import HEADER
+from odsgd.config.train import TrainConfig
+
+SIZES = (2 ** 14, 2 ** 16, 2 ** 18, 2 ** 19)  # floats
+SPREAD_NBYTES = 32e6
+REPEAT = 5
+MEGABYTE = 1e6 / WIRE_DTYPE.itemsize  # floats
+
+
+class Price(NamedTuple):
+    """What something costs: seconds per call and per megabyte."""
+
+    call: float
+    megabyte: float
+
+
+def price(sizes: Sequence[int], seconds: Sequence[float]) -> Price:
+    """The line through these times, on which a small bucket counts as much as a large one; nothing is negative.
+
+    >>> price([250_000, 500_000], [0.003, 0.005])
+    Price(call=0.001, megabyte=0.002)
+    """
+    x, y = np.array(sizes) / MEGABYTE, np.array(seconds)
+    slope, intercept = np.polyfit(x, y, 1, w=1 / y)
+    if min(slope, intercept) < 0:
+        slope, intercept = np.sum(x / y) / np.sum((x / y) ** 2), 0.0
+    return Price(round(float(intercept), 12), round(float(slope), 12))
+
+
+def _timed(operations: Sequence[Callable[[], Any]]) -> float:
+    """Seconds of one of these, in a row; the fastest row, which nothing else held up."""
+    best = float("inf")
+    for _ in range(REPEAT):
+        mx.nd.waitall()
+        began = time.perf_counter()
+        for operation in operations:
+            operation()
+        mx.nd.waitall()
+        best = min(best, time.perf_counter() - began)
+    return best / len(operations)
+
+
+def _copies(floats: int) -> range:
+    return range(min(max(int(SPREAD_NBYTES / WIRE_DTYPE.itemsize / floats), 4), 200))
+
+
+def optimizer(config: TrainConfig, plain: bool = False) -> mx.optimizer.Optimizer:
+    """U; `plain`: SGD without momentum, for stores that allow no other."""
+    arguments = {"learning_rate": 1e-6} if plain else {**config.optimizer_arguments(), "learning_rate": 1e-6}
+    return mx.optimizer.create("sgd" if plain else config.optimizer, **arguments)
+
+
+def of_worker(config: TrainConfig) -> Dict[str, Price]:
+    """gather, step, scatter."""
+    made = config.method(config.options, 2)
+    local = made.local_optimizer()
+    applied = optimizers.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}) if local \
+        else optimizer(config)
+    seconds: Dict[str, List[float]] = {"gather": [], "step": [], "scatter": []}
+    for floats in SIZES:
+        lanes = [_lane(number, floats) for number in _copies(floats)]
+        flats = [mx.nd.ones(floats) for _ in lanes]
+        seconds["gather"].append(_timed([_bind(lane.take, 1.0, flat) for lane, flat in zip(lanes, flats)]))
+        seconds["scatter"].append(_timed([_bind(lane.show, flat) for lane, flat in zip(lanes, flats)]))
+        seconds["step"].append(_timed([_step(applied, number, flat) for number, flat in enumerate(flats)]))
+    return {what: price(SIZES, times) for what, times in seconds.items()}
+
+
+def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: function(*arguments)
+
+
+def _lane(number: int, floats: int) -> Lane:
+    parameter = Parameter(number, f"p{number}", (floats,))
+    one = Keyed(parameter, [mx.nd.ones(floats)])
+    one.grads = [mx.nd.ones(floats)]
+    return Lane(Bucket(number, 0, (Segment(parameter, 0, floats, 0),)), [one])
+
+
+def _step(applied: mx.optimizer.Optimizer, number: int, w: NDArray) -> Callable[[], Any]:
+    step, grad, out = Queued(applied, number, w.shape), mx.nd.ones(w.shape), mx.nd.zeros(w.shape)
+    step.start(w)
+    return lambda: step(w, grad, 1e-6, out=out)
+
+
+def of_codecs() -> Dict[str, Price]:
+    """What a codec takes to encode or to decode, the mean."""
+    return {name: price(SIZES, [_coded(codec(name), floats) / 2 for floats in SIZES])
+            for name in CODECS if name != "none"}
+
+
+def _coded(one: Codec, floats: int) -> float:
+    values = [np.linspace(-1, 1, floats, dtype=WIRE_DTYPE) for _ in _copies(floats)]
+    message = np.zeros(one.nbytes(floats), np.uint8)
+
+    def there_and_back(array: np.ndarray) -> None:
+        one.encode(array, message)
+        one.decode(message, array)
+
+    return _timed([_bind(there_and_back, array) for array in values])
+
+
+def of_server(config: TrainConfig) -> Dict[str, Price]:
+    """Of each store that has servers, what its rule takes for a push, or for the sum of all workers'."""
+    return {name: price(SIZES, [_rule(config, name, method, floats) for floats in SIZES])
+            for name, method in algorithms.METHODS.items() if "server" in method.transports}
+
+
+def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> float:
+    shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
+    options = {option: getattr(config.options, option) for option in method.option_names()
+               if name == config.kvstore and option != "T"}
+    shard.command("open", {
+        "method": algorithms.where(method), "options": method.Options(**options).in_iterations().plain(),
+        "optimizer": optimizers.describe(optimizer(config, plain=bool(method.plain_sgd))),
+        "buckets": {key: {"server_rank": 0, "size": floats, "shape": None, "lr_mult": 1.0, "wd_mult": 1.0}
+                    for key in keys}})
+    pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))
+
+    def push(key: int) -> None:
+        version = engine.floats(stored[key], floats, floats + 1)[0]
+        engine.memory(pushed[key])[-HEADER:] = version, 1e-6, 0, 1
+        shard.update(key, pushed[key], stored[key])
+
+    mx.nd.waitall()
+    return _timed([_bind(push, key) for key in keys])

@@ -1,0 +1,149 @@
+"""Links, and what a message costs at both of its ends: measured in a job, with nothing else on the way.
+
+Two workers send to each other as fast as TCP does: the goodput. Worker 0 alone exchanges buckets with a server: one by
+one, which has all delays in it, and many at a time, of which the slowest part sets the pace.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import statistics
+import threading
+import time
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.job import agreement
+from kvstore.server import courier
+from kvstore.transports.ps import ParameterServer
+from kvstore.wire.interfaces import Transport
+from odsgd.lab.cluster import goodput
+from odsgd.lab.profile.processor import Price, price
+
+SIZES = (2 ** 12, 2 ** 14, 2 ** 16, 2 ** 18)  # floats
+MANY, REPEAT = 16, 25
+SECONDS, PINGS = 1.0, 200
+STORE = "asgd"
+"""Its servers answer one worker that comes alone, at once."""
+
+
+class Exchanges(NamedTuple):
+    """What exchanges of buckets with one server cost: one by one; each of many; each in processor time of a worker."""
+
+    alone: Price
+    together: Price
+    worker: Price
+
+
+def join(timeout_s: float) -> Transport:
+    """This worker's place in the job: with its servers, if it has any, or else on a ring."""
+    if int(os.environ.get("DMLC_NUM_SERVER") or 0):
+        return ParameterServer(timeout_s, synchronous=False)
+    from kvstore.transports.ring import MpiRing
+    return MpiRing(timeout_s)
+
+
+# -- servers -------------------------------------------------------------------------------------------------------
+
+def exchanges(transport: Transport) -> Optional[Exchanges]:
+    """Collective: worker 0 exchanges, the others wait for it. None without servers."""
+    if not isinstance(transport, ParameterServer):
+        return None
+    measured = [(_exchange(transport, 1, floats), _exchange(transport, MANY, floats)) for floats in SIZES]
+    alone = [one for (one, _), _ in measured]
+    return Exchanges(price(SIZES, alone),
+                     price(SIZES, [max(many - one, many / MANY / 2) / (MANY - 1)
+                                   for (one, _), (many, _) in measured]),
+                     price(SIZES, [cpu / MANY for _, (_, cpu) in measured]))
+
+
+def _exchange(transport: ParameterServer, count: int, floats: int) -> Tuple[float, float]:
+    """Seconds in which `count` buckets are exchanged at once, and processor time of this process.
+
+    The fastest round counts, since one that a busy machine holds up says nothing of links and servers.
+    """
+    store = kvstore.create(STORE, transport, bucket_nbytes=4 * floats)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-6))
+    weights, grads = ([mx.nd.zeros(floats) for _ in range(count)] for _ in range(2))
+    store.broadcast(list(range(count)), weights, weights)
+    took, used = [1.0], [1.0]
+    for _ in range(REPEAT if transport.worker_rank == 0 else 1):  # all begin: the store waits for that
+        began, before = time.perf_counter(), _processor_s()
+        for key in range(count):
+            store.pushpull(key, grads[key], out=weights[key])
+        for weight in weights:
+            weight.wait_to_read()
+        took.append(time.perf_counter() - began)
+        used.append(_processor_s() - before)
+    transport.total(np.zeros(1))
+    return min(took), statistics.median(used)
+
+
+def _processor_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+# -- links ---------------------------------------------------------------------------------------------------------
+
+def goodput_nbytes(transport: Transport) -> Optional[float]:
+    """Bytes per second between workers 0 and 1, each way while both send. Collective; None for one worker."""
+    if transport.num_workers == 1:
+        return None
+    mine = 0.0
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(_listening(transport)) if transport.worker_rank == 0 else None
+        address = "{}:{}".format(*listener.getsockname()[:2]) if listener else ""
+        host, _, port = agreement.from_worker_0(transport, address.encode()).decode().rpartition(":")
+        if transport.worker_rank < 2:
+            mine = _both_ways(listener, (host, int(port)))
+    return float(transport.total(np.array([mine / 1e6]))[0]) / 2 * 1e6
+
+
+@contextlib.contextmanager
+def _listening(transport: Transport) -> Iterator[socket.socket]:
+    with courier.listen() as listener:
+        listener.settimeout(30)
+        yield listener
+
+
+def _both_ways(listener: Optional[socket.socket], address: Tuple[str, int]) -> float:
+    """What this worker receives while it sends."""
+    ends: List[socket.socket] = []
+    for _ in range(2):
+        end = listener.accept()[0] if listener else socket.create_connection(address, timeout=30)
+        end.settimeout(30)
+        ends.append(end)
+    receiving, sending = ends if listener else reversed(ends)
+    sender = threading.Thread(target=goodput.send, args=(sending,), daemon=True)
+    sender.start()
+    with receiving:
+        got = goodput.received(receiving, SECONDS)
+    sender.join()
+    return got
+
+
+# -- what follows --------------------------------------------------------------------------------------------------
+
+def described(found: Exchanges, goodput_nbytes: Optional[float], arrays: Sequence[Price], update: Price
+              ) -> Dict[str, Dict[str, Any]]:
+    """`links`, `worker` and `server` of the description. `arrays`: gather and scatter; `update`: this store's rule.
+
+    Of buckets that are on their way together the slowest part sets the pace, and for small ones that is the server's
+    thread. What remains of one that goes alone, both ways, is latency.
+    """
+    at_worker = found.worker.call / 2
+    latency = max(found.alone.call - 2 * at_worker - found.together.call, 0.0) / 2
+    link = 1e6 / goodput_nbytes if goodput_nbytes else found.together.megabyte
+    copies = sum(one.megabyte for one in arrays)
+    server = found.alone.megabyte - 2 * link - copies
+    # Of a worker's processor time per megabyte, what is not copies is sending a megabyte and receiving one.
+    return {"links": {"goodput": 1e6 / link, "latency": latency, "message": 0.0,
+                      "processor": max(found.worker.megabyte - copies, 0.0)},
+            "worker": {"message": at_worker},
+            "server": {"message": found.together.call, "receive": max(server - update.megabyte, 0.0)}}

@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""A virtual cluster against real jobs: rows that `odsgd bench` measured, and staleness of asynchronous jobs.
+
+    scripts/validate_virtual.py rows PROFILE.yaml PAGE.md ...    predict the rows of these pages
+    scripts/validate_virtual.py staleness PROFILE.yaml           run asynchronous jobs, and the same in virtual time
+    scripts/validate_virtual.py page                             write docs/virtual.md from the results
+
+All pages are predicted from one description, which `odsgd profile` wrote on the machine that they were measured on. Of
+a row come the sizes of the model, T_cop, the number of workers, the store, its servers, and the goodput measured with
+it. Each is predicted twice: by the links and threads of the virtual cluster alone, as if every host had cores of its
+own, and with the cores of this one machine shared by all hosts (`shared`). Results are kept in RESULTS.
+"""
+import argparse
+import dataclasses
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402  (the path comes first)
+
+from kvstore.buckets import Parameter  # noqa: E402
+from kvstore.transports.virtual import description, times  # noqa: E402
+from kvstore.transports.virtual.description import Quantity, VirtualCluster  # noqa: E402
+from odsgd.lab.bench import models, systems  # noqa: E402
+from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
+from odsgd.training.emulate import FORWARD, steps  # noqa: E402
+
+RESULTS = ROOT / "docs" / "benchmarks" / "virtual_2core_202611.json"
+TABLE = RESULTS.with_suffix(".md")
+PAGE = ROOT / "docs" / "virtual.md"
+CORES = 2
+STEP_S = 70e-6
+"""Processor time of a step of the emulated accelerator (`odsgd.training.emulate`)."""
+HAND_IN_S = 10e-6
+"""A parameter that the training loop hands to the store: dsync with one worker, which sends nothing, takes 1.2 ms with
+97 tensors of 0.27 M numbers and 5.3 ms with 10 of 4.2 M (the page `host`)."""
+LOOPBACK = Quantity(3e9)
+"""Where no links are emulated nothing is slower than the processors."""
+HEADLINE = re.compile(r"## (\S+) \(.*\), (\d+) workers?, T_cop ([\d.]+) ms, (?:loopback|links of (\S+) \(B = (\d+) "
+                      r"Mbit/s\))")
+ROW = re.compile(r"\| (\S+) \| ([\d.]+) \| [\d.]+ – [\d.]+ \|")
+SYNCHRONOUS, ASYNCHRONOUS = (16, 4), (40, 15)
+"""Iterations, and how many of them do not count."""
+CLOSE = 1.05
+SPREAD = 0.01
+"""Of computing times, although the emulated accelerator's are constant: no job is as regular as none. Without any, two
+asynchronous workers that begin together push together for ever."""
+GOODPUT = 955.0
+"""Mbit/s that links of 1gbit carry, as the pages have it."""
+WORST = 10
+
+
+class Measured(NamedTuple):
+    """A row of a page."""
+
+    page: str
+    model: str
+    workers: int
+    compute_ms: float
+    rate: str
+    goodput: Optional[float]  # Mbit/s
+    system: str
+    measured_ms: float
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+def rows(page: Path) -> Iterator[Measured]:
+    """The rows of a page whose systems a virtual cluster knows."""
+    setting: Dict[str, Any] = {}
+    for line in page.read_text(encoding="utf-8").splitlines():
+        headline, row = HEADLINE.match(line), ROW.match(line)
+        if headline:
+            model, workers, compute_ms, rate, goodput = headline.groups()
+            setting = {"page": page.stem.split("_")[0], "model": model, "workers": int(workers),
+                       "compute_ms": float(compute_ms), "rate": rate or "none",
+                       "goodput": float(goodput) if goodput else None}
+        elif row and known(row[1]):
+            yield Measured(**setting, system=row[1], measured_ms=float(row[2]))
+
+
+def known(label: str) -> bool:
+    """Whether the virtual cluster has times for this system."""
+    return re.split("[:@]", label)[0] in OURS
+
+
+def layers(model: str, compute_s: float, forward: float = 0.0) -> Dict[str, Tuple[float, float]]:
+    """As the emulated accelerator has them: step by step, each of which needs all its weights, or has all its gradients
+    in the end. The benchmarks' has no forward pass.
+
+    Without computing, an iteration begins when Python has handed in all parameters.
+    """
+    sizes = np.array([np.prod(shape) for shape in models.shapes(model)], float)
+    there, back = np.zeros((2, len(sizes)))
+    if compute_s:
+        seconds, numbers = compute_s * sizes / sizes.sum(), list(range(len(sizes)))
+        for step, step_s in steps(numbers, forward * seconds):
+            there[step[-1]] = step_s
+        for step, step_s in steps(numbers[::-1], (1 - forward) * seconds):
+            back[step[0]] = step_s
+    else:
+        back[:] = HAND_IN_S
+    return {f"p{number}": (Quantity(pair[0]), Quantity(pair[1])) for number, pair in enumerate(zip(there, back))}
+
+
+class Job(NamedTuple):
+    """A measured job as the virtual cluster runs it."""
+
+    cluster: VirtualCluster
+    system: systems.System
+    parameters: List[Parameter]
+
+    def pace(self, cluster: VirtualCluster) -> times.Pace:
+        options = {key: value for key, value in self.system.options.items() if key != "transport"}
+        transport = self.system.options.get("transport") or OURS[self.system.name].transports[0]
+        iterations, warm_up = ASYNCHRONOUS if OURS[self.system.name].asynchronous else SYNCHRONOUS
+        return times.simulate(cluster, self.system.name, self.parameters, options, iterations, warm_up, transport)
+
+
+def job(row: Measured, profile: VirtualCluster) -> Job:
+    system = systems.parse(row.system)
+    beside = system.servers == AUTO
+    goodput = Quantity(row.goodput * 1e6 / 8) if row.goodput else LOOPBACK
+    compute = dataclasses.replace(profile.compute, draws=description.Draws("lognormal", (SPREAD,)),
+                                  layers=layers(row.model, row.compute_ms / 1000))
+    cluster = dataclasses.replace(
+        profile, workers=row.workers, servers=row.workers if beside else int(system.servers or 1),
+        placement="beside" if beside else "apart", compute=compute,
+        links=dataclasses.replace(profile.links, goodput=goodput))
+    return Job(cluster, system, [Parameter(number, f"p{number}", tuple(shape))
+                                 for number, shape in enumerate(models.shapes(row.model))])
+
+
+# -- cores that all hosts share ------------------------------------------------------------------------------------
+
+def busy_s(one: Job) -> float:
+    """Processor time of all processes of a job in an iteration, by what the description says of each."""
+    loads = one.pace(dataclasses.replace(one.cluster, cores=1)).loads
+    passes = sum(1 for _, seconds in one.cluster.compute.layers.values() if seconds > HAND_IN_S)
+    return loads.get("shared cores", 0.0) + one.cluster.workers * (
+        passes * STEP_S + HAND_IN_S * len(one.parameters))
+
+
+def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
+    """With everything that a processor does taking longer."""
+    def longer(part: Any, *names: str) -> Any:
+        return dataclasses.replace(part, **{name: Quantity(factor * getattr(part, name)) for name in names})
+
+    rules = {name: Quantity(factor * seconds) for name, seconds in cluster.server.rules.items()}
+    return dataclasses.replace(
+        cluster, worker=longer(cluster.worker, "message", "gather", "step", "scatter"),
+        links=longer(cluster.links, "latency"),
+        server=dataclasses.replace(longer(cluster.server, "message", "receive", "update"), rules=rules))
+
+
+def shared(one: Job, cores: int) -> Tuple[float, float]:
+    """Seconds of an iteration where the hosts share so many cores, and the share of them that the job uses.
+
+    With a share rho of `cores` busy, work that needs one of them takes 1 / (1 - rho^cores) times as long: as long as in
+    a queue where each of so many servers is given what comes (M/M/c, approximately). How long it takes decides how
+    long an iteration takes, and that decides rho: the factor is found by bisection.
+    """
+    busy = busy_s(one)
+
+    def found(factor: float) -> Tuple[float, float]:
+        iteration = max(one.pace(slowed(one.cluster, factor)).iteration, busy / cores)
+        return iteration, min(busy / cores / iteration, 0.999)
+
+    alone, rho = found(1.0)
+    if 1 / (1 - rho ** cores) < CLOSE:
+        return alone, rho
+    low, high = 1.0, 40.0
+    while high / low > CLOSE:
+        middle = (low * high) ** 0.5
+        _, rho = found(middle)
+        low, high = (middle, high) if 1 / (1 - rho ** cores) > middle else (low, middle)
+    return found(low)
+
+
+def predict(row: Measured, profile: VirtualCluster) -> Dict[str, Any]:
+    one = job(row, profile)
+    iteration, share = shared(one, CORES)
+    return {**row._asdict(), "links_ms": round(1000 * one.pace(one.cluster).iteration, 3),
+            "predicted_ms": round(1000 * iteration, 3), "busy": round(share, 3)}
+
+
+def keep(key: str, value: Any) -> None:
+    """Into the file of results."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**results, key: value}, indent=1) + "\n", encoding="utf-8")
+
+
+def validate_rows(profile: str, pages: Sequence[str]) -> None:
+    read = description.read(profile)
+    found = [predict(row, read) for page in pages for row in rows(Path(page))]
+    for one in found:
+        print(f"{one['page']:9} {one['model']:6} {one['workers']:2} {one['compute_ms']:7} {one['rate']:8} "
+              f"{one['system']:34} {one['measured_ms']:8} {one['links_ms']:8.1f} {100 * error(one, 'links_ms'):+6.1f} "
+              f"% {one['predicted_ms']:8.1f} {100 * error(one):+6.1f} %  busy {one['busy']:.2f}")
+    keep("profile", os.path.relpath(profile, ROOT))
+    keep("rows", found)
+    kept = json.loads(RESULTS.read_text(encoding="utf-8")).get("staleness", [])
+    keep("staleness", [{**one, "virtual": virtual(Stale(*(one[name] for name in Stale._fields)), read)}
+                       for one in kept])
+    for page in sorted({one["page"] for one in found}):
+        print(page, summary([one for one in found if one["page"] == page]))
+    print("all", summary(found))
+
+
+def error(row: Dict[str, Any], key: str = "predicted_ms") -> float:
+    return float(row[key] / row["measured_ms"] - 1)
+
+
+def summary(found: Sequence[Dict[str, Any]], key: str = "predicted_ms") -> Tuple[float, float]:
+    """Median error, and the share of rows within 10 %."""
+    errors = [abs(error(row, key)) for row in found]
+    return statistics.median(errors), sum(one <= 0.1 for one in errors) / len(errors)
+
+
+# -- staleness -----------------------------------------------------------------------------------------------------
+
+class Stale(NamedTuple):
+    """An asynchronous job whose staleness is counted."""
+
+    workers: int
+    store: str
+    model: str
+    compute_ms: float
+    spread: float
+    rate: str
+    iterations: int
+
+    @property
+    def compute(self) -> str:
+        return f"{self.compute_ms:g}ms,lognormal:{self.spread:g}"
+
+
+STALE = [Stale(workers, "asgd", "cifar_resnet20_v1", compute_ms, 0.2, "1gbit", 150)
+         for workers, compute_ms in ((4, 100), (8, 100), (8, 50))]
+
+
+def real(one: Stale) -> Dict[int, int]:
+    """tau -> pushes, of a job on the emulated cluster."""
+    odsgd = [sys.executable, "-m", "odsgd"]
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            [*odsgd, "cluster", "run", "--hosts", str(one.workers + 1), "--rate", one.rate, *odsgd, "launch", "-n",
+             str(one.workers), "-s", "1", "-H", "@hosts", "--env", "OMP_NUM_THREADS:1", *odsgd, "train", "--dataset",
+             "synthetic", "--num-examples", str(8 * one.workers * one.iterations), "--batch-size", "8", "--model",
+             one.model, "--kvstore", one.store, "--emulate-compute", one.compute, "--iterations", str(one.iterations),
+             "--out", folder, "--lr", "0.001"],
+            check=True, cwd=ROOT, timeout=110, stdout=subprocess.DEVNULL)
+        counted = json.loads(Path(folder, "staleness.json").read_text(encoding="utf-8"))
+    return {int(tau): pushes for tau, pushes in counted["histogram"].items()}
+
+
+def virtual(one: Stale, profile: VirtualCluster) -> Dict[int, int]:
+    """The same in virtual time."""
+    compute = dataclasses.replace(profile.compute, draws=description.Draws("lognormal", (one.spread,)),
+                                  layers=layers(one.model, one.compute_ms / 1000, FORWARD))
+    cluster = dataclasses.replace(profile, workers=one.workers, servers=1, compute=compute,
+                                  links=dataclasses.replace(profile.links, goodput=Quantity(GOODPUT * 1e6 / 8)))
+    parameters = [Parameter(number, f"p{number}", tuple(shape))
+                  for number, shape in enumerate(models.shapes(one.model))]
+    return times.simulate(cluster, one.store, parameters, {}, one.iterations, 0).staleness
+
+
+def validate_staleness(profile: str) -> None:
+    read, found = description.read(profile), []
+    for one in STALE:
+        counted, computed = real(one), virtual(one, read)
+        found.append({**one._asdict(), "real": counted, "virtual": computed})
+        print(one, f"mean {mean(counted):.3f} real, {mean(computed):.3f} virtual; total variation "
+              f"{distance(counted, computed):.3f}")
+    keep("staleness", found)
+
+
+def mean(counts: Dict[Any, int]) -> float:
+    return sum(int(tau) * pushes for tau, pushes in counts.items()) / sum(counts.values())
+
+
+def distance(one: Dict[Any, int], other: Dict[Any, int]) -> float:
+    """Half the sum of the differences of two histograms' shares."""
+    first, second = ({int(tau): pushes / sum(counts.values()) for tau, pushes in counts.items()}
+                     for counts in (one, other))
+    return sum(abs(first.get(tau, 0.0) - second.get(tau, 0.0)) for tau in {*first, *second}) / 2
+
+
+# -- pages ---------------------------------------------------------------------------------------------------------
+
+def section(results: Dict[str, Any]) -> str:
+    """What docs/virtual.md says of the results."""
+    found = results["rows"]
+    lines = ["| page | rows | links alone: median error, within 10 % | shared cores: median error, within 10 % |",
+             "|---|---:|---:|---:|"]
+    for page in [*dict.fromkeys(row["page"] for row in found), "all"]:
+        some = [row for row in found if page in (row["page"], "all")]
+        cells = [f"{100 * median:.1f} %, {100 * share:.0f} %" for median, share in
+                 (summary(some, "links_ms"), summary(some))]
+        lines.append(f"| {page} | {len(some)} | {cells[0]} | {cells[1]} |")
+    worst = sorted(found, key=lambda row: -abs(error(row)))[:WORST]
+    lines += ["", f"The {WORST} worst of the last column:", "",
+              "| row | measured, ms | links alone | shared cores | cores used |", "|---|---:|---:|---:|---:|"]
+    lines += [f"| {place(row)} | {row['measured_ms']:g} | {100 * error(row, 'links_ms'):+.0f} % | "
+              f"{100 * error(row):+.0f} % | {100 * row['busy']:.0f} % |" for row in worst]
+    lines += ["", "| asynchronous job, 1 Gbit/s, one server | staleness, real | virtual | total variation distance |",
+              "|---|---:|---:|---:|"]
+    lines += [f"| `{one['store']}`, {one['workers']} workers, {one['model']}, {one['compute_ms']:g} ms, lognormal:"
+              f"{one['spread']:g} | {mean(one['real']):.2f} | {mean(one['virtual']):.2f} | "
+              f"{distance(one['real'], one['virtual']):.3f} |" for one in results.get("staleness", [])]
+    return "\n".join(lines) + "\n"
+
+
+def place(row: Dict[str, Any]) -> str:
+    """A row in words."""
+    return (f"{row['page']}: `{row['system']}`, {row['model']}, {row['workers']} workers, T_cop "
+            f"{row['compute_ms']:g} ms, {'loopback' if row['rate'] == 'none' else row['rate']}")
+
+
+def table(results: Dict[str, Any]) -> str:
+    """The page with every row."""
+    lines = ["# Measured rows and the virtual cluster's, November 2026", "",
+             f"<!-- Written by scripts/validate_virtual.py from {RESULTS.name} -->", "",
+             f"Every row of these pages that a virtual cluster knows, from `{results['profile']}`: milliseconds per "
+             "iteration.", "[Virtual clusters](../virtual.md#against-real-jobs) says how.", "",
+             "| row | measured | links alone | error | shared cores | error |", "|---|---:|---:|---:|---:|---:|"]
+    lines += [f"| {place(row)} | {row['measured_ms']:g} | {row['links_ms']:.1f} | {100 * error(row, 'links_ms'):+.1f} "
+              f"% | {row['predicted_ms']:.1f} | {100 * error(row):+.1f} % |" for row in results["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def described(page: str) -> str:
+    """docs/virtual.md with the section as it should be."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return re.sub(r"(<!-- validation -->\n).*?(<!-- end -->)", lambda match: match[1] + section(results) + match[2],
+                  page, flags=re.DOTALL)
+
+
+def write_pages() -> None:
+    PAGE.write_text(described(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    TABLE.write_text(table(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("rows", "staleness", "page"))
+    parser.add_argument("files", nargs="*")
+    asked = parser.parse_args()
+    if asked.what == "page":
+        write_pages()
+    elif not asked.files:
+        parser.error("the profile is missing")
+    elif asked.what == "rows":
+        validate_rows(asked.files[0], asked.files[1:])
+    else:
+        validate_staleness(asked.files[0])
+
+
+if __name__ == "__main__":
+    main()

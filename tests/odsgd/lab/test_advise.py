@@ -1,0 +1,233 @@
+"""The adviser: what it looks at, what it expects, and what it says, on clusters that can be worked out by hand."""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from kvstore.buckets import Parameter
+from kvstore.errors import ConfigError
+from kvstore.transports.virtual.description import VirtualCluster, of
+from odsgd.lab.advise import cli, knowledge, report
+from odsgd.lab.advise.candidates import candidates, placed
+from odsgd.lab.advise.config import AdviseConfig
+from odsgd.lab.advise.predictions import Oracle
+from odsgd.lab.bench import models
+from odsgd.lab.bench.systems import parse
+
+PROFILE = """
+compute: {iteration: 100ms}
+links: {goodput: 800mbit, latency: 0, message: 0}
+worker: {message: 0, gather: 0, step: 0, scatter: 0}
+server: {message: 0, receive: 0, update: 0}
+"""
+MBYTE_MS = 10  # a megabyte at 800 Mbit/s
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(PROFILE, encoding="utf-8")
+    return str(path)
+
+
+def config(profile: str, *flags: str) -> AdviseConfig:
+    return AdviseConfig.from_flags([profile, *flags])
+
+
+def oracle(**cluster: Any) -> Oracle:
+    """Of a model of 4 MB in 16 layers, which the 16 buckets of a server are then."""
+    free: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
+                            "server": {"message": 0, "receive": 0, "update": 0},
+                            "links": {"goodput": "800mbit", "latency": 0, "message": 0}}
+    return Oracle(of({**free, **cluster}), [Parameter(number, f"layer{number}", (62_500,)) for number in range(16)])
+
+
+# --- what is looked at ------------------------------------------------------------------------------------------------
+
+def labels(profile: str, *flags: str, workers: int = 4) -> List[str]:
+    return [system.label for system in candidates(config(profile, *flags), workers, ("none", "quantize"))]
+
+
+def test_every_store_comes_with_every_number_of_servers_that_there_are_workers_for(profile: str) -> None:
+    assert labels(profile, "--stores", "ssgd", "--servers", "1,2,8,auto", workers=4) == [
+        "ssgd@1", "ssgd@2", "ssgd@auto", *(f"ssgd:codec=quantize:codec_weights=quantize@{n}" for n in (1, 2, "auto")),
+        "ssgd:transport=sharded"]
+
+
+def test_intervals_and_codecs_are_those_that_a_store_has_on_its_transport(profile: str) -> None:
+    flags = ["--intervals", "1,10", "--servers", "1"]
+    assert labels(profile, "--stores", "easgd,sasgd", *flags) == [
+        "easgd:T=1@1", "easgd:T=10@1", "sasgd:T=1", "sasgd:T=10"]
+    assert labels(profile, "--stores", "pipesgd", *flags) == ["pipesgd", "pipesgd:codec=quantize"]
+
+
+def test_systems_may_be_named_one_by_one(profile: str) -> None:
+    assert labels(profile, "--systems", "odsgd@3,pipesgd") == ["odsgd@3", "pipesgd"]
+
+
+def test_what_a_profile_says_of_single_hosts_stays_where_they_are_there() -> None:
+    cluster = of({"workers": 4, "hosts": {"worker3": {"goodput": "1mbit"}, "server0": {"goodput": "10gbit"}},
+                  "compute": {"speeds": {3: 0.5, 1: 2.0}}})
+    two = placed(cluster, parse("ssgd@2"), 2)
+    assert (two.workers, two.servers, two.compute.speeds) == (2, 2, {1: 2.0})
+    assert {name: link.goodput for name, link in two.hosts.items()} == {"server0": 1.25e9, "server1": 1.25e9}
+    assert placed(cluster, parse("ssgd"), 4).placement == "beside"
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("system, bound_ms, resource", [
+    ("odsgd@1", 4 * 4 * MBYTE_MS, "server's link"),      # four workers' 4 MB
+    ("odsgd@2", 100, "passes"),                          # 80 ms
+    ("odsgd@4", 100, "passes"),
+    ("odsgd@auto", 2 * 3 / 4 * 4 * MBYTE_MS, None),      # 60 ms of links, 100 of passes
+    ("easgd:T=4@1", 100, "passes"),
+])
+def test_the_bound_is_that_of_the_busiest_resource(system: str, bound_ms: float, resource: str) -> None:
+    found = oracle(compute={"iteration": "100ms"}).predict(parse(system), 4)
+    assert 1000 * found.bound_s == pytest.approx(max(bound_ms, 100), rel=0.01)
+    assert resource is None or found.resource == resource
+    assert found.iteration_s >= found.bound_s
+
+
+def test_od_sgd_reaches_the_bound_and_ssgd_does_not() -> None:
+    one = oracle(compute={"iteration": "100ms"})
+    odsgd, ssgd = one.predict(parse("odsgd@1"), 4), one.predict(parse("ssgd@1"), 4)
+    assert odsgd.iteration_s == pytest.approx(odsgd.bound_s, rel=0.05) and ssgd.iteration_s > 1.2 * ssgd.bound_s
+
+
+@pytest.mark.parametrize("system, mean, largest", [("ssgd@1", 0, 0), ("dsync", 0, 0), ("odsgd@1", 1, 1),
+                                                   ("delayed:transport=ring", 1, 1), ("pipesgd:K=3", 2, 2),
+                                                   ("asgd@1", 3, 3), ("softsync:n=1@1", 1, 1)])
+def test_staleness_is_in_updates(system: str, mean: float, largest: int) -> None:
+    """Four workers alike push in turns; of 1-softsync four pushes are an update."""
+    found = oracle().predict(parse(system), 4)
+    assert found.mean_staleness == pytest.approx(mean, abs=0.3)
+    assert largest <= found.staleness_of(0.99) <= (2 * largest if found.system.name == "asgd" else largest)
+
+
+@pytest.mark.parametrize("system, worker, servers", [
+    ("ssgd@1", 2, 3),                           # two buffers; W, the sum, momentum
+    ("odsgd@1", 3, 3),                          # and w_bak
+    ("dcasgd_c@1", 2, 3 + 4),                   # a backup for each worker
+    ("easgd:T=4@1", 2 + 1 + 3, 2),              # and the gathered gradient, x, v, ahead; no momentum
+    ("pipesgd", 1 + 2 + 1 + 1, 0),              # the gathered gradient, two sums, W, momentum
+    ("ssgd:transport=sharded", 4 + 1 / 4, 0),
+])
+def test_memory_is_counted_in_arrays_of_the_models_size(system: str, worker: float, servers: float) -> None:
+    known = oracle()
+    found = known.predict(parse(system), 4)
+    assert (found.worker_nbytes, found.servers_nbytes) == (worker * known.nbytes, servers * known.nbytes)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------------
+
+def advice(profile: str, *flags: str, workers: int = 4) -> report.Advice:
+    asked = config(profile, "--model", "1M", *flags)
+    return cli.advise(asked, cli.of_profile(asked), workers)
+
+
+def gains(said: report.Advice) -> Dict[str, float]:
+    return dict(said.changes)
+
+
+def test_a_second_server_gains_where_the_first_ones_link_is_the_bound_and_a_fourth_nothing(profile: str) -> None:
+    """160 ms with one server, 80 with two, and the passes take 100."""
+    said = advice(profile, "--stores", "odsgd", "--servers", "1,2,4", "--now", "odsgd@1")
+    assert gains(said)["a second server"] == pytest.approx(0.6, abs=0.05)
+    assert gains(said)["half the time of the passes"] == pytest.approx(0, abs=0.01)
+    then = advice(profile, "--stores", "odsgd", "--servers", "2,4", "--now", "odsgd@2")
+    assert gains(then)["a fourth server"] < 0.03 < gains(then)["half the time of the passes"]
+    assert "a fourth server gains nothing" in report.text(then, 0, 0)
+
+
+def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: str) -> None:
+    said = advice(profile, "--stores", "ssgd,odsgd,dsync", "--servers", "1,auto")
+    times = [prediction.iteration_s for prediction in said.predictions]
+    assert times == sorted(times) and said.now is said.predictions[0]
+    lines = report.text(said, batch_size=32, lines=2).splitlines()
+    assert lines[1].split()[:4] == ["system", "iteration,", "ms", "samples/s"]
+    assert lines[2].split()[0] == said.predictions[0].system.label and "slower ones" in lines[4]
+
+
+def test_a_rate_is_that_of_the_links_of_which_headers_take_their_part(profile: str) -> None:
+    slow, fast = (advice(profile, "--systems", "odsgd@1", "--rate", rate).predictions[0].iteration_s
+                  for rate in ("100mbit", "200mbit"))
+    assert slow == pytest.approx(2 * fast, rel=0.03) and slow == pytest.approx(16 / (12.5 * 0.954), rel=0.05)
+
+
+@pytest.mark.parametrize("workers, flags, beyond", [
+    (4, ["--rate", "1gbit"], []), (32, ["--rate", "1gbit"], ["32 workers"]), (4, ["--rate", "100gbit"], ["links of"])])
+def test_what_lies_outside_of_what_was_checked_is_said(profile: str, workers: int, flags: List[str],
+                                                       beyond: List[str]) -> None:
+    said = advice(profile, "--systems", "pipesgd", *flags, workers=workers)
+    assert [any(part in what for what in said.beyond) for part in beyond] == [True] * len(said.beyond)
+    assert ("Not checked" in report.text(said, 0, 0)) == bool(beyond)
+
+
+def test_links_that_differ_and_racks_were_not_checked() -> None:
+    described: List[VirtualCluster] = [of({"hosts": {"worker0": {"goodput": "500mbit"}}}), of({"racks": {"hosts": 2}}),
+                                       of({"compute": {"draws": "lognormal:0.1"}})]
+    assert [knowledge.beyond(cluster, 10 ** 6, 2, [parse("odsgd")]) for cluster in described] == [
+        ["links that differ"], ["racks"], ["passes that differ from worker to worker"]]
+    coded = [parse("pipesgd:codec=quantize"), parse("delayed")]
+    assert knowledge.beyond(of({}), 10 ** 6, 2, coded) == [
+        "codec quantize, of which the profile has no time", "the stores delayed"]
+    assert knowledge.beyond(of({"codecs": {"quantize": "1ms"}}), 10 ** 6, 2, coded[:1]) == []
+
+
+def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) -> None:
+    Path(profile).write_text(PROFILE + "codecs: {truncate: 0.1ms, 2bit: 0.1ms}", encoding="utf-8")
+    said = advice(profile, "--stores", "pipesgd", "--rate", "200mbit")
+    assert [found.system.label for found in said.predictions] == ["pipesgd:codec=truncate", "pipesgd"]
+    assert gains(said)["codec `none`"] == pytest.approx(-0.5, abs=0.1)
+
+
+def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
+    known = {text: knowledge.accuracy(parse(text)) for text in (
+        "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
+        "odsgd:codec=quantize:codec_weights=quantize@1")}
+    assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path: Path,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    written, drawn = tmp_path / "advice.json", tmp_path / "advice.png"
+    flags = ["--model", "50k", "--workers", "2,4", "--systems", "ssgd@1,odsgd@1,odsgd", "--batch-size", "8"]
+    assert cli.main([profile, *flags, "--json", str(written), "--png", str(drawn)]) == 0
+    blocks = capsys.readouterr().out.split("\n\n")
+    assert [block.splitlines()[0] for block in blocks] == ["2 workers", "4 workers"]
+    found = json.loads(written.read_text(encoding="utf-8"))
+    assert [(each["workers"], len(each["predictions"])) for each in found["advice"]] == [(2, 3), (4, 3)]
+    first = found["advice"][0]["predictions"][0]
+    assert first["samples_per_s"] == pytest.approx(8 * first["gradients_per_s"])
+    assert first["bound_ms"] == pytest.approx(max(first["loads_ms"].values()))
+    assert drawn.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("flags, complaint", [
+    ([], "no profile"), (["nowhere.yaml", "--model", "cnn"], "nowhere.yaml"), (["PROFILE"], "--model 25.6M"),
+    (["PROFILE", "--model", "cnn", "--stores", "odsdg"], "did you mean `odsgd`"),
+    (["PROFILE", "--model", "cnn", "--systems", "torch/ddp"], "is no store of ours"),
+    (["PROFILE", "--model", "cnn", "--servers", "0"], "numbers of servers"),
+    (["PROFILE", "--model", "cnn", "--rate", "fast"], "expected a rate"),
+    (["PROFILE", "--model", "cnn", "--workers", "1", "--stores", "ssgd", "--servers", "4"], "")])
+def test_what_cannot_work_is_one_line(profile: str, flags: List[str], complaint: str) -> None:
+    if not complaint:
+        assert cli.main([profile, *flags[1:]]) == 0  # sharded is left
+        return
+    with pytest.raises(ConfigError) as error:
+        cli.main([profile if flag == "PROFILE" else flag for flag in flags])
+    assert complaint in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["50k", "0.3M", "7.5M", "25M"])
+def test_a_number_of_parameters_is_a_model_of_that_size(text: str) -> None:
+    wanted = float(text[:-1]) * {"k": 1e3, "M": 1e6}[text[-1]]
+    assert models.size(models.check(text)) == pytest.approx(wanted, rel=0.005)

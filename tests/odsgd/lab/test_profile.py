@@ -1,0 +1,80 @@
+"""`odsgd profile`: what it writes can be read, and what it says of a network, links and servers follows from times."""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+import yaml
+
+from kvstore.transports.virtual import description
+from odsgd.cli import main
+from odsgd.config.train import TrainConfig
+from odsgd.lab.profile import cli, passes, wire
+from odsgd.lab.profile.processor import Price, price
+
+
+def profiled(tmp_path: Path, *flags: str) -> Dict[str, Any]:
+    path = tmp_path / "cluster.yaml"
+    assert main(["profile", "--dataset", "digits", "--write", str(path), *flags]) == 0
+    description.read(str(path))
+    values: Dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return values
+
+
+def test_a_profile_of_one_worker_has_every_layer_and_every_rule(tmp_path: Path) -> None:
+    found = profiled(tmp_path, "--model", "mlp", "--kvstore", "odsgd", "--batch-size", "8")
+    assert len(found["compute"]["layers"]) == 6
+    assert {"gather", "step", "scatter"} == set(found["worker"]) and {"ssgd", "asgd"} < set(found["server"]["rules"])
+    assert "links" not in found, "there was no job"
+
+
+def test_an_emulated_accelerators_times_are_its_own(tmp_path: Path) -> None:
+    found = profiled(tmp_path, "--kvstore", "odsgd", "--emulate-compute", "200ms,lognormal:0.1")
+    assert found["compute"] == {"iteration": "200000us", "draws": "lognormal:0.1"}
+
+
+def test_the_layers_of_a_network_take_as_long_as_its_iterations_together() -> None:
+    network = passes.Network(TrainConfig.from_flags(["--dataset", "digits", "--kvstore", "ssgd", "--batch-size", "8"]))
+    assert all(forward >= 0 and backward >= 0 for forward, backward in network.shares(3))
+    assert len(network.shares(3)) == len(network.layers) and len(network.times(4)) == 4
+
+
+def test_a_line_through_times_counts_small_buckets_as_much_as_large_ones() -> None:
+    sizes = [2 ** 12, 2 ** 16, 2 ** 18]
+    assert price(sizes, [1e-4 + 2e-3 * 4 * size / 1e6 for size in sizes]) == pytest.approx(Price(1e-4, 2e-3))
+
+
+def test_a_line_that_would_fall_goes_through_nothing() -> None:
+    assert price([250_000, 500_000], [0.002, 0.001]).call == 0
+    assert price([250_000, 500_000], [0.001, 0.003]).call == 0
+
+
+def test_links_and_messages_are_what_an_exchange_has_beyond_what_is_known() -> None:
+    """100 Mbyte/s: 10 ms per megabyte each way. Alone 2 x 10 + 0.2 + 0.3 copied + 0.5 received + 1 updated; 3 ms per
+    call, of which the server's thread has 0.4 and the worker 2 x 0.1."""
+    found = wire.Exchanges(alone=Price(3e-3, 22e-3), together=Price(0.4e-3, 10e-3), worker=Price(0.2e-3, 0.7e-3))
+    known = wire.described(found, 1e8, [Price(0, 0.2e-3), Price(0, 0.3e-3)], Price(0, 1e-3))
+    assert known["links"] == pytest.approx({"goodput": 1e8, "latency": 1.2e-3, "message": 0.0, "processor": 0.2e-3})
+    assert known["worker"] == pytest.approx({"message": 0.1e-3})
+    assert known["server"] == pytest.approx({"message": 0.4e-3, "receive": 0.5e-3})
+
+
+def test_what_was_measured_has_units() -> None:
+    text = cli.text({"workers": 2, "links": {"goodput": 1.25e8, "latency": 5e-5}, "server": {"update": 2e-4}},
+                    ["--kvstore", "asgd"])
+    assert text.startswith("# Measured by: odsgd profile --kvstore asgd\nworkers: 2\n")
+    cluster = description.of(yaml.safe_load(text))
+    assert (cluster.links.goodput, cluster.links.latency, cluster.server.update) == pytest.approx((1.25e8, 5e-5, 2e-4))
+
+
+@pytest.mark.parametrize("flags, message", [
+    (["--write", "/no/such/x.yaml"], "--write /no/such/x.yaml: expected a file in a folder that is there"),
+    (["--kvstore", "odsgd", "--cluster", "virtual"],
+     "cluster: there is nothing to measure on a cluster in virtual time; leave it out"),
+    (["--modle", "mlp"], "unknown option `--modle`"),
+])
+def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], flags: List[str], message: str) -> None:
+    assert main(["profile", *flags]) == 64
+    error = capsys.readouterr().err
+    assert error.startswith(f"odsgd profile: {message}") and error.count("\n") == 1
