@@ -13,6 +13,7 @@ from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Keys, Parameter, by_layer
 from kvstore.errors import ConfigError, unknown
+from kvstore.transports.rounds import on_ring
 from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.transports.virtual.programs import Programs
@@ -79,8 +80,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     if kind == "server" and traffic.codec_weights != traffic.codec:
         raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "
                           "times here; take the same for both")
-    lay = layout.on_servers if kind == "server" else layout.on_ring
-    buckets = lay(layers, traffic, Keys(cluster.servers if kind == "server" else 1), cluster)
+    buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
+               on_ring(layers, traffic, Keys(1), cluster.workers))
     programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
                         layout.window(layers, traffic) if kind == "server" else None)
     return Simulation(cluster, method, programs, buckets, layers, traffic.codec, kind)
