@@ -18,6 +18,7 @@ COMMANDS = {
     "report": ("odsgd.lab.report", "a table of finished runs"),
     "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
+    "reproduce": ("odsgd.lab.reproduce.cli", "run the papers' tables and figures, and write pages of them"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
 }
 
@@ -63,5 +64,5 @@ def _run(command: str, argv: List[str]) -> int:
 
 
 def _usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
+    return USAGE.format(commands="\n".join(f"  {name:<11}{help}" for name, (_, help) in COMMANDS.items()))
 
