@@ -16,7 +16,7 @@ from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
 from odsgd.lab.command import aligned, pyplot
 from odsgd.lab.reproduce import pages, results
-from odsgd.lab.reproduce.declarations import SCALES, Item, Trial, named, papers
+from odsgd.lab.reproduce.declarations import PAPERS, SCALES, Item, Trial, named, paper_called, papers
 from odsgd.lab.reproduce.run import Folders, again, run
 
 DESCRIPTION = """\
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if asked.report:
         pyplot("--report")  # or complain before anything is written
-        print("\n".join(map(str, pages.write(asked.results))))
+        print("\n".join(map(str, pages.write(papers(), asked.results))))
         return 0
     folders = Folders(asked.data_dir, asked.results, asked.runs)
     if asked.again:
@@ -119,9 +119,12 @@ def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) 
 def _again(file: Path, folders: Folders) -> int:
     """Run a finished trial again; 70 if its numbers are others."""
     first = results.read(file)
-    (item,), (scale, cell, seed) = named([f"{first.trial['paper']}/{first.trial['item']}"]), (
-        first.trial[key] for key in ("scale", "cell", "seed"))
-    second = again(Trial(item, item.scales[scale], item.cells[cell], seed), folders, _say)
+    name, *rest = first.trial.values()
+    trial = paper_called(name).trial(*rest) if name in PAPERS else None
+    if trial is None:
+        raise ConfigError(f"`{file}`: no cell of that name is declared any more")
+    results.checked(first, trial, file)
+    second = again(trial, folders, _say)
     if first.numbers() == second.numbers():
         _say(f"{file}: the same numbers again")
         return 0

@@ -154,6 +154,13 @@ class Paper:
     cite: str
     items: Mapping[str, Item]
 
+    def trial(self, item: str, scale: str, cell: str, seed: int) -> Optional[Trial]:
+        """By names; None if there is no such cell."""
+        found = self.items.get(item)
+        if found is None or scale not in found.scales or cell not in found.cells:
+            return None
+        return Trial(found, found.scales[scale], found.cells[cell], seed)
+
     def runs_of(self, item: Item) -> Item:
         """The item whose cells this one shows: itself, mostly."""
         return item if item.cells_of is None else self.items[item.cells_of]
@@ -200,7 +207,7 @@ def canonical(value: Any) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 @functools.lru_cache(maxsize=None)
-def paper(name: str) -> Paper:
+def paper_called(name: str) -> Paper:
     """The declarations of one paper; what is wrong with them names the file and the place."""
     return read_paper(FOLDER / f"{name}.yaml")
 
@@ -218,7 +225,7 @@ def read_paper(path: Path) -> Paper:
 
 def papers() -> List[Paper]:
     """All five."""
-    return [paper(name) for name in PAPERS]
+    return [paper_called(name) for name in PAPERS]
 
 
 def named(names: Sequence[str]) -> List[Item]:
@@ -227,10 +234,10 @@ def named(names: Sequence[str]) -> List[Item]:
     found: List[Item] = []
     for name in names:
         if name in PAPERS:
-            found += [item for item in paper(name).items.values() if item.scales]
+            found += [item for item in paper_called(name).items.values() if item.scales]
         elif name in known:
             item = known[name]
-            found.append(paper(item.paper).runs_of(item))
+            found.append(paper_called(item.paper).runs_of(item))
         else:
             raise unknown("table or figure", name, [*known, *PAPERS], listed="`odsgd reproduce --list` lists all")
     return list({item.full_name: item for item in found}.values())

@@ -17,7 +17,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
-from odsgd.lab.reproduce.declarations import STATES, Item, Paper, Picture, Scale, Trial, papers
+from odsgd.lab.reproduce.declarations import STATES, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
 
@@ -35,35 +35,33 @@ def load(paper: Paper, folder: Path) -> Runs:
     for path in sorted((folder / "data" / paper.name).glob("*/*/*.json")):
         item, scale = path.parent.parent.name, path.parent.name
         match = re.fullmatch(r"(.+)-(\d{1,9})", path.stem)
-        declared = paper.items.get(item)
-        if not match or declared is None or scale not in declared.scales or match[1] not in declared.cells:
+        trial = paper.trial(item, scale, match[1], int(match[2])) if match else None
+        if trial is None:
             raise ConfigError(f"`{path}`: no cell of that name is declared; remove the file")
-        trial = Trial(declared, declared.scales[scale], declared.cells[match[1]], int(match[2]))
-        result = results.read_of(trial, folder)
-        assert result is not None
-        found.setdefault((item, scale), {}).setdefault(match[1], {})[trial.seed] = result
+        result = results.checked(results.read(path), trial, path)
+        found.setdefault((item, scale), {}).setdefault(trial.cell.name, {})[trial.seed] = result
     return found
 
 
-def write(folder: Path) -> List[Path]:
+def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
     """All pages and pictures; returns the pages' paths."""
-    for paper in papers():
+    for paper in papers:
         runs = load(paper, folder)
         for item in paper.items.values():
             for picture, cells, path in _pictures(paper, item, runs):
                 pictures.draw(paper.runs_of(item), picture, cells, folder / path)
-    texts = pages(folder)
+    texts = pages(papers, folder)
     for page, text in texts.items():
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     return list(texts)
 
 
-def pages(folder: Path) -> Dict[Path, str]:
+def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
     """The text of every page."""
-    loaded = {paper.name: load(paper, folder) for paper in papers()}
-    texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers()}
-    return {folder / "README.md": _overview(loaded), **texts}
+    loaded = {paper.name: load(paper, folder) for paper in papers}
+    texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
+    return {folder / "README.md": _overview(papers, loaded), **texts}
 
 
 # --- one paper --------------------------------------------------------------------------------------------------------
@@ -160,8 +158,8 @@ def _made_with(runs: Runs) -> List[str]:
 
 # --- all papers -------------------------------------------------------------------------------------------------------
 
-def _overview(loaded: Mapping[str, Runs]) -> str:
-    items = [(paper, item) for paper in papers() for item in paper.items.values()]
+def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
+    items = [(paper, item) for paper in papers for item in paper.items.values()]
     results_of = [(paper, item) for paper, item in items if any(
         (paper.runs_of(item).name, scale) in loaded[paper.name] for scale in paper.runs_of(item).scales)]
     states = collections.Counter(item.state for _, item in items)
@@ -171,10 +169,11 @@ def _overview(loaded: Mapping[str, Runs]) -> str:
     counts = [[text, str(states[state])] for state, text in STATES.items()]
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
-        f"Of {len(items)} tables and figures of five papers {len(results_of)} have results here. Of {len(rulings)} "
-        f"claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told.",
+        f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here. Of "
+        f"{len(rulings)} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be "
+        "told.",
         piped([["tables and figures", "number"], *counts]), "## Claims",
-        *(_claims(paper, rulings) for paper in papers()),
+        *(_claims(paper, rulings) for paper in papers),
         "## Tables and figures", _items(items, loaded)]
     return "\n\n".join(parts) + "\n"
 

@@ -68,7 +68,7 @@ def thinned(rows: Sequence[List[Any]]) -> List[List[Any]]:
     """At most `ROWS` epochs evenly, and the last five, which are averaged.
 
     >>> [row[0] for row in thinned([[epoch] for epoch in range(1, 141)])][-8:]
-    [130, 132, 135, 136, 137, 138, 139, 140]
+    [131, 133, 135, 136, 137, 138, 139, 140]
     """
     if len(rows) <= ROWS:
         return list(rows)
@@ -112,9 +112,11 @@ def read(path: Path) -> Result:
 def read_of(trial: Trial, folder: Path) -> Optional[Result]:
     """The result of a trial; None if there is none yet, ConfigError if its file is of another declaration."""
     path = folder / trial.file
-    if not path.exists():
-        return None
-    result = read(path)
+    return checked(read(path), trial, path) if path.exists() else None
+
+
+def checked(result: Result, trial: Trial, path: Path) -> Result:
+    """The result; ConfigError unless it was made as the trial is declared now."""
     asked = trial.asked
     for part in ("options", "cluster"):
         for key in sorted({*asked[part], *result.asked[part]}):
