@@ -5,7 +5,6 @@ import math
 import statistics
 from typing import Callable, Dict, NamedTuple, Sequence, Tuple
 
-from kvstore.transports.virtual import description
 from odsgd.lab.reproduce.results import Result
 
 CONFIDENCE = 0.95
@@ -60,21 +59,6 @@ def _speed(result: Result) -> float:
     return float(batches / result.column("virtual_seconds")[-1])
 
 
-def _iteration(result: Result) -> float:
-    """Virtual seconds of an iteration."""
-    return result.column("virtual_seconds")[-1] / result.column("iteration")[-1]
-
-
-def _waiting(result: Result) -> float:
-    """Of a worker's virtual time, in percent, what is not computation."""
-    return 100 - 100 * description.of(result.asked["cluster"]).compute.iteration / _iteration(result)
-
-
-def _epoch_seconds(result: Result) -> float:
-    """Virtual seconds of an epoch of CIFAR-10 with mini-batches of 64 on every worker, however few were run."""
-    return 50_000 / (64 * description.of(result.asked["cluster"]).workers) * _iteration(result)
-
-
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
     "accuracy5": Measure("test accuracy, mean of the last five epochs, %", ".2f", _smoothed),
@@ -86,8 +70,6 @@ MEASURES: Dict[str, Measure] = {
     "staleness_max": Measure("largest staleness", ".0f", _staleness("max")),
     "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
     "speed": Measure("samples per second of one worker, virtual time", ".1f", _speed),
-    "waiting": Measure("share of the time that is no computation, %", ".1f", _waiting),
-    "epoch_seconds": Measure("seconds of an epoch, virtual time", ".2f", _epoch_seconds),
     "hours": Measure("hours, virtual time", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
 }
 

@@ -25,8 +25,8 @@ INTRODUCTION = f"""\
 Written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit. How a cell is run, and the rest
 of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds with the standard
 deviation. A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval
-(Student's t), which covers chance in training, not in the choice of the test set. Many claims are tested, so one in
-twenty of those at the edge may be chance.""".replace("95%", "95 %")
+(Student's t), which covers chance in training, not in the choice of the test set, and has no width where all seeds
+agree. Many claims are tested, so one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
 
 
 def load(paper: Paper, folder: Path) -> Runs:
