@@ -22,7 +22,8 @@ def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -
     figure, axes = plt.subplots(figsize=(6.4, 4))
     names = [name for name in (picture.cells or item.cells) if name in cells]
     {"curve": _curves, "histogram": _histograms, "bars": _bars}[picture.kind](axes, item, picture, names, cells)
-    axes.spines[["top", "right"]].set_visible(False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
