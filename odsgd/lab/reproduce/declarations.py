@@ -41,7 +41,6 @@ PAPERS = ("od-sgd", "sasgd", "pipe-sgd", "delayed-update", "staleness-aware-asgd
 STATES = {
     "full": "runs here at the paper's scale",
     "small": "runs here, smaller",
-    "bench": "a speed, which `odsgd bench` measures",
     "open": "could run here; nobody has declared its cells yet",
     "preset": "needs ImageNet or GPUs; a preset is ready",
     "none": "cannot be had",
