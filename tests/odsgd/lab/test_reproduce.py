@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
 
-from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from odsgd.cli import main
 from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
 from odsgd.lab.reproduce.declarations import PAPERS, Item, Paper, Trial, named, papers, read_paper
@@ -259,7 +259,6 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     assert result.config["lr"] == 0.05 and result.parameters > 1000 and result.staleness
     assert result.column("test_accuracy")[-1] > 0.5
     assert not (started.folder / "checkpoints").exists()
-    assert run.again(trial, folders, said.append).numbers() == result.numbers()
     assert all_of(tiny.items["figure-1"], folders) == run.Counts(0, 0, 0)  # all is there
 
     texts = pages.pages([tiny], folders.results)
@@ -272,6 +271,24 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     assert "| The rest. | 3 | **cannot be told** | not run |" in page
     assert "1 of 1" not in page and "Of 2 tables and figures of 1 papers 2 have results" in texts[
         folders.results / "README.md"]
+
+
+@pytest.mark.slow
+def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "PAPERS", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
+    folders = in_folders(tmp_path)
+    trial = tiny.trial("figure-1", "small", "ssgd", 0)
+    assert trial is not None and run.run([trial], folders, 1, time.monotonic() + 200, print).finished == 1
+    path = folders.results / trial.file
+    assert cli.main(["--again", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"{path}: the same numbers again\n")
+    result = results.read(path)
+    result.rows[2][3] = 0.123
+    results.write(result, path)
+    assert cli.main(["--again", str(path)]) == EXIT_FAILURE
+    assert capsys.readouterr().out.endswith(f"{path}: other numbers than before, from epoch 3 on\n")
 
 
 @pytest.mark.slow
