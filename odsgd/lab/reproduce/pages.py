@@ -81,7 +81,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     parts = [f"## {item.title}", f"{item.caption} *{STATES[item.state].capitalize()}.*{note}{preset}{shared}"]
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
-        for scale in scales or list(item.scales.values())[:1]:
+        for scale in scales or list(item.scales.values())[-1:]:
             parts += _differences(scale)
             parts.append(piped(_table(item, runs.get((item.name, scale.name), {}))))
         if not item.scales:

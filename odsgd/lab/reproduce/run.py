@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import functools
+import math
 import os
 import shutil
 import subprocess
@@ -180,7 +181,8 @@ def _kept(one: _Running, folders: Folders) -> str:
     result = collected(one.trial, one.folder)
     results.write(result, folders.results / one.trial.file)
     shutil.rmtree(one.folder / "checkpoints")
-    return f"test accuracy {result.column('test_accuracy')[-1]:.2%}, {result.seconds:.0f} s"
+    accuracy = result.column("test_accuracy")[-1]
+    return f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
 
 
 def collected(trial: Trial, folder: Path) -> Result:

@@ -184,7 +184,8 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
     found = {name: measure.of(result) for name, measure in measures.MEASURES.items()}
     assert found == pytest.approx({
         "accuracy": 60, "accuracy5": 40, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
-        "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "hours": 0.06})
+        "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "speed128": 128 * 60 / 216,
+        "hours": 0.06})
 
 
 def test_the_interval_is_students() -> None:
