@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Dict, List, Mapping, NamedTuple, Tuple
 
-from odsgd.lab.reproduce.declarations import STATES, Claim, Comparison, Item, Paper
+from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, Measure, estimate
 from odsgd.lab.reproduce.results import Result
 
@@ -31,10 +31,11 @@ class Ruling(NamedTuple):
 def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     """At the paper's scale if that tells, else at the smaller one."""
     of = paper.runs_of(item)
-    found = Ruling(OPEN, claim.why or f"not run: {item.note or STATES[item.state]}")
+    at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
+    found = Ruling(OPEN, claim.why or f"not run{at}")
     for scale in of.scales if claim.comparisons else ():
         cells = runs.get((of.name, scale), {})
-        if cells:
+        if cells and claim.scale in (None, scale):
             found = _all(scale, [_one(of, one, cells) for one in claim.comparisons])
             if found.verdict != OPEN:
                 return found

@@ -17,7 +17,8 @@
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
-A claim without `tests` says in `why` what keeps it from being told here.
+A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper` is told by runs at the
+paper's scale only.
 """
 from __future__ import annotations
 
@@ -89,13 +90,17 @@ class Comparison:
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`."""
+    """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
+
+    `scale`: the only one at which it can be told; None: at any.
+    """
 
     name: str
     says: str
     where: str
     comparisons: Tuple[Comparison, ...]
     why: str
+    scale: Optional[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,11 +283,14 @@ def _picture(value: Any, where: str) -> Picture:
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:
-    values = _table(value, where, {"says", "where"}, {"tests", "why"})
+    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale"})
+    if values.get("scale", SCALES[0]) not in SCALES:
+        raise unknown("scale", values["scale"], SCALES, where=f" of {where}")
     if bool(values.get("tests")) == bool(values.get("why")):
         raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
     return Claim(name, values["says"], values["where"],
-                 tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""))
+                 tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""),
+                 values.get("scale"))
 
 
 def _comparison(value: Any, where: str) -> Comparison:

@@ -223,6 +223,14 @@ def test_a_claim_holds_only_if_all_of_it_does(tiny: Paper) -> None:
     assert claims.ruling(tiny, item, item.claims[2], runs) == claims.Ruling(claims.OPEN, "not run")
 
 
+def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
+    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in (0, 1)}
+    runs = {("figure-1", "small"): {"asgd": seeds}}
+    claim = dataclasses.replace(tiny.items["figure-1"].claims[0], scale="paper")
+    assert claims.ruling(tiny, tiny.items["figure-1"], claim, runs) == claims.Ruling(
+        claims.OPEN, "not run at scale `paper`, which alone can tell")
+
+
 def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) -> None:
     seeds = {seed: made(dataclasses.replace(trial, seed=seed), [None]) for seed in (0, 1)}
     runs = {("figure-1", "small"): {"asgd": seeds}}
