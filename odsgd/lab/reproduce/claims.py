@@ -8,7 +8,7 @@ seed, it cannot be told. A claim holds if all its comparisons do, and does not i
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, Measure, estimate
@@ -36,16 +36,21 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     for scale in of.scales if claim.comparisons else ():
         cells = runs.get((of.name, scale), {})
         if cells and claim.scale in (None, scale):
-            found = _all(scale, [_one(of, one, cells) for one in claim.comparisons])
+            found = _all(scale, of, claim.comparisons, cells)
             if found.verdict != OPEN:
                 return found
     return found
 
 
-def _all(scale: str, rulings: List[Ruling]) -> Ruling:
+def _all(scale: str, item: Item, comparisons: Sequence[Comparison], cells: Mapping[str, Seeds]) -> Ruling:
+    """Of all comparisons together; what has the same measure and the same bounds is told together."""
+    rulings = [_one(item, one, cells) for one in comparisons]
     verdicts = [one.verdict for one in rulings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
-    return Ruling(verdict, f"{scale}: " + "; ".join(one.because for one in rulings))
+    told: Dict[str, List[str]] = {}
+    for comparison, one in zip(comparisons, rulings):
+        told.setdefault(f"{MEASURES[comparison.of[1]].label}, {_expected(comparison)}", []).append(one.because)
+    return Ruling(verdict, f"{scale}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
 
 
 def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds]) -> Ruling:
@@ -53,12 +58,12 @@ def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds]) -> Ruling:
     mine, others = cells.get(cell, {}), cells.get(one.other[0], {}) if one.other else None
     seeds = sorted(set(mine) if others is None else set(mine) & set(others))
     if not seeds:
-        return Ruling(OPEN, f"{name}: not run")
+        return Ruling(OPEN, f"{name} not run")
     values = [_number(one, MEASURES[measure], mine[seed], others[seed] if others else None) for seed in seeds]
     found = estimate(values)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
                else FAILS if found.high <= one.above or one.below <= found.low else OPEN)
-    return Ruling(verdict, f"{name} = {_interval(found)}, {_expected(one)}")
+    return Ruling(verdict, f"{name} = {_interval(found)}")
 
 
 def _number(one: Comparison, measure: Measure, mine: Result, other: object) -> float:
@@ -73,8 +78,7 @@ def _number(one: Comparison, measure: Measure, mine: Result, other: object) -> f
 
 def _words(item: Item, one: Comparison) -> str:
     label = item.cells[one.of[0]].label
-    against = f" {'/' if one.ratio else '-'} {item.cells[one.other[0]].label}" if one.other else ""
-    return f"{MEASURES[one.of[1]].label} of {label}{against}"
+    return f"({label}) {'/' if one.ratio else '-'} ({item.cells[one.other[0]].label})" if one.other else label
 
 
 def _interval(found: Estimate) -> str:

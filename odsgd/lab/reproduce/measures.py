@@ -71,9 +71,9 @@ MEASURES: Dict[str, Measure] = {
     "staleness": Measure("mean staleness", ".2f", _staleness("mean")),
     "staleness_max": Measure("largest staleness", ".0f", _staleness("max")),
     "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
-    "speed": Measure("samples/s of a worker (ours: virtual)", ".1f", _speed(None)),
-    "speed128": Measure("samples/s of a worker, 128 an iteration (ours: virtual)", ".1f", _speed(128)),
-    "hours": Measure("hours (ours: virtual)", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
+    "speed": Measure("samples/s of a worker", ".1f", _speed(None)),
+    "speed128": Measure("samples/s of a worker", ".1f", _speed(128)),
+    "hours": Measure("hours", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
 }
 
 
