@@ -122,7 +122,7 @@ class Verdict(NamedTuple):
     @classmethod
     def of(cls, result: Dict[str, Any], systems: Sequence[str]) -> "Verdict":
         times = {system: result["measured_ms"][system] for system in systems if system in result["measured_ms"]}
-        choice = min(times, key=lambda system: result["predicted_ms"][system])
+        choice = next(system for system in result["predicted_ms"] if system in times)  # they stand as the adviser says
         fastest = min(times, key=lambda system: times[system])
         return cls(choice, fastest, times[choice] / times[fastest])
 
@@ -186,12 +186,12 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     results = []
     for number, jobs in enumerate(drawn(asked.seed), start=1):
         mine = [_known(asked.folder, f"{number}{letter}", of) for letter, of in zip("abcd", jobs)]
+        wanted = not asked.table and number in (asked.only or [number])
         for result, of in zip(mine, jobs):
-            if asked.predict or "predicted_ms" not in result:
+            if wanted and (asked.predict or "predicted_ms" not in result):
                 result["predicted_ms"] = predicted(of, host)
-            _write(asked.folder, result)
-        wanted = not asked.table and not asked.predict and number in (asked.only or [number])
-        if wanted and not all("measured_ms" in result for result in mine):
+                _write(asked.folder, result)
+        if wanted and not asked.predict and not all("measured_ms" in result for result in mine):
             for result, found in zip(mine, measured(jobs)):
                 result.update(found)
                 _write(asked.folder, result)

@@ -139,6 +139,8 @@ class Link(_Checked):
     goodput: float = option("954mbit", RATE, "payload that it carries per second")
     latency: float = option("50us", TIME, "from one host to another")
     message: float = option("20us", TIME, "that it is busy with a message beyond its bytes")
+    crossing: float = option(0.0, real(at_least=0, below=1), "share of the goodput that is lost where several workers "
+                             "and several servers send across each other")
     processor: float = option(0, TIME, "per megabyte, of the processors that send and receive it together; counts "
                               "where there are `cores`")
 

@@ -411,7 +411,8 @@ class _Links:
         self._cluster, self._hosts, racks = cluster, len(cluster.host_names()), cluster.racks
         links = [cluster.link(host) for host in range(self._hosts)]
         self._uplinks = 0 if racks is None else -(-self._hosts // racks.hosts)
-        kinds = [(link.goodput, link.message) for link in links] * 2
+        across = min(cluster.workers, cluster.servers) > 1
+        kinds = [(link.goodput * (1 - link.crossing * across), link.message) for link in links] * 2
         kinds += [(racks.goodput, 0.0)] * 2 * self._uplinks if racks else []
         self.latency = [ns(link.latency) for link in links] + [0] * (self._hosts + 2 * self._uplinks)
         nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]

@@ -147,10 +147,16 @@ def test_a_second_server_gains_where_the_first_ones_link_is_the_bound_and_a_four
 def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: str) -> None:
     said = advice(profile, "--stores", "ssgd,odsgd,dsync", "--servers", "1,auto")
     times = [prediction.iteration_s for prediction in said.predictions]
-    assert times == sorted(times) and said.now is said.predictions[0]
+    assert times[0] <= 1.01 * min(times) and times[2:] == sorted(times[2:]) and said.now is said.predictions[0]
     lines = report.text(said, batch_size=32, lines=2).splitlines()
     assert lines[1].split()[:4] == ["system", "iteration,", "ms", "samples/s"]
     assert lines[2].split()[0] == said.predictions[0].system.label and "slower ones" in lines[4]
+
+
+def test_what_ties_with_the_fastest_is_ordered_by_staleness_and_then_by_memory(profile: str) -> None:
+    """All hide 4 MB behind passes of 100 ms with a server for each worker; `easgd` is as fast, and staler."""
+    said = advice(profile, "--systems", "easgd:T=4@4,odsgd@4,delayed@4,ssgd@4", "--rate", "5gbit")
+    assert [found.system.label for found in said.predictions] == ["delayed@4", "odsgd@4", "easgd:T=4@4", "ssgd@4"]
 
 
 def test_a_rate_is_that_of_the_links_of_which_headers_take_their_part(profile: str) -> None:

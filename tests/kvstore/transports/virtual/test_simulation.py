@@ -120,6 +120,16 @@ def test_servers_beside_workers_share_their_links_but_not_with_themselves() -> N
     assert per_iteration("ssgd", workers=2, compute=COMPUTE_3S, placement="beside") == pytest.approx(5)
 
 
+@pytest.mark.parametrize("servers, expected", [(1, 4), (2, 4 / 0.8)])
+def test_links_are_slower_where_several_workers_and_servers_send_across_each_other(servers: int, expected: float
+                                                                                   ) -> None:
+    """Two workers and two buckets: one after the other on one server; on two there and back for both workers."""
+    found = per_iteration("odsgd", workers=2, layers=2, servers=servers, compute={"iteration": 0},
+                          links={"goodput": MBYTE, "latency": 0, "message": 0, "crossing": 0.2},
+                          options={"warmup": 0})
+    assert found == pytest.approx(expected, rel=0.05)
+
+
 def test_racks_share_an_uplink() -> None:
     """Two workers in one rack, two servers in the other: what each link could carry at once goes one after another."""
     settings: Dict[str, Any] = {"workers": 2, "servers": 2, "layers": 2, "compute": {"iteration": 0}}
