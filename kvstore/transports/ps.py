@@ -41,7 +41,9 @@ OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
 """Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
 """Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
-SUM_KEYS = 2  # of each length, so that one sum is on its way while another is added up
+SUM_KEYS = 2
+"""Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
+windows grow so far that buckets later leave in bursts, and workers' streams drift apart (docs/benchmarks/tried.md)."""
 Asked = Tuple[int, int, NDArray]
 """A sum that has been asked for: its key, its length, and where it arrives."""
 PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
@@ -153,7 +155,7 @@ class Connection:
 
         The fastest rounds count, since those that a busy machine holds up say nothing of links and servers.
         """
-        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES[:2]}
+        times: Dict[int, List[float]] = {size: [] for size in SUM_SIZES}
         spent = 0.0
         self.total(np.zeros(1))  # all are here, and begin together
         for probe in range(PROBES):

@@ -7,12 +7,12 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.buckets import Bucket, Keys, Parameter, plan
+from kvstore.buckets import Bucket, Keys, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
 from kvstore.transports.mpi import World
-from kvstore.transports.rounds import Round, Rounds, bucket_nbytes
+from kvstore.transports.rounds import Round, Rounds, on_ring
 from kvstore.wire.codecs import codec
 from kvstore.wire.interfaces import Pending, Ring, Traffic
 
@@ -44,9 +44,7 @@ class MpiRing(Ring):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        floats = sum(parameter.size for parameter in parameters)
-        suits = bucket_nbytes(self._codec, self.num_workers, floats, traffic.waits)
-        return plan(parameters, self._process.keys, traffic.bucket_nbytes or suits, traffic.whole)
+        return on_ring(parameters, traffic, self._process.keys, self.num_workers)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._process.rounds.ask(str(bucket), self._codec)

@@ -16,10 +16,13 @@ from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Option
 
 import numpy as np
 
+from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.errors import EXIT_FAILURE, KVStoreError
 from kvstore.job import control
 from kvstore.job.control import watch
 from kvstore.wire.codecs import Codec, NotFiniteError, Plain
+from kvstore.wire.codecs import codec as named
+from kvstore.wire.interfaces import Traffic
 
 MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
@@ -99,6 +102,13 @@ def blocks(array: np.ndarray, number: int) -> List[np.ndarray]:
     """`array` in `number` parts of about the same size, some empty if it is short."""
     bounds = [array.size * index // number for index in range(number + 1)]
     return [array[start:stop] for start, stop in zip(bounds, bounds[1:])]
+
+
+def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_workers: int) -> List[Bucket]:
+    """The buckets of a job."""
+    floats = sum(parameter.size for parameter in parameters)
+    suits = bucket_nbytes(named(traffic.codec), num_workers, floats, traffic.waits)
+    return plan(parameters, keys, traffic.bucket_nbytes or suits, traffic.whole)
 
 
 def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> int:

@@ -9,12 +9,12 @@ from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, plan
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
 from kvstore.transports.ring import Views, process
-from kvstore.transports.rounds import Messages, Pair, Round, allgather, bucket_nbytes, owned, reduce_scatter
+from kvstore.transports.rounds import Messages, Pair, Round, allgather, on_ring, owned, reduce_scatter
 from kvstore.wire.codecs import Plain
 from kvstore.wire.interfaces import Pending, Sharded, Traffic
 
@@ -95,9 +95,7 @@ class MpiSharded(Sharded):
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        floats = sum(parameter.size for parameter in parameters)
-        suits = bucket_nbytes(Plain(), self.num_workers, floats, traffic.waits)
-        buckets = plan(parameters, self._process.keys, traffic.bucket_nbytes or suits, traffic.whole)
+        buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         self._sums: Dict[int, NDArray] = {}
         return buckets

@@ -38,7 +38,7 @@ def split_lr(lr: float) -> Tuple[float, float]:
 
 # -- beside buckets: sums, and letters -------------------------------------------------------------------------------
 
-SUM_SIZES = (1024, 64 * 1024, 256 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
+SUM_SIZES = (1024, 32 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
 NOT_YET = -1
 
 

@@ -1,10 +1,9 @@
 """Buckets as the real transports lay them out, so that virtual messages are as large as real ones."""
 from typing import List, Optional, Sequence
 
-from kvstore.buckets import Bucket, Keys, Parameter, plan
-from kvstore.transports import ps, rounds
+from kvstore.buckets import Bucket, Keys, Parameter
+from kvstore.transports import ps
 from kvstore.transports.virtual.description import VirtualCluster
-from kvstore.wire.codecs import codec
 from kvstore.wire.interfaces import Traffic
 
 
@@ -26,16 +25,7 @@ def round_pace(cluster: VirtualCluster) -> float:
     return (there + cluster.server.update + away * link) / 1e6
 
 
-def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
-    """As `ring.MpiRing.plan`."""
-    suits = rounds.bucket_nbytes(codec(traffic.codec), cluster.workers, _floats(parameters), traffic.waits)
-    return plan(parameters, keys, traffic.bucket_nbytes or suits, traffic.whole)
-
-
 def window(parameters: Sequence[Parameter], traffic: Traffic) -> Optional[float]:
     """Bytes that may be in flight to one server; None: an asynchronous job has no bound."""
-    return None if traffic.asynchronous else ps.window_nbytes(_floats(parameters), traffic.waits)
-
-
-def _floats(parameters: Sequence[Parameter]) -> int:
-    return sum(parameter.size for parameter in parameters)
+    floats = sum(parameter.size for parameter in parameters)
+    return None if traffic.asynchronous else ps.window_nbytes(floats, traffic.waits)

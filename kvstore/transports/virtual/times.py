@@ -13,6 +13,7 @@ from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Keys, Parameter, by_layer
 from kvstore.errors import ConfigError, unknown
+from kvstore.transports.rounds import on_ring
 from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.transports.virtual.programs import Programs
@@ -73,8 +74,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     if kind not in method.transports:
         raise ConfigError(f"store {method.name} does not run on transport `{kind}`")
     layers, traffic = by_layer(parameters), made.traffic(whole=False)
-    lay = layout.on_ring if kind == "ring" else layout.on_servers
-    buckets = lay(layers, traffic, Keys(1 if kind == "ring" else cluster.servers), cluster)
+    buckets = (on_ring(layers, traffic, Keys(1), cluster.workers) if kind == "ring" else
+               layout.on_servers(layers, traffic, Keys(cluster.servers), cluster))
     programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind == "ring",
                         None if kind == "ring" else layout.window(layers, traffic))
     return Simulation(cluster, method, programs, buckets, layers, traffic.codec)

@@ -17,6 +17,7 @@ from kvstore.buckets import Bucket, Parameter
 from kvstore.errors import ConfigError
 from kvstore.job import control
 from kvstore.transports.inprocess import InProcess, InProcessRing, InProcessSharded, Late, Stage
+from kvstore.transports.rounds import on_ring
 from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.transports.virtual.programs import Programs
@@ -170,7 +171,7 @@ class VirtualRing(_Timed, InProcessRing):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._layers, self._codec = parameters, codec(traffic.codec)
-        return layout.on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
+        return on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)
 
     def opens(self, opening: Opening) -> None:
         self._stage.opens(opening, self._layers, ring=True)
