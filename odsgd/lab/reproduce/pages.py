@@ -166,12 +166,13 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
                for paper, item in items for claim in item.claims}
     verdicts = collections.Counter(one.verdict for one in rulings.values())
+    unrun = sum(len(item.claims) for paper, item in items if (paper, item) not in results_of)
     counts = [[text, str(states[state])] for state, text in STATES.items()]
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
         f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here. Of "
         f"{len(rulings)} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be "
-        "told.",
+        f"told: of {unrun} of these nothing has run.",
         piped([["tables and figures", "number"], *counts]), "## Claims",
         *(_claims(paper, rulings) for paper in papers),
         "## Tables and figures", _items(items, loaded)]
