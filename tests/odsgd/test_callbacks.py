@@ -8,6 +8,7 @@ import pytest
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.gluon import by_name
 from kvstore.transports.inprocess import InProcess, Stage
 from odsgd import callbacks
 
@@ -79,6 +80,8 @@ def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statist
 @pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
 def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, tmp_path: Path,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    by_name._warn.cache_clear()  # another test may have been told
+
     def train(transport: InProcess) -> None:
         net, other = (mx.gluon.nn.Dense(1, in_units=1, prefix=f"{name}_{which}_") for which in ("net", "other"))
         net.initialize()
