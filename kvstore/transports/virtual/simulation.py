@@ -49,15 +49,16 @@ class _Lane:
     Invariant: `answered` is the number of the last question that has an answer; they are answered in order.
     """
 
-    __slots__ = ("answered", "arrivals", "at", "held", "ops", "time")
+    __slots__ = ("answered", "arrivals", "at", "halfway", "held", "ops", "time", "way")
 
-    def __init__(self) -> None:
-        self.ops: Sequence[Op] = ()
+    def __init__(self, way: List[int], halfway: int) -> None:
+        self.ops: Sequence[Op] = ()         # of the iteration; none: not begun, or ended
         self.at = 0                         # the op that is next
         self.time = 0                       # when it can begin, as far as is known
         self.answered = 0
         self.arrivals: Dict[int, int] = {}  # question -> when its answer came, of the last few
-        self.held: Deque[Tuple[Op, int]] = collections.deque()  # questions that may not leave yet, and since when
+        self.held: List[Tuple[Op, int]] = []  # questions that may not leave yet, and since when
+        self.way, self.halfway = way, halfway  # links to the server and back; how many of them lead there
 
 
 class Simulation:
@@ -83,13 +84,16 @@ class Simulation:
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
-        self._now, self._reached = 0, False  # whether a question has reached an asynchronous server's rule
+        self._now = 0
+        self._until: float = 0  # what may be carried out is earlier
+        self._pauses = False    # when a question has reached an asynchronous server's rule
         self._events: List[Tuple[int, int, int, int, int, int]] = []
         self._costs = _Costs(cluster, method, self.buckets, codec_name, transport)
         self._links = _Links(cluster, self.buckets, codec_name)
         self._passes = _PassTimes(cluster, self.buckets, parameters)
         count = range(self.num_workers)
-        self._lanes = [[_Lane() for _ in self.buckets] for _ in count]
+        servers = [bucket.server_rank for bucket in self.buckets]
+        self._lanes = [[_Lane(*self._links.way(m, server_rank)) for server_rank in servers] for m in count]
         self._behind: List[Dict[Tuple[int, int], List[int]]] = [{} for _ in count]
         self._begun: List[Deque[int]] = [collections.deque() for _ in count]  # iterations to carry out, the first is on
         self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
@@ -146,7 +150,7 @@ class Simulation:
             ready = self.ready(worker_rank)
             if rested:
                 ready = max(ready, self._now, *(self._heard(lane) for lane in self._lanes[worker_rank]))
-            self._at(ready, START, worker_rank, 0)
+            heapq.heappush(self._events, (ready, START, worker_rank, 0, 0, 0))
 
     def rest(self, worker_rank: int) -> None:
         """A worker begins nothing new before all it has asked for has arrived; perhaps it comes to meet the others."""
@@ -155,8 +159,8 @@ class Simulation:
 
     def met(self) -> int:
         """All workers meet: everything in flight arrives, and all go on from the time that this is over."""
-        while self._events:
-            self._carry_out()
+        self._until, self._pauses = math.inf, False
+        self._carry_out()
         assert all(self._resting) and not any(self._begun), "a worker waits for an answer that nobody gives"
         self._resting, self._open = [False] * self.num_workers, set(range(self.num_workers))
         self._programs.forget(min(self.done))
@@ -183,48 +187,46 @@ class Simulation:
 
         Returns whether anything happened.
         """
-        moved, self._reached = False, False
-        while self._events and self._events[0][0] < self._horizon() and not self._reached:
-            self._carry_out()
-            moved = True
+        # the earliest time at which a worker may begin something that it has not told yet
+        self._until = min(map(self.ready, self._open)) if self._open else math.inf
+        self._pauses = True
+        moved = bool(self._events) and self._events[0][0] < self._until
+        self._carry_out()
         return moved
-
-    def _horizon(self) -> float:
-        """The earliest time at which a worker may begin something that it has not told yet."""
-        return min(map(self.ready, self._open)) if self._open else math.inf
 
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
     def _start(self, m: int) -> None:
-        t, lanes = self._begun[m][0], self._lanes[m]
-        grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
-        self._busy[m] = len(lanes)
+        grads, self._computed[m] = self._passes.times(m, self._begun[m][0], self._computed[m], self._weights[m])
+        self._busy[m] = len(self._lanes[m])
         for group in self._passes.together:
-            self._at(grads[group[0]], GRADIENTS, m, group[0])
+            heapq.heappush(self._events, (grads[group[0]], GRADIENTS, m, group[0], 0, 0))
 
     def _gradients(self, time: int, m: int, first: int) -> None:
         """The gradients of a group of buckets are there, of which this is the first."""
-        program = self._programs.of(self._begun[m][0])
+        program, lanes, gather = self._programs.of(self._begun[m][0]), self._lanes[m], self._costs.gather
         for b in self._passes.together_with[first]:
-            lane = self._lanes[m][b]
-            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, self._costs.gather[b])
-            self._go_on(m, b)
+            lane = lanes[b]
+            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, gather[b])
+            self._go_on(m, b, lane)
 
     def _arrays(self, m: int, time: int, cost: int) -> int:
         """When a worker is through with work on arrays that it can begin at `time`."""
-        over = self._arrays_free[m] = max(time, self._arrays_free[m]) + cost
+        free = self._arrays_free[m]
+        over = self._arrays_free[m] = (time if time > free else free) + cost
         return over
 
     def _message(self, m: int, time: int) -> int:
         """The same for a message."""
-        over = self._messages_free[m] = max(time, self._messages_free[m]) + self._costs.message
+        free = self._messages_free[m]
+        over = self._messages_free[m] = (time if time > free else free) + self._costs.message
         return over
 
-    def _go_on(self, m: int, b: int) -> None:
+    def _go_on(self, m: int, b: int, lane: _Lane) -> None:
         """Carry out the lane's program up to an answer that is not known yet."""
-        lane = self._lanes[m][b]
-        while lane.at < len(lane.ops):
-            op = lane.ops[lane.at]
+        ops = lane.ops
+        while lane.at < len(ops):
+            op = ops[lane.at]
             if op.what == "await":
                 if op.number > lane.answered:
                     return
@@ -233,101 +235,117 @@ class Simulation:
                 lane.time = self._arrays(m, lane.time, self._costs.step[b])
             else:
                 lane.held.append((op, lane.time))
-                self._leave(m, b)
+                self._leave(m, b, lane)
             lane.at += 1
-        if lane.ops is not _ENDED:
-            lane.ops, lane.at = _ENDED, 0
-            self._weights[m][b] = self._arrays(m, lane.time, self._costs.scatter[b])
-            self._busy[m] -= 1
-            if not self._busy[m]:
-                self.done[m] = self._begun[m].popleft()
-                self.over(m)
-                if self._begun[m]:
-                    self._at(self.ready(m), START, m, 0)
-                elif not self._resting[m]:
-                    self._open.add(m)
+        lane.ops, lane.at = (), 0
+        self._weights[m][b] = self._arrays(m, lane.time, self._costs.scatter[b])
+        self._busy[m] -= 1
+        if not self._busy[m]:
+            self._end(m)
 
-    def _leave(self, m: int, b: int) -> None:
+    def _end(self, m: int) -> None:
+        """A worker's iteration is over."""
+        self.done[m] = self._begun[m].popleft()
+        self.over(m)
+        if self._begun[m]:
+            heapq.heappush(self._events, (self.ready(m), START, m, 0, 0, 0))
+        elif not self._resting[m]:
+            self._open.add(m)
+            self._until = min(self._until, self.ready(m))
+
+    def _leave(self, m: int, b: int, lane: _Lane) -> None:
         """Send the questions of a lane that may leave."""
-        lane = self._lanes[m][b]
         while lane.held:
-            op, since = lane.held[0]
-            if op.what == "sum":
-                self._at(self._message(m, since), SUM, m, b, op.number, op.update)
+            (what, number, behind, update), ready = lane.held[0]
+            if what == "sum":
+                heapq.heappush(self._events, (self._message(m, ready), SUM, m, b, number, update))
             else:
-                if op.number > lane.answered + 1:  # never two of a bucket at a time
+                if number > lane.answered + 1:  # never two of a bucket at a time
                     return
-                for other, number in op.behind:
-                    if number > self._lanes[m][other].answered:
-                        self._behind[m].setdefault((other, number), []).append(b)
+                ready = max(ready, lane.arrivals.get(number - 1, 0))
+                for other, last in behind:
+                    before = self._lanes[m][other]
+                    if last > before.answered:
+                        self._behind[m].setdefault((other, last), []).append(b)
                         return
-                answers = [self._lanes[m][other].arrivals.get(number, 0) for other, number in op.behind]
-                leaves = self._message(m, max(since, lane.arrivals.get(op.number - 1, 0), *answers))
-                there = self._links.way(m, self.buckets[b].server_rank)[1]
-                self._at(leaves, PASS if there else HANDLE, m, b)
-            lane.held.popleft()
+                    ready = max(ready, before.arrivals.get(last, 0))
+                there = PASS if lane.halfway else HANDLE
+                heapq.heappush(self._events, (self._message(m, ready), there, m, b, 0, 0))
+            del lane.held[0]
 
-    def _answered(self, m: int, b: int, time: int, update: int = 0) -> None:
+    def _answered(self, m: int, b: int, lane: _Lane, time: int, update: int = 0) -> None:
         """An answer is there; what waited for it goes on. `update`: what U takes, which follows on a ring."""
-        lane = self._lanes[m][b]
-        lane.answered += 1
+        number = lane.answered = lane.answered + 1
         arrived = self._message(m, time)
-        lane.arrivals[lane.answered] = self._arrays(m, arrived, update) if update else arrived
-        lane.arrivals.pop(lane.answered - 16, None)
-        for other in self._behind[m].pop((b, lane.answered), ()):
-            self._leave(m, other)
-        self._leave(m, b)
-        self._go_on(m, b)
+        lane.arrivals[number] = self._arrays(m, arrived, update) if update else arrived
+        lane.arrivals.pop(number - 16, None)
+        if self._behind[m]:
+            for other in self._behind[m].pop((b, number), ()):
+                self._leave(m, other, self._lanes[m][other])
+        if lane.held:
+            self._leave(m, b, lane)
+        if lane.ops:
+            self._go_on(m, b, lane)
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _at(self, time: int, what: int, m: int, b: int, number: int = 0, end: int = 0) -> None:
-        heapq.heappush(self._events, (time, what, m, b, number, end))
-
     def _carry_out(self) -> None:
-        time, what, m, b, number, end = heapq.heappop(self._events)
-        self._now = time
-        if what == PASS:
-            self._pass(time, m, b, number, end)
-        elif what == HANDLE:
-            self._handle(time, m, b)
-        elif what == START:
+        """What is earlier than `_until`, which what happens may bring nearer."""
+        events, lanes, push, pop = self._events, self._lanes, heapq.heappush, heapq.heappop
+        free, busy, latency = self._links.free, self._links.busy, self._links.latency
+        while events and events[0][0] < self._until:
+            time, what, m, b, number, end = pop(events)
+            self._now = time
+            if what == PASS:  # a message is at a link of its way, of that number, and its last byte there at `end`
+                lane = lanes[m][b]
+                link = lane.way[number]
+                begins = free[link]
+                if begins < time:
+                    begins = time
+                passed = free[link] = begins + busy[link][b]
+                if end < passed:
+                    end = passed
+                number += 1
+                if number == lane.halfway:
+                    push(events, (end, HANDLE, m, b, 0, 0))
+                elif number == len(lane.way):
+                    push(events, (end, ARRIVED, m, b, 0, 0))
+                else:
+                    delay = latency[link]
+                    push(events, (begins + delay, PASS, m, b, number, end + delay))
+            elif what == HANDLE:
+                self._handle(time, m, b)
+            elif what == ARRIVED:
+                self._answered(m, b, lanes[m][b], time, end)
+            else:
+                self._carry_out_rarer(time, what, m, b, number, end)
+
+    def _carry_out_rarer(self, time: int, what: int, m: int, b: int, number: int, update: int) -> None:
+        """One of the events of which there are fewer than messages."""
+        if what == START:
             self._start(m)
         elif what == GRADIENTS:
             self._gradients(time, m, b)
-        elif what == ARRIVED:
-            self._answered(m, b, time, end)
         elif what == ANSWER:
             self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
         else:
-            self._sum(time, m, b, number, end)
-
-    def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
-        """A message is at the `hop`th link of its way to the server and back; `end`: when its last byte is there."""
-        way, halfway = self._links.way(m, self.buckets[b].server_rank)
-        begins, end = self._links.take(way[hop], b, time, end)
-        if hop + 1 == halfway:
-            self._at(end, HANDLE, m, b)
-        elif hop + 1 == len(way):
-            self._at(end, ARRIVED, m, b)
-        else:
-            delay = self._links.latency[way[hop]]
-            self._at(begins + delay, PASS, m, b, hop + 1, end + delay)
+            self._sum(time, m, b, number, update)
 
     def _answer(self, time: int, workers: Sequence[int], b: int) -> None:
         """The server's thread is through. Answers that leave together share the link, so they are there together."""
-        server_rank, begun, last = self.buckets[b].server_rank, [], 0
+        links, begun, last = self._links, [], 0
         for m in workers:
-            way, halfway = self._links.way(m, server_rank)
-            if halfway == len(way):  # on the server's own host
-                self._answered(m, b, time)
+            lane = self._lanes[m][b]
+            if lane.halfway == len(lane.way):  # on the server's own host
+                self._answered(m, b, lane, time)
             else:
-                begins, end = self._links.take(way[halfway], b, time, 0)
-                begun.append((m, halfway, begins, way[halfway]))
-                last = max(last, end)
-        for m, halfway, begins, link in begun:
-            delay = self._links.latency[link]
-            self._at(begins + delay, PASS, m, b, halfway + 1, last + delay)
+                link = lane.way[lane.halfway]
+                begins = max(time, links.free[link])
+                links.free[link] = last = begins + links.busy[link][b]
+                begun.append((begins + links.latency[link], m, lane.halfway + 1))
+        last += links.latency[link] if begun else 0
+        for there, m, hop in begun:
+            heapq.heappush(self._events, (there, PASS, m, b, hop, last))
 
     def _handle(self, time: int, m: int, b: int) -> None:
         """A push is at its server's thread."""
@@ -338,12 +356,13 @@ class Simulation:
             came.append(m)
             if len(came) == self.num_workers:
                 over += costs.update[b]
-                self._at(over, ANSWER, m, b)
+                heapq.heappush(self._events, (over, ANSWER, m, b, 0, 0))
         else:
             self.order[self.buckets[b].id].append(m)
-            self._reached = True
+            if self._pauses:
+                self._until = 0
             over += costs.update[b]
-            self._at(over, ANSWER, m, b)
+            heapq.heappush(self._events, (over, ANSWER, m, b, 0, 0))
         self._server_free[server] = over
 
     def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
@@ -355,11 +374,9 @@ class Simulation:
         del self._rounds[b, number]
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
+        arrives, follows = self._ring_free + delay, update * self._costs.on_workers[b]
         for worker in range(self.num_workers):
-            self._at(self._ring_free + delay, ARRIVED, worker, b, 0, update * self._costs.on_workers[b])
-
-
-_ENDED: Tuple[Op, ...] = ()
+            heapq.heappush(self._events, (arrives, ARRIVED, worker, b, 0, follows))
 
 
 class _Costs:
@@ -417,8 +434,8 @@ class _Links:
         self.latency = [ns(link.latency) for link in links] + [0] * (self._hosts + 2 * self._uplinks)
         nbytes = [codec(codec_name).nbytes(bucket.size) + WIRE_DTYPE.itemsize * HEADER for bucket in buckets]
         busy = {kind: [ns(kind[1] + n / kind[0]) for n in nbytes] for kind in set(kinds)}
-        self._busy = [busy[kind] for kind in kinds]  # by link and bucket
-        self._free = [0] * len(kinds)
+        self.busy = [busy[kind] for kind in kinds]  # by link and bucket
+        self.free = [0] * len(kinds)
         per_byte = cluster.links.processor / 1e6
         self._sent = [ns(per_byte * n) for n in nbytes]
         blocks = [codec(codec_name).nbytes(-(-bucket.size // cluster.workers)) for bucket in buckets]
@@ -444,23 +461,17 @@ class _Links:
             between = [uplinks + source // per_rack, uplinks + self._uplinks + target // per_rack]
         return [source, *between, self._hosts + target]
 
-    def take(self, link: int, b: int, time: int, end: int) -> Tuple[int, int]:
-        """When a message that comes at `time` begins to pass and has passed, no sooner than its last byte is here."""
-        begins = max(time, self._free[link])
-        self._free[link] = begins + self._busy[link][b]
-        return begins, max(self._free[link], end)
-
     def loads(self, buckets: Sequence[Bucket], asked: Sequence[int], num_workers: int) -> Dict[str, int]:
         """How long the busiest link of each kind is at work, where each worker asks a bucket's server so often."""
         of_server: Dict[int, List[int]] = collections.defaultdict(list)
         for b, bucket in enumerate(buckets):
             of_server[bucket.server_rank].append(b)
-        work = [0] * len(self._free)
+        work = [0] * len(self.free)
         for server_rank, bs in of_server.items():
-            times = {id(busy): sum(busy[b] * asked[b] for b in bs) for busy in self._busy}
+            times = {id(busy): sum(busy[b] * asked[b] for b in bs) for busy in self.busy}
             for m in range(num_workers):
                 for link in self.way(m, server_rank)[0]:
-                    work[link] += times[id(self._busy[link])]
+                    work[link] += times[id(self.busy[link])]
         serving = {self._cluster.host_of_server(server_rank) for server_rank in of_server}
         loads: Dict[str, int] = {}
         for link, time in enumerate(work):
@@ -478,7 +489,7 @@ class _Links:
 
     def last(self) -> int:
         """When the last link is free."""
-        return max(self._free)
+        return max(self.free)
 
 
 class _PassTimes:
