@@ -13,6 +13,7 @@ REQUIRES = [
     "pandas>=1.3,<3.1",  # asked for by GluonCV; 3.1 is the first for NumPy 2 alone
     "gluoncv==0.10.5.post0",  # the last release for MXNet 1
     "scikit-learn>=1.0",  # its handwritten digits
+    "scipy>=1.5",  # Student's t
     "PyYAML>=5.4",
     "tqdm>=4.60",
     "setuptools>=65; python_version >= '3.12'",  # MXNet and GluonCV import distutils, gone from Python 3.12
@@ -42,6 +43,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.8,<3.13",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
+    package_data={"odsgd.lab.reproduce": ["papers/*.yaml"]},
     install_requires=REQUIRES,
     extras_require={
         **{name: [requirement] for name, requirement in MXNET.items()},

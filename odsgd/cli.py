@@ -20,6 +20,7 @@ COMMANDS = {
     "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
+    "reproduce": ("odsgd.lab.reproduce.cli", "run the papers' tables and figures, and write pages of them"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
     "advise": ("odsgd.lab.advise.cli", "predict every store's speed on a described cluster, and say what limits it"),
 }
@@ -79,5 +80,5 @@ def _run(command: str, argv: List[str]) -> int:
 
 
 def _usage() -> str:
-    return USAGE.format(commands="\n".join(f"  {name:<8}{help}" for name, (_, help) in COMMANDS.items()))
+    return USAGE.format(commands="\n".join(f"  {name:<11}{help}" for name, (_, help) in COMMANDS.items()))
 

@@ -24,11 +24,11 @@ DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text
         if FOLDER in page.parents}
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
             "design": "Explanation", "virtual": "How-to guides", "advise": "How-to guides", "benchmarks": "Results",
-            "reliability": "Results", "timing-models": "Results", "scale": "Results",
+            "reliability": "Results", "results": "Results", "timing-models": "Results", "scale": "Results",
             "contributing": "For contributors"}
 """Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
-MEASURED = re.compile(r"benchmarks/\w+_\d{6}$")
-"""Pages of measurements, each with its month."""
+MEASURED = re.compile(r"benchmarks/\w+_\d{6}$|results/[a-z-]+$")
+"""Pages of measurements, each with its month, and of the papers, which `results/README` leads to."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

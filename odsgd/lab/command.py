@@ -1,7 +1,11 @@
-"""Shared by the commands of the lab: actions by name, complaints in one line, tables and figures."""
+"""Shared by the commands of the lab: actions by name, complaints in one line, tables and figures, the machine."""
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Sequence, TypeVar
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
@@ -48,3 +52,28 @@ def pyplot(purpose: str) -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot
     return pyplot
+
+
+def piped(lines: Sequence[Sequence[str]]) -> str:
+    """Cells as a table of Markdown, whose numbers stand to the right."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
+    return "\n".join([head, "|---|" + "---:|" * (len(lines[0]) - 1), *body])
+
+
+def cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
+def output(command: Sequence[str]) -> str:
+    """All that a short command says, run beside the package; `unknown` if it cannot."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                              timeout=60, cwd=os.path.dirname(sys.modules["odsgd"].__file__ or "."))
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"

@@ -41,7 +41,7 @@ def main(argv: List[str]) -> int:
 def read_run(folder: Path) -> Outcome:
     """The outcome of one run; ConfigError that names the file if its metrics cannot be read."""
     path = folder / METRICS
-    events = _events(path)
+    events = events_of(path)
     # In order; a resumed run may have written an epoch twice: the later counts.
     by_number = {event["epoch"]: event for event in events if event.get("event") == "epoch"}
     epochs = [by_number[number] for number in sorted(by_number)]
@@ -77,8 +77,8 @@ def _staleness(events: Sequence[Dict[str, Any]]) -> Optional[Tuple[float, int, f
     return (found[-1]["staleness_mean"], found[-1]["staleness_max"], found[-1]["updates_per_s"]) if found else None
 
 
-def _events(path: Path) -> List[Dict[str, Any]]:
-    """The records of one metrics file."""
+def events_of(path: Path) -> List[Dict[str, Any]]:
+    """The records of one metrics file; ConfigError if it is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

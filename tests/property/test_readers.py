@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
 from odsgd.config.train import TrainConfig
+from odsgd.lab.reproduce import results
 from odsgd.launch import cli, handshake, pmi
 from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import read_hostfile
@@ -121,6 +122,27 @@ def test_a_configuration_in_yaml(folder: Path, content: bytes) -> None:
         return
     path = written(folder, "config.yaml", content)
     holds(lambda: TrainConfig.from_flags(["--config", str(path)]).to_yaml())
+
+
+TRIAL = {"paper": "sasgd", "item": "figure-1", "scale": "paper", "cell": "n1", "seed": 0}
+RESULT = results.Result(TRIAL, {"options": {}}, {"lr": 0.1}, {"odsgd": "1"}, {"cores": 2}, 10, 1, 2.5,
+                        [[1, 10, 0.5, 0.5, 0.5, None, 1.0]], None)
+
+
+@given(data=st.data())
+def test_the_result_of_a_run(folder: Path, data: st.DataObject) -> None:
+    path = folder / "result.json"
+    results.write(RESULT, path)
+    changed = written(folder, "changed.json", data.draw(texts(path.read_text())))
+    holds(lambda: results.read(changed))
+
+
+@pytest.mark.parametrize("text", [
+    "[" * 100000, '{"schema": 1}', '{"schema": 1, "checksum": ' + "[" * 900 + "]" * 900 + "}",
+    '{"schema": ' + "9" * 5000 + "}", "{}", "null", '{"schema": 1, "a": "\\ud800"}'])
+def test_the_result_of_a_run_that_was_made_up(folder: Path, text: str) -> None:
+    line = holds(lambda: results.read(written(folder, "made-up.json", text.encode())))
+    assert line and "made-up.json" in line
 
 
 FLAGS = ["--lr", "--seed", "--kvstore", "--epochs", "--warmup", "--lr-local", "--optimizer-params", "--gpus",

@@ -52,7 +52,7 @@ class _Lane:
     __slots__ = ("answered", "arrivals", "at", "halfway", "held", "ops", "time", "way")
 
     def __init__(self, way: List[int], halfway: int) -> None:
-        self.ops: Sequence[Op] = ()         # of the iteration; none: not begun, or ended
+        self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
         self.at = 0                         # the op that is next
         self.time = 0                       # when it can begin, as far as is known
         self.answered = 0
@@ -197,29 +197,28 @@ class Simulation:
     # --- an iteration of a worker -----------------------------------------------------------------------------------
 
     def _start(self, m: int) -> None:
-        grads, self._computed[m] = self._passes.times(m, self._begun[m][0], self._computed[m], self._weights[m])
-        self._busy[m] = len(self._lanes[m])
+        t = self._begun[m][0]
+        grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
+        self._busy[m] = len(self.buckets)
         for group in self._passes.together:
             heapq.heappush(self._events, (grads[group[0]], GRADIENTS, m, group[0], 0, 0))
 
     def _gradients(self, time: int, m: int, first: int) -> None:
         """The gradients of a group of buckets are there, of which this is the first."""
-        program, lanes, gather = self._programs.of(self._begun[m][0]), self._lanes[m], self._costs.gather
+        program = self._programs.of(self._begun[m][0])
         for b in self._passes.together_with[first]:
-            lane = lanes[b]
-            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, gather[b])
+            lane = self._lanes[m][b]
+            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, self._costs.gather[b])
             self._go_on(m, b, lane)
 
     def _arrays(self, m: int, time: int, cost: int) -> int:
         """When a worker is through with work on arrays that it can begin at `time`."""
-        free = self._arrays_free[m]
-        over = self._arrays_free[m] = (time if time > free else free) + cost
+        over = self._arrays_free[m] = max(time, self._arrays_free[m]) + cost
         return over
 
     def _message(self, m: int, time: int) -> int:
         """The same for a message."""
-        free = self._messages_free[m]
-        over = self._messages_free[m] = (time if time > free else free) + self._costs.message
+        over = self._messages_free[m] = max(time, self._messages_free[m]) + self._costs.message
         return over
 
     def _go_on(self, m: int, b: int, lane: _Lane) -> None:
@@ -256,21 +255,21 @@ class Simulation:
     def _leave(self, m: int, b: int, lane: _Lane) -> None:
         """Send the questions of a lane that may leave."""
         while lane.held:
-            (what, number, behind, update), ready = lane.held[0]
+            (what, number, behind, update), since = lane.held[0]
             if what == "sum":
-                heapq.heappush(self._events, (self._message(m, ready), SUM, m, b, number, update))
+                heapq.heappush(self._events, (self._message(m, since), SUM, m, b, number, update))
             else:
                 if number > lane.answered + 1:  # never two of a bucket at a time
                     return
-                ready = max(ready, lane.arrivals.get(number - 1, 0))
+                leaves = max(since, lane.arrivals.get(number - 1, 0))
                 for other, last in behind:
                     before = self._lanes[m][other]
                     if last > before.answered:
                         self._behind[m].setdefault((other, last), []).append(b)
                         return
-                    ready = max(ready, before.arrivals.get(last, 0))
-                there = PASS if lane.halfway else HANDLE
-                heapq.heappush(self._events, (self._message(m, ready), there, m, b, 0, 0))
+                    leaves = max(leaves, before.arrivals.get(last, 0))
+                leaves = self._message(m, leaves)
+                heapq.heappush(self._events, (leaves, PASS if lane.halfway else HANDLE, m, b, 0, 0))
             del lane.held[0]
 
     def _answered(self, m: int, b: int, lane: _Lane, time: int, update: int = 0) -> None:
@@ -294,42 +293,43 @@ class Simulation:
         events, lanes, push, pop = self._events, self._lanes, heapq.heappush, heapq.heappop
         free, busy, latency = self._links.free, self._links.busy, self._links.latency
         while events and events[0][0] < self._until:
-            time, what, m, b, number, end = pop(events)
+            time, what, m, b, hop, end = pop(events)
             self._now = time
-            if what == PASS:  # a message is at a link of its way, of that number, and its last byte there at `end`
+            if what == PASS:  # a message is at the hop-th link of its way, and its last byte will be there at `end`
                 lane = lanes[m][b]
-                link = lane.way[number]
+                way = lane.way
+                link = way[hop]
                 begins = free[link]
                 if begins < time:
                     begins = time
                 passed = free[link] = begins + busy[link][b]
                 if end < passed:
                     end = passed
-                number += 1
-                if number == lane.halfway:
+                hop += 1
+                if hop == lane.halfway:
                     push(events, (end, HANDLE, m, b, 0, 0))
-                elif number == len(lane.way):
+                elif hop == len(way):
                     push(events, (end, ARRIVED, m, b, 0, 0))
                 else:
                     delay = latency[link]
-                    push(events, (begins + delay, PASS, m, b, number, end + delay))
-            elif what == HANDLE:
-                self._handle(time, m, b)
-            elif what == ARRIVED:
-                self._answered(m, b, lanes[m][b], time, end)
+                    push(events, (begins + delay, PASS, m, b, hop, end + delay))
             else:
-                self._carry_out_rarer(time, what, m, b, number, end)
+                self._happen(time, what, m, b, hop, end)
 
-    def _carry_out_rarer(self, time: int, what: int, m: int, b: int, number: int, update: int) -> None:
-        """One of the events of which there are fewer than messages."""
-        if what == START:
-            self._start(m)
+    def _happen(self, time: int, what: int, m: int, b: int, number: int, end: int) -> None:
+        """All else than a message's way."""
+        if what == ARRIVED:
+            self._answered(m, b, self._lanes[m][b], time, end)
         elif what == GRADIENTS:
             self._gradients(time, m, b)
+        elif what == HANDLE:
+            self._handle(time, m, b)
+        elif what == START:
+            self._start(m)
         elif what == ANSWER:
             self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
         else:
-            self._sum(time, m, b, number, update)
+            self._sum(time, m, b, number, end)
 
     def _answer(self, time: int, workers: Sequence[int], b: int) -> None:
         """The server's thread is through. Answers that leave together share the link, so they are there together."""
@@ -374,9 +374,9 @@ class Simulation:
         del self._rounds[b, number]
         busy, delay = self._costs.ring[b]
         self._ring_free = max(time, self._ring_free) + busy
-        arrives, follows = self._ring_free + delay, update * self._costs.on_workers[b]
         for worker in range(self.num_workers):
-            heapq.heappush(self._events, (arrives, ARRIVED, worker, b, 0, follows))
+            heapq.heappush(self._events, (self._ring_free + delay, ARRIVED, worker, b, 0,
+                                          update * self._costs.on_workers[b]))
 
 
 class _Costs:

@@ -28,7 +28,7 @@ def accuracy(system: System) -> str:
     return ACCURACY.get(system.name + told, "–")
 
 
-CHECKED_WORKERS, CHECKED_FLOATS, CHECKED_GOODPUT = (2, 6), (0.05e6, 25.6e6), (0.19e9 / 8, 9.6e9 / 8)
+CHECKED_WORKERS, CHECKED_FLOATS, CHECKED_GOODPUT = (2, 6), (0.05e6, 17.1e6), (0.33e9 / 8, 9.6e9 / 8)
 CHECKED_STORES = ("ssgd", "odsgd", "asgd", "pipesgd", "easgd")
 """Of the configurations that were measured for docs/advise.md, lowest and highest; goodput in bytes per second."""
 

@@ -8,18 +8,15 @@ import math
 import os
 import platform
 import shlex
-import subprocess
-import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig
 from odsgd.lab.bench.results import Finding
 from odsgd.lab.bench.run import Measured, Setting, nbytes
-from odsgd.lab.command import aligned
+from odsgd.lab.command import aligned, cpu, output, piped
 
 HOW_MEASURED = """\
 Iteration: milliseconds from one iteration's end to the next, the mean over a job's iterations and workers (after the
@@ -92,7 +89,7 @@ def markdown(config: BenchConfig, findings: Sequence[Finding], measured: Measure
     parts = [f"# {config.title}", f"<!-- Written by `odsgd bench`: {shlex.join(command)} -->"]
     parts += [config.note.strip()] if config.note.strip() else []
     for setting, block in _blocks(findings):
-        parts += [f"## {headline(setting, block, measured)}", _piped(_cells(config, block))]
+        parts += [f"## {headline(setting, block, measured)}", piped(_cells(config, block))]
     parts += ["## How it was measured", HOW_MEASURED, _pairs({**machine, "command": f"`{shlex.join(command)}`"})]
     parts += [_pairs(configuration(config)), *_failures(measured)]
     return "\n\n".join(parts) + "\n"
@@ -122,14 +119,14 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """Where it was measured; `loads`: of the machine, before and after."""
     from odsgd.training.journal import versions
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
-    software += f" at commit {_output(['git', 'describe', '--always', '--dirty'])}"
+    software += f" at commit {output(['git', 'describe', '--always', '--dirty'])}"
     if config.torch_python:
-        software += f", PyTorch {_output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
+        software += f", PyTorch {output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
     if config.horovod_python:
-        software += f", Horovod {_output([config.horovod_python, '-c', _HOROVOD])}"
+        software += f", Horovod {output([config.horovod_python, '-c', _HOROVOD])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
-            "machine": f"{os.cpu_count()} cores ({_cpu()}), {memory_gb:.0f} GiB",
+            "machine": f"{os.cpu_count()} cores ({cpu()}), {memory_gb:.0f} GiB",
             "load before and after": "{:.1f}, {:.1f}".format(*loads),
             "system": f"Linux {platform.release()}", "versions": software,
             "links": "emulated by `odsgd cluster`: all hosts on this machine" if set(config.rates) != {NO_CLUSTER}
@@ -143,11 +140,6 @@ def _blocks(findings: Sequence[Finding]) -> List[Tuple[Setting, List[Finding]]]:
 def _cells(config: BenchConfig, block: Sequence[Finding]) -> List[List[str]]:
     asked = columns(config)
     return [[heading for heading, _ in asked], *([cell(finding) for _, cell in asked] for finding in block)]
-
-
-def _piped(lines: Sequence[Sequence[str]]) -> str:
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join([head, "|---|" + "---:|" * (len(lines[0]) - 1), *body])
 
 
 def _pairs(pairs: Dict[str, str]) -> str:
@@ -181,20 +173,3 @@ def _words(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(_words, value))
     return "–" if value is None else str(value)
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
-
-
-def _output(command: Sequence[str]) -> str:
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              timeout=60, cwd=os.path.dirname(sys.modules["odsgd"].__file__ or "."))
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    return done.stdout.strip() or "unknown"

@@ -19,6 +19,7 @@ from kvstore.engine.updates import Queued
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.server.shard import Shard
 from kvstore.wire.codecs import CODECS, Codec, codec
+from kvstore.wire.interfaces import Opening, Traffic
 from kvstore.wire.messages import HEADER
 from odsgd.config.train import TrainConfig
 
@@ -91,11 +92,15 @@ def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     return lambda: function(*arguments)
 
 
+def _bucket(number: int, floats: int) -> Bucket:
+    return Bucket(number, 0, (Segment(Parameter(number, f"p{number}", (floats,)), 0, floats, 0),))
+
+
 def _lane(number: int, floats: int) -> Lane:
-    parameter = Parameter(number, f"p{number}", (floats,))
-    one = Keyed(parameter, [mx.nd.ones(floats)])
+    bucket = _bucket(number, floats)
+    one = Keyed(bucket.first, [mx.nd.ones(floats)])
     one.grads = [mx.nd.ones(floats)]
-    return Lane(Bucket(number, 0, (Segment(parameter, 0, floats, 0),)), [one])
+    return Lane(bucket, [one])
 
 
 def _step(applied: mx.optimizer.Optimizer, number: int, w: NDArray) -> Callable[[], Any]:
@@ -131,11 +136,10 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
     options = {option: getattr(config.options, option) for option in method.option_names()
                if name == config.kvstore and option != "T"}
-    shard.command("open", {
-        "method": algorithms.where(method), "options": method.Options(**options).in_iterations().plain(),
-        "optimizer": optimizers.describe(optimizer(config, plain=bool(method.plain_sgd))),
-        "buckets": {key: {"server_rank": 0, "size": floats, "shape": None, "lr_mult": 1.0, "wd_mult": 1.0}
-                    for key in keys}})
+    opening = Opening(algorithms.where(method), method.Options(**options).in_iterations().plain(),
+                      optimizers.describe(optimizer(config, plain=bool(method.plain_sgd))),
+                      [_bucket(key, floats) for key in keys], Traffic())
+    shard.command("open", opening.command())
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))
 
     def push(key: int) -> None:

@@ -1,0 +1,93 @@
+"""Whether a claim of a paper holds in our runs.
+
+Each comparison of a claim is a number of each seed: a cell's measure, alone or against another cell's with the same
+seed, which has the same first weights and the same order of the data. Its mean has a 95 % confidence interval by
+Student's t. The interval inside what the claim says: it holds. Wholly outside: it does not. Else, and with a single
+seed, it cannot be told. A claim holds if all its comparisons do, and does not if one does not.
+"""
+from __future__ import annotations
+
+import math
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
+from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, Measure, estimate
+from odsgd.lab.reproduce.results import Result
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
+
+Seeds = Mapping[int, Result]
+Runs = Mapping[Tuple[str, str], Mapping[str, Seeds]]
+"""Results of a paper: by item and scale, by cell, by seed."""
+
+
+class Ruling(NamedTuple):
+    """What a claim comes to, and why."""
+
+    verdict: str
+    because: str
+
+
+def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
+    """At the paper's scale if that tells, else at the smaller one."""
+    of = paper.runs_of(item)
+    at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
+    found = Ruling(OPEN, claim.why or f"not run{at}")
+    for scale in of.scales if claim.comparisons else ():
+        cells = runs.get((of.name, scale), {})
+        if cells and claim.scale in (None, scale):
+            found = _all(scale, of, claim.comparisons, cells)
+            if found.verdict != OPEN:
+                return found
+    return found
+
+
+def _all(scale: str, item: Item, comparisons: Sequence[Comparison], cells: Mapping[str, Seeds]) -> Ruling:
+    """Of all comparisons together; what has the same measure and the same bounds is told together."""
+    rulings = [_one(item, one, cells) for one in comparisons]
+    verdicts = [one.verdict for one in rulings]
+    verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
+    told: Dict[str, List[str]] = {}
+    for comparison, one in zip(comparisons, rulings):
+        told.setdefault(f"{MEASURES[comparison.of[1]].label}, {_expected(comparison)}", []).append(one.because)
+    return Ruling(verdict, f"{scale}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
+
+
+def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds]) -> Ruling:
+    name, (cell, measure) = _words(item, one), one.of
+    mine, others = cells.get(cell, {}), cells.get(one.other[0], {}) if one.other else None
+    seeds = sorted(set(mine) if others is None else set(mine) & set(others))
+    if not seeds:
+        return Ruling(OPEN, f"{name} not run")
+    values = [_number(one, MEASURES[measure], mine[seed], others[seed] if others else None) for seed in seeds]
+    found = estimate(values)
+    verdict = (HOLDS if one.above < found.low and found.high < one.below
+               else FAILS if found.high <= one.above or one.below <= found.low else OPEN)
+    return Ruling(verdict, f"{name} = {_interval(found)}")
+
+
+def _number(one: Comparison, measure: Measure, mine: Result, other: object) -> float:
+    value = measure.of(mine)
+    if not isinstance(other, Result) or one.other is None:
+        return value
+    against = MEASURES[one.other[1]].of(other)
+    if one.ratio:
+        return value / against if against else math.nan
+    return value - against
+
+
+def _words(item: Item, one: Comparison) -> str:
+    label = item.cells[one.of[0]].label
+    return f"({label}) {'/' if one.ratio else '-'} ({item.cells[one.other[0]].label})" if one.other else label
+
+
+def _interval(found: Estimate) -> str:
+    if found.seeds == 1:
+        return f"{found.mean:.4g} (one seed)"
+    percent = f"{100 * CONFIDENCE:g} %"
+    return f"{found.mean:.4g} ({percent}: {found.low:.4g} to {found.high:.4g}, {found.seeds} seeds)"
+
+
+def _expected(one: Comparison) -> str:
+    bounds: Dict[str, float] = {"above": one.above, "below": one.below}
+    return "expected " + " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound))

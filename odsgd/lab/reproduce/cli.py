@@ -1,0 +1,150 @@
+"""``odsgd reproduce``: run, list, report."""
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import math
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, List, Sequence
+
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
+from odsgd.config.flags import Parser
+from odsgd.lab.command import aligned, pyplot
+from odsgd.lab.reproduce import pages, results
+from odsgd.lab.reproduce.declarations import PAPERS, SCALES, Item, Trial, named, paper_called, papers
+from odsgd.lab.reproduce.run import Folders, again, run
+
+DESCRIPTION = """\
+Run the tables and figures of five papers, and write pages with the papers' numbers beside ours. A run that was stopped
+goes on from its checkpoint when the same command is given again.
+
+  odsgd reproduce --list
+  odsgd reproduce staleness-aware-asgd/figure-1 --data-dir DIR --seeds 3 --budget 2h
+  odsgd reproduce --report"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what is asked; 70 if a run failed, or came out otherwise than before."""
+    parser = _parser()
+    asked = parser.parse_args(argv)
+    if asked.list:
+        print(listed(asked.results))
+        return 0
+    if asked.report:
+        pyplot("--report")  # or complain before anything is written
+        print("\n".join(map(str, pages.write(papers(), asked.results))))
+        return 0
+    folders = Folders(asked.data_dir, asked.results, asked.runs)
+    if asked.again:
+        return _again(asked.again, folders)
+    if not asked.items:
+        raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --list, --report or --again FILE")
+    return _run(chosen(named(asked.items), asked.scale, asked.cells, asked.seeds), folders, asked.jobs, asked.budget)
+
+
+def _parser() -> Parser:
+    parser = Parser("; `odsgd reproduce --help` says how", prog="odsgd reproduce", description=DESCRIPTION,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures, or a whole PAPER")
+    add("--list", action="store_true", help="every table and figure, with its state")
+    add("--report", action="store_true", help="write the pages from the results that are there")
+    add("--again", metavar="FILE", type=Path, help="run what a result's file has once more, and compare the numbers")
+    add("--scale", choices=SCALES, help="the paper's, or a smaller one (default: the smaller one where there is one)")
+    add("--seeds", metavar="N", type=_positive, default=3, help="runs of each cell, with seeds from 0 on (default: 3)")
+    add("--cells", metavar="GLOB", default="*", help="only the cells with such names, e.g. 'odsgd-*'")
+    add("--budget", metavar="TIME", type=_seconds, default=math.inf, help="stop after so long, e.g. 90s, 30m or 2h")
+    add("--jobs", metavar="N", type=_positive, default=os.cpu_count() or 1, help="runs at a time (default: one a core)")
+    add("--data-dir", metavar="DIR", type=Path, help="folder with mnist/ and cifar10/")
+    add("--results", metavar="DIR", type=Path, default=Path("docs/results"), help="(default: docs/results)")
+    add("--runs", metavar="DIR", type=Path, default=Path("runs/reproduce"), help="folder of the runs (default: "
+        "runs/reproduce)")
+    return parser
+
+
+def _positive(text: str) -> int:
+    """Of a whole number from 1 on."""
+    if not re.fullmatch(r"[1-9]\d{0,5}", text):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got `{shown(text)}`")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Of a time with its unit.
+
+    >>> _seconds("90s"), _seconds("1.5h")
+    (90.0, 5400.0)
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([smh])", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"expected a time with its unit, as 90s, 30m or 2h, got `{shown(text)}`")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def chosen(items: Sequence[Item], scale: Any, glob: str, seeds: int) -> List[Trial]:
+    """The trials of these items; the first seeds of all come first."""
+    found: List[Trial] = []
+    for item in items:
+        if not item.scales:
+            raise ConfigError(f"{item.full_name} has nothing to run: {item.note or item.state}")
+        if scale is not None and scale not in item.scales:
+            raise ConfigError(f"{item.full_name} has no scale `{scale}`; it has {', '.join(item.scales)}")
+        found += item.trials(scale or list(item.scales)[-1], seeds)
+    picked = [trial for trial in found if fnmatch.fnmatchcase(trial.cell.name, glob)]
+    if not picked:
+        raise ConfigError(f"no cell is called `{shown(glob)}`; there are "
+                          f"{', '.join(dict.fromkeys(trial.cell.name for trial in found))}")
+    return sorted(picked, key=lambda trial: trial.seed)
+
+
+def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        counts = run(trials, folders, jobs, time.monotonic() + budget_s, _say)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    there = len(trials) - counts.finished - counts.failed - counts.left
+    _say(f"{counts.finished} runs finished, {there} were there, {counts.failed} failed, {counts.left} are left"
+         f"{'; the same command goes on with them' if counts.left else ''}")
+    return EXIT_FAILURE if counts.failed else 0
+
+
+def _again(file: Path, folders: Folders) -> int:
+    """Run a finished trial again; 70 if its numbers are others."""
+    first = results.read(file)
+    name, *rest = first.trial.values()
+    trial = paper_called(name).trial(*rest) if name in PAPERS else None
+    if trial is None:
+        raise ConfigError(f"`{file}`: no cell of that name is declared any more")
+    results.checked(first, trial, file)
+    second = again(trial, folders, _say)
+    if first.numbers() == second.numbers():
+        _say(f"{file}: the same numbers again")
+        return 0
+    differing = [old[0] for old, new in zip(first.rows, second.rows) if old != new]
+    _say(f"{file}: other numbers than before, from epoch {differing[0]} on" if differing else
+         f"{file}: another staleness, or another number of epochs, than before")
+    return EXIT_FAILURE
+
+
+def listed(folder: Path) -> str:
+    """Every table and figure with its state."""
+    lines = [["table or figure", "state", "cells that have run", "shows"]]
+    for paper in papers():
+        runs = pages.load(paper, folder)
+        lines += [[item.full_name, item.state, pages.progress(paper, item, runs) or "-", item.caption]
+                  for item in paper.items.values()]
+    words = [line[-1] for line in lines]
+    return "\n".join(f"{cells}  {caption}" for cells, caption in zip(
+        aligned([line[:-1] for line in lines]).splitlines(), words))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

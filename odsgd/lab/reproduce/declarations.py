@@ -1,0 +1,331 @@
+"""What the papers show, and how it is run here: every table and figure, read from ``papers/PAPER.yaml``.
+
+    title: …                                    the paper
+    items:
+      table-2:                                  one table or figure
+        caption: …                              what it shows
+        state: small                            of STATES; `note` says more, `preset` names a file in configs/
+        measures: [accuracy]                  columns of its table here
+        options: {model: resnet18_v2, …}        of `odsgd train`, for all cells …
+        cluster: {…}                            … and the virtual cluster that they run on
+        scales:
+          small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
+        cells:
+          ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
+        pictures: [{kind: curve, x: epoch, y: accuracy}]
+        claims:
+          close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
+      figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
+
+A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper` is told by runs at the
+paper's scale only.
+"""
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError, unknown
+from odsgd.config import methods
+from odsgd.config.files import read_yaml_file
+from odsgd.lab.reproduce.measures import MEASURES
+
+FOLDER = Path(__file__).resolve().parent / "papers"
+
+PAPERS = ("od-sgd", "sasgd", "pipe-sgd", "delayed-update", "staleness-aware-asgd")
+
+STATES = {
+    "full": "runs here at the paper's scale",
+    "small": "runs here, smaller",
+    "open": "could run here; nobody has declared its cells yet",
+    "preset": "needs ImageNet or GPUs; a preset is ready",
+    "none": "cannot be had",
+    "drawing": "a drawing or a table without results",
+}
+
+SCALES = ("paper", "small")
+
+FIXED: Dict[str, Any] = {"on_nan": "continue", "log_interval": 10 ** 9, "keep_checkpoints": 2}
+"""Options of every run: a run that diverges is a result, and only epochs are kept of its metrics."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One curve, bar or number of an item: how it is trained, and the paper's numbers of it by measure."""
+
+    name: str
+    label: str
+    options: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    paper: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """The size at which an item's cells are run."""
+
+    name: str
+    options: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    differs: Tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A number of our runs, and the open interval in which it has to lie: a cell's measure, alone or less, or divided
+    by, that of another cell.
+    """
+
+    of: Tuple[str, str]
+    other: Optional[Tuple[str, str]]
+    ratio: bool
+    above: float
+    below: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
+
+    `scale`: the only one at which it can be told; None: at any.
+    """
+
+    name: str
+    says: str
+    where: str
+    comparisons: Tuple[Comparison, ...]
+    why: str
+    scale: Optional[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """Our picture of an item. `kind`: curve, of `y` over `x` (epoch, hours); histogram, of staleness; bars, of `y`."""
+
+    kind: str
+    x: str
+    y: str
+    cells: Tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One table or figure of a paper."""
+
+    paper: str
+    name: str
+    caption: str
+    state: str
+    note: str
+    preset: Optional[str]
+    measures: Tuple[str, ...]
+    options: Mapping[str, Any]
+    cluster: Mapping[str, Any]
+    scales: Mapping[str, Scale]
+    cells: Mapping[str, Cell]
+    cells_of: Optional[str]
+    pictures: Tuple[Picture, ...]
+    claims: Tuple[Claim, ...]
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.paper}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        """``Table 2``, or ``Figure 4, mnist-mlp``."""
+        kind, number, *part = self.name.split("-", 2)
+        return f"{kind.capitalize()} {number}" + "".join(f", {one}" for one in part)
+
+    def trials(self, scale: str, seeds: int) -> Iterator[Trial]:
+        """All runs of a scale, the first seed of every cell before the second of any."""
+        for seed in range(seeds):
+            for cell in self.cells.values():
+                yield Trial(self, self.scales[scale], cell, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """One paper."""
+
+    name: str
+    title: str
+    cite: str
+    items: Mapping[str, Item]
+
+    def trial(self, item: str, scale: str, cell: str, seed: int) -> Optional[Trial]:
+        """By names; None if there is no such cell."""
+        found = self.items.get(item)
+        if found is None or scale not in found.scales or cell not in found.cells:
+            return None
+        return Trial(found, found.scales[scale], found.cells[cell], seed)
+
+    def runs_of(self, item: Item) -> Item:
+        """The item whose cells this one shows: itself, mostly."""
+        return item if item.cells_of is None else self.items[item.cells_of]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One training run: a cell at a scale, with a seed."""
+
+    item: Item
+    scale: Scale
+    cell: Cell
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.item.full_name} {self.cell.name}, {self.scale.name}, seed {self.seed}"
+
+    @property
+    def file(self) -> str:
+        """Of its result, below the folder of all results."""
+        return f"data/{self.item.full_name}/{self.scale.name}/{self.cell.name}-{self.seed}.json"
+
+    @property
+    def asked(self) -> Dict[str, Any]:
+        """Its options, those that cells share only where its store takes them; and its virtual cluster."""
+        shared = {**self.item.options, **self.scale.options}
+        store = {**shared, **self.cell.options}.get("kvstore")
+        goes = {key: value for key, value in shared.items() if not methods.takers(key) or store in methods.takers(key)}
+        cluster = {**self.item.cluster, **self.scale.cluster, **self.cell.cluster, "seed": self.seed}
+        return {"options": {**FIXED, **goes, **self.cell.options, "seed": self.seed}, "cluster": cluster}
+
+    @property
+    def folder(self) -> str:
+        """Of its run, below the folder of all runs: another one for other options."""
+        digest = hashlib.sha256(canonical(self.asked).encode()).hexdigest()[:8]
+        return f"{self.item.full_name}/{self.scale.name}/{self.cell.name}-{self.seed}-{digest}"
+
+
+def canonical(value: Any) -> str:
+    """JSON of which there is one for each value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+@functools.lru_cache(maxsize=None)
+def paper_called(name: str) -> Paper:
+    """The declarations of one paper; what is wrong with them names the file and the place."""
+    return read_paper(FOLDER / f"{name}.yaml")
+
+
+def read_paper(path: Path) -> Paper:
+    """The same from any file."""
+    values = _table(read_yaml_file(str(path)), f"`{path}`", {"title", "cite", "items"})
+    items = {key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in values["items"].items()}
+    for item in items.values():
+        if item.cells_of is not None and item.cells_of not in items:
+            raise unknown("item", item.cells_of, items, where=f" after cells_of of {item.name} in `{path}`")
+        _check_names(item, items[item.cells_of or item.name], f"`{path}`: {item.name}")
+    return Paper(path.stem, values["title"], values["cite"], items)
+
+
+def papers() -> List[Paper]:
+    """All five."""
+    return [paper_called(name) for name in PAPERS]
+
+
+def named(names: Sequence[str]) -> List[Item]:
+    """The items that a user names, as PAPER/ITEM, or as PAPER for all of a paper that have cells of their own."""
+    known = {item.full_name: item for one in papers() for item in one.items.values()}
+    found: List[Item] = []
+    for name in names:
+        if name in PAPERS:
+            found += [item for item in paper_called(name).items.values() if item.scales]
+        elif name in known:
+            item = known[name]
+            found.append(paper_called(item.paper).runs_of(item))
+        else:
+            raise unknown("table or figure", name, [*known, *PAPERS], listed="`odsgd reproduce --list` lists all")
+    return list({item.full_name: item for item in found}.values())
+
+
+def _item(paper: str, name: str, value: Any, where: str) -> Item:
+    values = _table(value, where, {"caption", "state"}, {
+        "note", "preset", "measures", "options", "cluster", "scales", "cells", "cells_of", "pictures", "claims"})
+    if values["state"] not in STATES:
+        raise unknown("state", values["state"], STATES, where=f" of {where}")
+    scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
+    cells = {key: _cell(key, one, f"{where}, cell {key}") for key, one in values.get("cells", {}).items()}
+    if values["state"] in SCALES[1:] and "cells_of" not in values and not (scales and cells):
+        raise ConfigError(f"{where}: state `{values['state']}` needs cells and a scale, or cells_of")
+    return Item(paper, name, values["caption"], values["state"], values.get("note", ""), values.get("preset"),
+                tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales, cells,
+                values.get("cells_of"), tuple(_picture(one, where) for one in values.get("pictures", ())),
+                tuple(_claim(key, one, f"{where}, claim {key}") for key, one in values.get("claims", {}).items()))
+
+
+def _scale(name: str, value: Any, where: str) -> Scale:
+    if name not in SCALES:
+        raise unknown("scale", name, SCALES, where=f" in {where}")
+    values = _table(value, where, set(), {"options", "cluster", "differs"})
+    return Scale(name, values.get("options", {}), values.get("cluster", {}), tuple(values.get("differs", ())))
+
+
+def _cell(name: str, value: Any, where: str) -> Cell:
+    values = _table(value, where, {"label"}, {"options", "cluster", "paper"})
+    return Cell(name, values["label"], values.get("options", {}), values.get("cluster", {}), values.get("paper", {}))
+
+
+def _picture(value: Any, where: str) -> Picture:
+    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells"})
+    if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in ("epoch", "hours"):
+        raise ConfigError(f"{where}: expected a curve over epoch or hours, a histogram or bars; got {value}")
+    x, y = values.get("x", "epoch"), values.get("y", "accuracy")
+    return Picture(values["kind"], x, y, tuple(values.get("cells", ())))
+
+
+def _claim(name: str, value: Any, where: str) -> Claim:
+    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale"})
+    if values.get("scale", SCALES[0]) not in SCALES:
+        raise unknown("scale", values["scale"], SCALES, where=f" of {where}")
+    if bool(values.get("tests")) == bool(values.get("why")):
+        raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
+    return Claim(name, values["says"], values["where"],
+                 tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""),
+                 values.get("scale"))
+
+
+def _comparison(value: Any, where: str) -> Comparison:
+    values = _table(value, where, {"of"}, {"minus", "over", "above", "below"})
+    if not {"above", "below"} & set(values) or {"minus", "over"} <= set(values):
+        raise ConfigError(f"{where}: expected above, below or both, and minus or over or neither; got {value}")
+    other = values.get("minus", values.get("over"))
+    return Comparison(_split(values["of"]), None if other is None else _split(other), "over" in values,
+                      float(values.get("above", -math.inf)), float(values.get("below", math.inf)))
+
+
+def _split(text: str) -> Tuple[str, str]:
+    cell, _, measure = text.rpartition(".")
+    return cell, measure
+
+
+def _check_names(item: Item, runs: Item, where: str) -> None:
+    """Cells and measures that are named exist."""
+    sides = [side for claim in item.claims for one in claim.comparisons for side in (one.of, one.other) if side]
+    cells = [*(cell for cell, _ in sides), *(cell for picture in item.pictures for cell in picture.cells)]
+    for cell in cells:
+        if cell not in runs.cells:
+            raise unknown("cell", cell, runs.cells, where=f" in {where}")
+    named = [*item.measures, *(measure for _, measure in sides),
+             *(measure for one in item.cells.values() for measure in one.paper)]
+    for measure in named:
+        if measure not in MEASURES:
+            raise unknown("measure", measure, MEASURES, where=f" in {where}")
+
+
+def _table(value: Any, where: str, needed: Any, also: Any = frozenset()) -> Dict[str, Any]:
+    """A table with these keys."""
+    if not isinstance(value, dict) or not needed <= set(value):
+        raise ConfigError(f"{where}: expected {', '.join(sorted(needed)) or 'a table'}, got {value!r}")
+    for key in value:
+        if key not in {*needed, *also}:
+            raise unknown("key", key, {*needed, *also}, where=f" in {where}")
+    return value

@@ -1,0 +1,107 @@
+"""Numbers of one finished run, by name; and of several runs, their mean with a confidence interval."""
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+
+from odsgd.lab.reproduce.results import Result
+
+CONFIDENCE = 0.95
+
+FEW = 5
+"""Epochs that `accuracy5` is averaged over."""
+
+
+class Measure(NamedTuple):
+    """How it is called and written, and what it is in a result; NaN where the run has no such number."""
+
+    label: str
+    form: str
+    of: Callable[[Result], float]
+
+    def text(self, value: float) -> str:
+        return "-" if math.isnan(value) else format(value, self.form)
+
+
+def _last(column: str) -> Callable[[Result], float]:
+    return lambda result: 100 * result.column(column)[-1]
+
+
+def _error(column: str) -> Callable[[Result], float]:
+    return lambda result: 100 - 100 * result.column(column)[-1]
+
+
+def _smoothed(result: Result) -> float:
+    return 100 * statistics.fmean(result.column("test_accuracy")[-FEW:])
+
+
+def _early(result: Result) -> float:
+    accuracies = result.column("test_accuracy")
+    return 100 * statistics.fmean(accuracies[:math.ceil(len(accuracies) / 2)])
+
+
+def _staleness(key: str) -> Callable[[Result], float]:
+    return lambda result: float(result.staleness[key]) if result.staleness else math.nan
+
+
+def _beyond(result: Result) -> float:
+    """Of all pushes, in percent, those whose staleness is above 2n."""
+    if not result.staleness:
+        return math.nan
+    bound, histogram = 2 * result.config.get("n", math.nan), result.staleness["histogram"]
+    return 100 * sum(pushes for tau, pushes in histogram.items() if int(tau) > bound) / sum(histogram.values())
+
+
+def _speed(batch_size: Optional[int]) -> Callable[[Result], float]:
+    """Samples of one worker in a virtual second, with mini-batches of its own size or of another in the same time."""
+    def of(result: Result) -> float:
+        iterations, seconds = result.column("iteration")[-1], result.column("virtual_seconds")[-1]
+        return float((batch_size or result.config["batch_size"]) * iterations / seconds)
+    return of
+
+
+MEASURES: Dict[str, Measure] = {
+    "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
+    "accuracy5": Measure("test accuracy, mean of the last five epochs, %", ".2f", _smoothed),
+    "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
+    "error": Measure("test error, %", ".2f", _error("test_accuracy")),
+    "train_accuracy": Measure("training accuracy, %", ".2f", _last("train_accuracy")),
+    "train_error": Measure("training error, %", ".2f", _error("train_accuracy")),
+    "staleness": Measure("mean staleness", ".2f", _staleness("mean")),
+    "staleness_max": Measure("largest staleness", ".0f", _staleness("max")),
+    "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
+    "speed": Measure("samples/s of a worker", ".1f", _speed(None)),
+    "speed128": Measure("samples/s of a worker", ".1f", _speed(128)),
+    "hours": Measure("hours", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
+}
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds, with its confidence interval: infinite for a single one."""
+
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and interval by Student's t.
+
+    >>> "{:.3f}, {:.3f} to {:.3f}".format(*estimate([1.0, 2.0, 3.0]))
+    '2.000, -0.484 to 4.484'
+    >>> estimate([7.0])
+    Estimate(mean=7.0, low=-inf, high=inf, seeds=1)
+    """
+    from scipy.special import stdtrit
+    mean, n = statistics.fmean(values), len(values)
+    if n < 2 or any(map(math.isnan, values)):
+        return Estimate(mean, -math.inf, math.inf, n)
+    half = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * statistics.stdev(values) / math.sqrt(n)
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def spread(values: Sequence[float]) -> Tuple[float, float]:
+    """Mean and standard deviation, which is NaN for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan

@@ -1,0 +1,205 @@
+"""The pages of ``docs/results``: from the declarations and the files of results, and from nothing else.
+
+    README.md        all claims of all papers with their rulings, and the counts
+    PAPER.md         every table and figure: the paper's numbers beside ours, pictures, claims
+    pictures/*.png
+
+Each number of ours is worked out of files, so pages written anew from the same files have the same text.
+"""
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+from typing import Counter, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.lab.command import piped
+from odsgd.lab.reproduce import pictures, results
+from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
+from odsgd.lab.reproduce.declarations import STATES, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
+from odsgd.lab.reproduce.results import Result
+
+INTRODUCTION = f"""\
+Written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit. How a cell is run, and the rest
+of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds with the standard
+deviation. A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval
+(Student's t), which covers chance in training, not in the choice of the test set, and has no width where all seeds
+agree. Many claims are tested, so one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
+
+
+def load(paper: Paper, folder: Path) -> Runs:
+    """All results of a paper; ConfigError for a file that no cell is declared for, or that is not what was written."""
+    found: Dict[Tuple[str, str], Dict[str, Dict[int, Result]]] = {}
+    for path in sorted((folder / "data" / paper.name).glob("*/*/*.json")):
+        item, scale = path.parent.parent.name, path.parent.name
+        match = re.fullmatch(r"(.+)-(\d{1,9})", path.stem)
+        trial = paper.trial(item, scale, match[1], int(match[2])) if match else None
+        if trial is None:
+            raise ConfigError(f"`{path}`: no cell of that name is declared; remove the file")
+        result = results.checked(results.read(path), trial, path)
+        found.setdefault((item, scale), {}).setdefault(trial.cell.name, {})[trial.seed] = result
+    return found
+
+
+def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
+    """All pages and pictures; returns the pages' paths."""
+    for paper in papers:
+        runs = load(paper, folder)
+        for item in paper.items.values():
+            for picture, cells, path in _pictures(paper, item, runs):
+                pictures.draw(paper.runs_of(item), picture, cells, folder / path)
+    texts = pages(papers, folder)
+    for page, text in texts.items():
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    return list(texts)
+
+
+def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
+    """The text of every page."""
+    loaded = {paper.name: load(paper, folder) for paper in papers}
+    texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
+    return {folder / "README.md": _overview(papers, loaded), **texts}
+
+
+# --- one paper --------------------------------------------------------------------------------------------------------
+
+def _page(paper: Paper, runs: Runs) -> str:
+    parts = [f"# {paper.title}", paper.cite, INTRODUCTION]
+    for item in paper.items.values():
+        parts += _section(paper, item, runs)
+    return "\n\n".join([*parts, *_made_with(runs)]) + "\n"
+
+
+def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
+    of = paper.runs_of(item)
+    shared = f" The runs are those of [{of.title}](#{of.name})." if of is not item else ""
+    preset = f" Preset: [{item.preset}](../../configs/{item.preset})." if item.preset else ""
+    note = f" {item.note}" if item.note else ""
+    parts = [f"## {item.title}", f"{item.caption} *{STATES[item.state].capitalize()}.*{note}{preset}{shared}"]
+    if of is item and item.cells:
+        scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
+        for scale in scales or list(item.scales.values())[-1:]:
+            parts += _differences(scale)
+            parts.append(piped(_table(item, runs.get((item.name, scale.name), {}))))
+        if not item.scales:
+            parts.append(piped(_table(item, {})))
+    parts += [f"![{item.title}, {picture.kind}]({path})" for picture, _, path in _pictures(paper, item, runs)]
+    if item.claims:
+        rulings = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims]
+        parts.append(_left([["claim", "where", "verdict", "by"], *(
+            [claim.says, claim.where, f"**{found.verdict}**", found.because] for claim, found in rulings)]))
+    return parts
+
+
+def _differences(scale: Scale) -> List[str]:
+    if not scale.differs:
+        return [f"Scale `{scale.name}`:"]
+    return [f"Scale `{scale.name}`. What differs from the paper:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
+
+
+def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
+    """The paper's numbers beside ours."""
+    head, columns = ["run"], []
+    for name in item.measures:
+        if any(name in cell.paper for cell in item.cells.values()):
+            head.append(f"paper: {MEASURES[name].label}")
+            columns.append((name, True))
+        if item.scales:
+            head.append(f"ours: {MEASURES[name].label}")
+            columns.append((name, False))
+    lines = [[*head, *(["seeds"] if item.scales else [])]]
+    for cell in item.cells.values():
+        seeds = cells.get(cell.name, {})
+        line = [cell.label]
+        for name, papers_own in columns:
+            if papers_own:
+                line.append(MEASURES[name].text(cell.paper[name]) if name in cell.paper else "")
+            else:
+                line.append(_ours(name, seeds))
+        lines.append([*line, *([str(len(seeds))] if item.scales else [])])
+    return lines
+
+
+def _ours(name: str, seeds: Seeds) -> str:
+    if not seeds:
+        return "not run"
+    mean, deviation = spread([MEASURES[name].of(result) for result in seeds.values()])
+    return MEASURES[name].text(mean) + (f" ± {MEASURES[name].text(deviation)}" if len(seeds) > 1 else "")
+
+
+def _pictures(paper: Paper, item: Item, runs: Runs) -> Iterator[Tuple[Picture, Mapping[str, Seeds], str]]:
+    """Those with something to show: of the paper's scale if there are runs of it."""
+    of = paper.runs_of(item)
+    for scale in of.scales:
+        cells = runs.get((of.name, scale), {})
+        for number, picture in enumerate(item.pictures, start=1):
+            if any(name in cells for name in (picture.cells or of.cells)):
+                yield picture, cells, f"pictures/{paper.name}-{item.name}-{scale}-{number}.png"
+
+
+def _made_with(runs: Runs) -> List[str]:
+    """Versions, machines and the time of all runs."""
+    all_results = [result for cells in runs.values() for seeds in cells.values() for result in seeds.values()]
+    if not all_results:
+        return []
+    versions: Dict[str, Set[str]] = collections.defaultdict(set)
+    for result in all_results:
+        for key, value in result.versions.items():
+            versions[key].add(value)
+        versions["processor"].add("{cpu}, {cores} cores, a thread for each run".format(**result.machine))
+    hours = sum(result.seconds for result in all_results) / 3600
+    lines = [["", ""], *([key, ", ".join(sorted(values))] for key, values in sorted(versions.items()))]
+    lines.append(["training and evaluation", f"{hours:.2f} hours of {len(all_results)} runs"])
+    return ["## Made with", _left(lines)]
+
+
+# --- all papers -------------------------------------------------------------------------------------------------------
+
+def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
+    items = [(paper, item) for paper in papers for item in paper.items.values()]
+    results_of = [(paper, item) for paper, item in items if any(
+        (paper.runs_of(item).name, scale) in loaded[paper.name] for scale in paper.runs_of(item).scales)]
+    states = collections.Counter(item.state for _, item in items)
+    rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
+               for paper, item in items for claim in item.claims}
+    verdicts = collections.Counter(one.verdict for one in rulings.values())
+    unrun = sum(len(item.claims) for paper, item in items if (paper, item) not in results_of)
+    counts = [[text, str(states[state])] for state, text in STATES.items()]
+    parts = [
+        "# The papers' tables and figures", INTRODUCTION,
+        f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here. Of "
+        f"{len(rulings)} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be "
+        f"told: of {unrun} of these nothing has run.",
+        piped([["tables and figures", "number"], *counts]), "## Claims",
+        *(_claims(paper, rulings) for paper in papers),
+        "## Tables and figures", _items(items, loaded)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _claims(paper: Paper, rulings: Mapping[Tuple[str, str, str], Ruling]) -> str:
+    lines = [[f"[{item.title}]({paper.name}.md#{item.name})", claim.says,
+              f"**{rulings[paper.name, item.name, claim.name].verdict}**"]
+             for item in paper.items.values() for claim in item.claims]
+    return f"### {paper.title}\n\n" + _left([["", "claim", "verdict"], *lines])
+
+
+def _items(items: Sequence[Tuple[Paper, Item]], loaded: Mapping[str, Runs]) -> str:
+    return _left([["", "shows", "state", "runs"], *(
+        [f"[{paper.name}, {item.title}]({paper.name}.md#{item.name})", item.caption, STATES[item.state],
+         progress(paper, item, loaded[paper.name])] for paper, item in items)])
+
+
+def progress(paper: Paper, item: Item, runs: Runs) -> str:
+    """How many of an item's cells have run, by scale."""
+    of = paper.runs_of(item)
+    counts: Counter[str] = collections.Counter({scale: len(runs.get((of.name, scale), {})) for scale in of.scales})
+    return ", ".join(f"{scale}: {counts[scale]} of {len(of.cells)}" for scale in of.scales)
+
+
+def _left(lines: Sequence[Sequence[str]]) -> str:
+    """A table of words."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])

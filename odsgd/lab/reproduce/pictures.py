@@ -1,0 +1,77 @@
+"""Pictures of our runs in the axes of the papers' figures."""
+from __future__ import annotations
+
+import collections
+import statistics
+from pathlib import Path
+from typing import Any, Counter, List, Mapping
+
+from odsgd.lab.command import pyplot
+from odsgd.lab.reproduce.claims import Seeds
+from odsgd.lab.reproduce.declarations import Item, Picture
+from odsgd.lab.reproduce.measures import MEASURES, spread
+
+CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
+          "train_accuracy": ("train_accuracy", "training accuracy, %"),
+          "train_error": ("train_accuracy", "training error, %")}
+
+
+def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -> None:
+    """One picture of the cells that have run."""
+    plt = pyplot("a picture")
+    figure, axes = plt.subplots(figsize=(6.4, 4))
+    names = [name for name in (picture.cells or item.cells) if name in cells]
+    {"curve": _curves, "histogram": _histograms, "bars": _bars}[picture.kind](axes, item, picture, names, cells)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _curves(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+    """The mean over seeds, and the range of them."""
+    column, label = CURVES[picture.y]
+    for name in names:
+        results = list(cells[name].values())
+        xs = [value / 3600 if picture.x == "hours" else value for value in
+              results[0].column("virtual_seconds" if picture.x == "hours" else "epoch")]
+        ys = [[100 - 100 * value if "error" in picture.y else 100 * value for value in result.column(column)]
+              for result in results]
+        points = list(zip(*ys))
+        line, = axes.plot(xs, list(map(statistics.fmean, points)), label=item.cells[name].label, linewidth=1.3)
+        axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=line.get_color(),
+                          linewidth=0)
+    axes.set_xlabel("epoch" if picture.x == "epoch" else "hours, virtual time")
+    axes.set_ylabel(label)
+
+
+def _histograms(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+    """The share of pushes by their staleness, all seeds together."""
+    for name in names:
+        counts: Counter[int] = collections.Counter()
+        for result in cells[name].values():
+            assert result.staleness is not None
+            counts.update({int(tau): pushes for tau, pushes in result.staleness["histogram"].items()})
+        taus = range(max(counts) + 1)
+        shares = [counts[tau] / sum(counts.values()) for tau in taus]
+        axes.bar(taus, shares, width=1, alpha=0.6, label=item.cells[name].label)
+    axes.set_xlabel("staleness")
+    axes.set_ylabel("share of the gradients")
+
+
+def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+    """A measure of each cell with its deviation over seeds, and the paper's number where it gives one."""
+    measure = MEASURES[picture.y]
+    ours = [spread([measure.of(result) for result in cells[name].values()]) for name in names]
+    axes.bar([place - 0.2 for place in range(len(names))], [mean for mean, _ in ours], 0.4, label="ours",
+             yerr=[0 if deviation != deviation else deviation for _, deviation in ours])
+    papers = [(place, item.cells[name].paper[picture.y]) for place, name in enumerate(names)
+              if picture.y in item.cells[name].paper]
+    if papers:
+        axes.bar([place + 0.2 for place, _ in papers], [value for _, value in papers], 0.4, label="the paper's")
+    axes.set_xticks(range(len(names)))
+    axes.set_xticklabels([item.cells[name].label for name in names], rotation=20, fontsize=8)
+    axes.set_ylabel(measure.label)

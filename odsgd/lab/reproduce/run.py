@@ -1,0 +1,222 @@
+"""Runs trials: each is one ``odsgd train`` in a process and a folder of its own, several side by side.
+
+A trial that was stopped, by the budget or by a kill, goes on from its newest checkpoint when it is next asked for. One
+that is over becomes a file of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
+keeps two commands from one trial.
+"""
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import functools
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import yaml
+
+from kvstore.errors import ConfigError
+from odsgd.config.train import DATASETS, TrainConfig
+from odsgd.lab.command import cpu, output
+from odsgd.lab.processes import GRACE_S
+from odsgd.lab.report import METRICS, events_of
+from odsgd.lab.reproduce import results
+from odsgd.lab.reproduce.declarations import Trial
+from odsgd.lab.reproduce.results import COLUMNS, Result
+from odsgd.launch import linux
+
+POLL_S = 0.2
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
+"""Of every run: one core. Several trials side by side fill the machine better than one on all cores does."""
+
+NOT_KEPT = ("data_dir", "out", "cluster", "resume")
+"""Options that say where things are on one machine."""
+
+
+class Folders(NamedTuple):
+    """Where data, results and runs are."""
+
+    data: Optional[Path]
+    results: Path
+    runs: Path
+
+
+class Counts(NamedTuple):
+    """How a command ended: trials that it finished, that failed, and that are left."""
+
+    finished: int
+    failed: int
+    left: int
+
+
+@dataclasses.dataclass
+class _Running:
+    """A trial whose training runs."""
+
+    trial: Trial
+    config: TrainConfig
+    folder: Path
+    process: subprocess.Popen[bytes]
+    lock: IO[str]
+
+
+def check(trials: Sequence[Trial], data: Optional[Path]) -> None:
+    """ConfigError if a trial cannot run: an option, or files of data that are missing or damaged."""
+    with tempfile.TemporaryDirectory() as folder:
+        configs = [configuration(trial, Path(folder), data) for trial in trials]
+    from odsgd.training import datasets
+    for dataset, data_dir in sorted({(config.dataset, config.data_dir) for config in configs if config.data_dir}):
+        (datasets.mnist if dataset == "mnist" else datasets.cifar10)(str(data_dir))
+
+
+def configuration(trial: Trial, folder: Path, data: Optional[Path]) -> TrainConfig:
+    """The training of a trial, in `folder`, where the description of its cluster is written."""
+    asked = trial.asked
+    options = dict(asked["options"])
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(asked["cluster"]), encoding="utf-8")
+    if data is not None and "data_dir" in DATASETS[options.get("dataset", "digits")].options:
+        own = data / options["dataset"]
+        options["data_dir"] = str(own if own.is_dir() else data)
+    return TrainConfig(**{**options, "cluster": str(folder / "cluster.yaml"), "out": str(folder)})
+
+
+def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, say: Callable[[str], None]) -> Counts:
+    """Run what is not there yet, `jobs` at a time, until `deadline` (`time.monotonic`)."""
+    waiting = [trial for trial in trials if results.read_of(trial, folders.results) is None]
+    check(waiting, folders.data)
+    running: List[_Running] = []
+    finished = failed = elsewhere = 0
+    try:
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < jobs:
+                trial = waiting.pop(0)
+                started = _start(trial, folders, say)
+                running += [started] if started else []
+                elsewhere += not started
+            time.sleep(POLL_S)
+            for one in [one for one in running if one.process.poll() is not None]:
+                running.remove(one)
+                one.lock.close()
+                if one.process.returncode:
+                    failed += 1
+                    say(f"{one.trial}: failed: {_last_line(one.folder / 'train.log')}")
+                elif _lacks_staleness(one):
+                    waiting.insert(0, one.trial)
+                else:
+                    finished += 1
+                    say(f"{one.trial}: done: {_kept(one, folders)}")
+    finally:
+        _stop(running)
+    return Counts(finished, failed, len(waiting) + len(running) + elsewhere)
+
+
+def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
+    """Run a trial that is over once more, in a folder that goes again afterwards."""
+    with tempfile.TemporaryDirectory(prefix="odsgd-again-") as scratch:
+        there = Folders(folders.data, Path(scratch) / "results", Path(scratch) / "runs")
+        run([trial], there, 1, float("inf"), say)
+        result = results.read_of(trial, there.results)
+    if result is None:
+        raise ConfigError(f"{trial}: its second run failed, as said above")
+    return result
+
+
+def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Optional[_Running]:
+    """Begin, or go on with, the training of a trial; None while another command runs it."""
+    folder = folders.runs / trial.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open(folder / "lock", "w", encoding="utf-8")  # noqa: SIM115  as long as the training
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        say(f"{trial}: left to the command that is running it in `{folder}`")
+        return None
+    config = configuration(trial, folder, folders.data)
+    (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
+    there = sorted((int(file.parent.name) for file in folder.glob("checkpoints/*/manifest.json")), reverse=True)
+    say(f"{trial}: {f'goes on from iteration {there[0]}' if there else 'begins'}")
+    command = [sys.executable, "-m", "odsgd", "train", "--config", str(folder / "train.yaml"),
+               *(["--resume"] if there else [])]
+    with open(folder / "train.log", "ab") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                   env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
+                                   start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
+    return _Running(trial, config, folder, process, lock)
+
+
+def _stop(running: Sequence[_Running]) -> None:
+    """End all trainings; what they have done since their checkpoints is lost."""
+    for one in running:
+        one.process.terminate()
+    for one in running:
+        try:
+            one.process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            one.process.kill()
+            one.process.wait()
+        one.lock.close()
+
+
+def _lacks_staleness(one: _Running) -> bool:
+    """Whether an asynchronous training was killed between its last checkpoint and the count of its servers; then that
+    checkpoint goes, so that the last epoch is run again.
+    """
+    if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
+        return False
+    newest = max((one.folder / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
+    shutil.rmtree(newest)
+    return True
+
+
+def _kept(one: _Running, folders: Folders) -> str:
+    """Write the result of a training that is over, and remove its checkpoints; a word about it."""
+    result = collected(one.trial, one.folder)
+    results.write(result, folders.results / one.trial.file)
+    shutil.rmtree(one.folder / "checkpoints")
+    accuracy = result.column("test_accuracy")[-1]
+    return f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
+
+
+def collected(trial: Trial, folder: Path) -> Result:
+    """The result that a run's folder holds."""
+    events = events_of(folder / METRICS)
+    starts = [event for event in events if event["event"] == "start"]
+    epochs = {event["epoch"]: event for event in events if event["event"] == "epoch"}  # written again: the later counts
+    counted = [event for event in events if event["event"] == "staleness"]
+    commit = output(["git", "describe", "--always", "--dirty", "--exclude", "*"])
+    return Result(
+        trial={"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
+               "seed": trial.seed},
+        asked=trial.asked,
+        config={key: value for key, value in starts[-1]["config"].items() if key not in NOT_KEPT and value is not None},
+        versions={**starts[-1]["versions"], "commit": commit},
+        machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
+        parameters=starts[-1]["parameters"],
+        starts=len(starts),
+        seconds=round(sum(epoch["seconds"] for epoch in epochs.values()), 1),
+        rows=results.thinned([[_rounded(epochs[number].get(name)) for name in COLUMNS] for number in sorted(epochs)]),
+        staleness=_staleness(counted[-1]) if counted else None)
+
+
+def _staleness(event: Dict[str, Any]) -> Dict[str, Any]:
+    return {"mean": _rounded(event["staleness_mean"]), "max": event["staleness_max"],
+            "lr_mean": _rounded(event["lr_mean"]), "histogram": event["histogram"]}
+
+
+def _rounded(value: Any) -> Any:
+    """Seven digits, which single precision has."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+    said = [line for line in lines if line.strip()]
+    return f"{said[-1] if said else 'no word'} (all of it is in `{log}`)"

@@ -1,0 +1,398 @@
+"""The papers' tables and figures: declared in full, run and taken up again, and reported from files alone."""
+import dataclasses
+import fcntl
+import json
+import math
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import pytest
+
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from odsgd.cli import main
+from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
+from odsgd.lab.reproduce.declarations import PAPERS, Item, Paper, Trial, named, papers, read_paper
+from odsgd.lab.reproduce.results import Result
+from tests.jobs import ROOT
+
+SHOWN = {"od-sgd": (21, 6), "sasgd": (10, 3), "pipe-sgd": (4, 0), "delayed-update": (7, 3),
+         "staleness-aware-asgd": (4, 0)}
+"""Figures and tables of each paper, as counted in it."""
+
+ITEMS = [item for paper in papers() for item in paper.items.values()]
+TRIALS = [trial for item in ITEMS for scale in item.scales for trial in item.trials(scale, 1)]
+
+TINY = """
+title: Tiny
+cite: "Nobody: Nothing."
+items:
+  figure-1:
+    caption: "Digits, twice."
+    state: small
+    measures: [accuracy, staleness]
+    options: {model: mlp, dataset: digits, kvstore: asgd, batch_size: 16, lr: 0.05, epochs: 4}
+    cluster: {workers: 3, compute: {draws: "lognormal:0.2"}}
+    scales: {small: {differs: ["all of it"]}}
+    cells:
+      asgd: {label: ASGD, paper: {accuracy: 99}}
+      ssgd: {label: SSGD, options: {kvstore: ssgd}}
+    pictures: [{kind: curve, x: hours}, {kind: histogram, cells: [asgd]}, {kind: bars}]
+    claims:
+      learns: {says: "It learns.", where: "1", tests: [{of: asgd.accuracy, above: 50}]}
+      same: {says: "Both the same.", where: "2", tests: [{of: asgd.accuracy, minus: ssgd.accuracy, below: 30}]}
+      rest: {says: "The rest.", where: "3", why: "not run"}
+  figure-2: {caption: "The same.", state: small, cells_of: figure-1, pictures: [{kind: curve, y: error}]}
+"""
+
+
+def declared(folder: Path, text: str = TINY) -> Paper:
+    path = folder / "tiny.yaml"
+    path.write_text(text, encoding="utf-8")
+    return read_paper(path)
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+def test_every_table_and_figure_is_declared() -> None:
+    assert [*SHOWN] == [*PAPERS]
+    for paper in papers():
+        figures, tables = SHOWN[paper.name]
+        expected = {*(f"figure-{n + 1}" for n in range(figures)), *(f"table-{n + 1}" for n in range(tables))}
+        assert {re.match(r"\w+-\d+", name)[0] for name in paper.items} == expected  # type: ignore[index]
+
+
+def test_training_takes_the_options_of_every_cell(tmp_path: Path) -> None:
+    for trial in TRIALS:
+        config = run.configuration(trial, tmp_path, tmp_path)
+        assert config.virtual_cluster().seed == trial.seed, trial
+
+
+def test_every_preset_and_every_state_is_there() -> None:
+    assert len(TRIALS) > 100
+    for item in ITEMS:
+        assert item.preset is None or (ROOT / "configs" / item.preset).exists(), item.full_name
+        assert item.state != "preset" or item.preset, item.full_name
+        assert item.state not in ("open", "none") or item.note, item.full_name
+        assert item.state != "full" or "paper" in item.scales or item.cells_of, item.full_name
+        assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in item.cells), item.full_name
+        assert item.state == "drawing" or item.paper == "delayed-update" or item.claims or item.cells_of or item.preset
+
+
+def test_what_all_cells_share_goes_to_the_stores_that_take_it(tmp_path: Path) -> None:
+    text = TINY.replace("epochs: 4}", "epochs: 4, n: 2}").replace("SSGD, options: {kvstore: ssgd}",
+                                                                 "softsync, options: {kvstore: softsync}")
+    asgd, softsync = declared(tmp_path, text).items["figure-1"].trials("small", 1)
+    assert softsync.asked["options"]["n"] == 2 and "n" not in asgd.asked["options"]
+
+
+def test_other_options_have_a_folder_of_their_own(tmp_path: Path) -> None:
+    before, after = (next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
+                     for text in (TINY, TINY.replace("lr: 0.05", "lr: 0.06")))
+    assert before.file == after.file and before.folder != after.folder
+
+
+@pytest.mark.parametrize("old, new, complaint", [
+    ("state: small\n    measures", "state: smal\n    measures", "unknown state `smal`.*did you mean `small`"),
+    ("[accuracy, staleness]", "[acuracy]", "unknown measure `acuracy` in .*: figure-1; did you mean `accuracy`"),
+    ("minus: ssgd.accuracy", "minus: sgd.accuracy", "unknown cell `sgd`.*did you mean `ssgd`"),
+    ("below: 30", "minus: 30", "expected above, below or both"),
+    (", why: \"not run\"", "", "claim rest: expected either tests, or the reason"),
+    ("kind: bars", "kind: pie", "expected a curve over epoch or hours"),
+    ("scales: {small", "scales: {tiny", "unknown scale `tiny`"),
+    ("cells_of: figure-1", "cells_of: figure-7", "unknown item `figure-7` after cells_of of figure-2"),
+    ("    caption: \"Digits, twice.\"\n", "", "figure-1: expected caption, state"),
+])
+def test_a_wrong_declaration_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+    assert old in TINY
+    with pytest.raises(ConfigError, match=complaint):
+        declared(tmp_path, TINY.replace(old, new))
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+def made(trial: Trial, accuracies: Sequence[Optional[float]], staleness: Optional[Dict[str, Any]] = None) -> Result:
+    """A result with a row for each accuracy; epochs take 36 virtual seconds and 10 iterations."""
+    rows: List[List[Optional[float]]] = [[1 + n, 10.0 * (1 + n), 0.5, 0.75, 0.5, accuracy, 36.0 * (1 + n)]
+                                         for n, accuracy in enumerate(accuracies)]
+    names = {"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
+             "seed": trial.seed}
+    return Result(names, trial.asked, {"n": 2, "batch_size": 16}, {"odsgd": "1"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0,
+                  rows, staleness)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Paper:
+    return declared(tmp_path)
+
+
+@pytest.fixture
+def trial(tiny: Paper) -> Trial:
+    return next(tiny.items["figure-1"].trials("small", 1))
+
+
+def test_a_result_comes_back_as_it_was_written(tmp_path: Path, trial: Trial) -> None:
+    result = made(trial, [0.1, None, 0.3], {"mean": 1.5, "max": 3, "histogram": {"1": 2, "3": 1}})
+    results.write(result, tmp_path / trial.file)
+    assert results.read_of(trial, tmp_path) == result
+    assert math.isnan(result.column("test_accuracy")[1])
+    assert results.read_of(dataclasses.replace(trial, seed=1), tmp_path) is None
+
+
+@pytest.mark.parametrize("old, new, complaint", [
+    ("0.875", "0.975", "was changed by hand or damaged: its checksum is another; restore it, or remove it"),
+    ("\"schema\": 1", "\"schema\": 2", "is of another version: schema 2, here 1; remove it and run its cell again"),
+    ("\"schema\": 1,", "\"schema\": 1,,", "is no JSON"),
+    ("schema", "scheme", "expected the result of a run, which begins with its schema"),
+])
+def test_a_file_that_was_not_written_so_is_one_line(tmp_path: Path, trial: Trial, old: str, new: str,
+                                                    complaint: str) -> None:
+    path = tmp_path / trial.file
+    results.write(made(trial, [0.875]), path)
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(ConfigError, match=complaint):
+        results.read(path)
+
+
+def test_a_result_of_other_options_is_refused_by_name(tmp_path: Path, trial: Trial) -> None:
+    results.write(made(trial, [0.5]), tmp_path / trial.file)
+    later = next(declared(tmp_path, TINY.replace("lr: 0.05", "lr: 0.06")).items["figure-1"].trials("small", 1))
+    with pytest.raises(ConfigError, match=r"was made with lr: 0.05, and declared is 0.06; remove it"):
+        results.read_of(later, tmp_path)
+
+
+def test_a_file_that_no_cell_is_declared_for_is_refused(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
+    results.write(made(trial, [0.5]), tmp_path / trial.file.replace("asgd-0", "bsgd-0"))
+    with pytest.raises(ConfigError, match=r"bsgd-0.json`: no cell of that name is declared"):
+        pages.load(tiny, tmp_path)
+
+
+def test_long_curves_keep_some_epochs_and_the_last_five() -> None:
+    rows = results.thinned([[epoch] for epoch in range(1, 1001)])
+    assert len(rows) < 70 and rows[0] == [1] and [row[0] for row in rows[-5:]] == [996, 997, 998, 999, 1000]
+
+
+# --- measures and claims ----------------------------------------------------------------------------------------------
+
+def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
+    result = made(trial, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], {"mean": 1.5, "max": 5, "histogram": {"1": 2, "4": 1, "5": 1}})
+    found = {name: measure.of(result) for name, measure in measures.MEASURES.items()}
+    assert found == pytest.approx({
+        "accuracy": 60, "accuracy5": 40, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
+        "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "speed128": 128 * 60 / 216,
+        "hours": 0.06})
+
+
+def test_the_interval_is_students() -> None:
+    # t of 2 degrees of freedom, 97.5 %: 4.3027; standard deviation of 1, 2, 6: sqrt(7)
+    found = measures.estimate([1, 2, 6])
+    assert (found.mean, found.seeds) == (3, 3)
+    half = pytest.approx(4.3027 * (7 / 3) ** 0.5, rel=1e-4)
+    assert found.high - found.mean == half and found.mean - found.low == half
+
+
+@pytest.mark.parametrize("asgd, ssgd, verdict", [
+    ({0: 0.80, 1: 0.81}, {0: 0.70, 1: 0.71}, claims.HOLDS),  # 10 points each, though the seeds differ by one
+    ({0: 0.80, 1: 0.81}, {0: 0.40, 1: 0.41}, claims.FAILS),  # 40 points
+    ({0: 0.80, 1: 0.80}, {0: 0.40, 1: 0.60}, claims.OPEN),   # 40 and 20
+    ({0: 0.80}, {0: 0.80}, claims.OPEN),                     # a single seed
+    ({0: 0.80, 1: 0.80}, {2: 0.80, 3: 0.80}, claims.OPEN),   # none in common
+])
+def test_a_difference_is_judged_by_the_interval_over_common_seeds(tiny: Paper, asgd: Dict[int, float],
+                                                                  ssgd: Dict[int, float], verdict: str) -> None:
+    item = tiny.items["figure-1"]
+    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
+                    for seed, value in values.items()} for name, values in (("asgd", asgd), ("ssgd", ssgd))}
+    same = item.claims[1]  # the difference is below 30 points
+    assert claims.ruling(tiny, item, same, {("figure-1", "small"): cells}).verdict == verdict
+
+
+def test_a_claim_holds_only_if_all_of_it_does(tiny: Paper) -> None:
+    item = tiny.items["figure-1"]
+    both = dataclasses.replace(item.claims[0], comparisons=item.claims[0].comparisons + item.claims[1].comparisons)
+    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value]) for seed in (0, 1)}
+             for name, value in (("asgd", 0.9), ("ssgd", 0.1))}
+    runs = {("figure-1", "small"): cells}
+    verdicts = [claims.ruling(tiny, item, claim, runs).verdict for claim in (item.claims[0], item.claims[1], both)]
+    assert verdicts == [claims.HOLDS, claims.FAILS, claims.FAILS]
+    assert claims.ruling(tiny, item, item.claims[2], runs) == claims.Ruling(claims.OPEN, "not run")
+
+
+def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
+    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in (0, 1)}
+    runs = {("figure-1", "small"): {"asgd": seeds}}
+    claim = dataclasses.replace(tiny.items["figure-1"].claims[0], scale="paper")
+    assert claims.ruling(tiny, tiny.items["figure-1"], claim, runs) == claims.Ruling(
+        claims.OPEN, "not run at scale `paper`, which alone can tell")
+
+
+def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) -> None:
+    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [None]) for seed in (0, 1)}
+    runs = {("figure-1", "small"): {"asgd": seeds}}
+    assert claims.ruling(tiny, tiny.items["figure-1"], tiny.items["figure-1"].claims[0], runs).verdict == claims.OPEN
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+def in_folders(folder: Path) -> run.Folders:
+    return run.Folders(None, folder / "results", folder / "runs")
+
+
+def all_of(item: Item, folders: run.Folders, seeds: int = 1) -> run.Counts:
+    said: List[str] = []
+    counts = run.run(list(item.trials("small", seeds)), folders, 2, time.monotonic() + 200, said.append)
+    assert counts.failed == 0, said
+    return counts
+
+
+@pytest.mark.slow
+def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_path: Path, tiny: Paper,
+                                                                          trial: Trial) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    started = run._start(trial, folders, said.append)
+    assert started and started.process.poll() is None
+    while not list(started.folder.glob("checkpoints/*/manifest.json")):
+        assert started.process.poll() is None, (started.folder / "train.log").read_text()
+        time.sleep(0.01)
+    os.kill(started.process.pid, signal.SIGKILL)
+    run._stop([started])
+    assert results.read_of(trial, folders.results) is None
+    assert all_of(tiny.items["figure-1"], folders) == run.Counts(2, 0, 0)
+    result = results.read_of(trial, folders.results)
+    assert result and result.starts == 2 and result.column("epoch") == [1, 2, 3, 4]
+    assert result.config["lr"] == 0.05 and result.parameters > 1000 and result.staleness
+    assert result.column("test_accuracy")[-1] > 0.5
+    assert not (started.folder / "checkpoints").exists()
+    assert all_of(tiny.items["figure-1"], folders) == run.Counts(0, 0, 0)  # all is there
+
+    texts = pages.pages([tiny], folders.results)
+    assert pages.write([tiny], folders.results) == [*texts]
+    page = texts[folders.results / "tiny.md"]
+    accuracy = f"{100 * result.column('test_accuracy')[-1]:.2f}"
+    assert re.search(rf"\| ASGD \| 99.00 \| {accuracy} \| [\d.]+ \| 1 \|", page)
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
+    assert len(shown) == 4 and all((folders.results / name).stat().st_size > 1000 for name in shown)
+    assert "| The rest. | 3 | **cannot be told** | not run |" in page
+    assert "1 of 1" not in page and "Of 2 tables and figures of 1 papers 2 have results" in texts[
+        folders.results / "README.md"]
+
+
+@pytest.mark.slow
+def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "PAPERS", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
+    folders = in_folders(tmp_path)
+    trial = tiny.trial("figure-1", "small", "ssgd", 0)
+    assert trial is not None and run.run([trial], folders, 1, time.monotonic() + 200, print).finished == 1
+    path = folders.results / trial.file
+    assert cli.main(["--again", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(f"{path}: the same numbers again\n")
+    result = results.read(path)
+    result.rows[2][3] = 0.123
+    results.write(result, path)
+    assert cli.main(["--again", str(path)]) == EXIT_FAILURE
+    assert capsys.readouterr().out.endswith(f"{path}: other numbers than before, from epoch 3 on\n")
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(tmp_path: Path,
+                                                                                    trial: Trial) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    started = run._start(trial, folders, said.append)
+    assert started and started.process.wait(100) == 0
+    started.lock.close()
+    whole = run.collected(trial, started.folder)
+    metrics = started.folder / "metrics.jsonl"
+    lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["event"] not in ("staleness", "end")]
+    metrics.write_text("\n".join(lines) + "\n")
+    assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
+    result = results.read_of(trial, folders.results)
+    assert result and result.numbers() == whole.numbers() and result.starts == 3
+
+
+def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    folder = folders.runs / trial.folder
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run.run([trial], folders, 1, time.monotonic() + 100, said.append) == run.Counts(0, 0, 1)
+    assert said[-1].endswith(f"left to the command that is running it in `{folder}`")
+
+
+def test_no_time_is_no_run(tmp_path: Path, tiny: Paper) -> None:
+    trials = list(tiny.items["figure-1"].trials("small", 3))
+    assert [trial.seed for trial in trials] == [0, 0, 1, 1, 2, 2]
+    assert run.run(trials, in_folders(tmp_path), 2, time.monotonic(), print) == run.Counts(0, 0, 6)
+
+
+def test_a_run_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
+    text = TINY.replace("model: mlp", "model: mlp, weights: /nonexistent")
+    trial = next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
+    said: List[str] = []
+    assert run.run([trial], in_folders(tmp_path), 1, time.monotonic() + 100, said.append) == run.Counts(0, 1, 0)
+    assert re.search(r"tiny/figure-1 asgd, small, seed 0: failed: .*/nonexistent.*train.log", said[-1])
+
+
+# --- the pages that are there -----------------------------------------------------------------------------------------
+
+def test_the_pages_are_those_that_the_files_make() -> None:
+    """To write them anew: odsgd reproduce --report."""
+    for path, text in pages.pages(papers(), ROOT / "docs" / "results").items():
+        assert path.read_text(encoding="utf-8") == text, path.name
+
+
+def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
+    texts = []
+    for accuracy in (0.5, 0.5001):
+        results.write(made(trial, [accuracy]), tmp_path / trial.file)
+        texts.append(pages.pages([tiny], tmp_path)[tmp_path / "tiny.md"])
+    assert texts[0] != texts[1] and "50.00" in texts[0] and "50.01" in texts[1]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, complaint", [
+    ("od-sgd/tabel-2", "unknown table or figure `od-sgd/tabel-2`; did you mean `od-sgd/table-2`? "
+     "`odsgd reproduce --list` lists all"),
+    ("", "expected tables or figures to run, as od-sgd/table-2, or --list"),
+    ("od-sgd/table-3", "od-sgd/table-3 has nothing to run: preset"),
+    ("sasgd/figure-8", "sasgd/figure-8 has nothing to run: The data are the authors' own"),
+    ("od-sgd/table-4 --scale paper", "od-sgd/table-4 has no scale `paper`; it has small"),
+    ("od-sgd/table-6 --cells wp9", "no cell is called `wp9`; there are sgd, ssgd, wp0"),
+    ("od-sgd/table-6 --budget 2", "expected a time with its unit, as 90s, 30m or 2h, got `2`"),
+    ("od-sgd/table-6 --seeds 0", "expected a whole number from 1 on, got `0`"),
+    ("od-sgd/table-6 --scale tiny", "invalid choice: 'tiny'"),
+    ("od-sgd/table-6", "dataset `cifar10` needs data_dir, the folder of its files (--data-dir DIR)"),
+    ("od-sgd/table-1 --data-dir FOLDER", "FOLDER/train-images-idx3-ubyte"),
+    ("od-sgd/table-6 --data-dir FOLDER/none", "no folder `FOLDER/none`"),
+    ("--again FOLDER/none.json", "cannot read `FOLDER/none.json`, the result of a run"),
+])
+def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, complaint: str) -> None:
+    words = [word.replace("FOLDER", str(tmp_path)) if "FOLDER" in word else word for word in flags.split()]
+    words = [*words, "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    assert main(["reproduce", *words]) == EXIT_USAGE
+    error = capsys.readouterr().err
+    assert complaint.replace("FOLDER", str(tmp_path)) in error and error.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_list_has_every_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--list", "--results", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == [item.full_name for item in ITEMS]
+
+
+def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
+    chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp*", 1)
+    assert [trial.file for trial in chosen] == [f"data/od-sgd/table-6/small/wp{n}-0.json" for n in range(6)]
+
+
+def test_a_whole_paper_is_all_that_has_cells() -> None:
+    assert {item.name for item in named(["delayed-update"])} == {"table-2", "table-3"}
