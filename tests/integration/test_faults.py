@@ -51,7 +51,7 @@ def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str)
 
 @pytest.mark.parametrize("fault, name, message", [
     ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
-    ("nan", "worker 1", "the codec quantize cannot send nan; the gradients have diverged"),
+    ("nan", "worker 1", "a number (the first: nan), and were not sent"),
 ])
 def test_a_failure_with_a_codec_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
     with start(fault, "quantize") as launch:
