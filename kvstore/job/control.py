@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple, Type
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_INTERRUPTED, ProtocolError
 from kvstore.job.pulse import Pulse
@@ -72,6 +72,15 @@ def die(message: str, status: int, consequence: bool = False) -> None:
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
         os._exit(status)
+
+
+@contextlib.contextmanager
+def dying_of(kind: Type[Exception]) -> Iterator[None]:
+    """An error of this kind ends the process, with its message; for threads on which nobody could catch it."""
+    try:
+        yield
+    except kind as error:
+        die(str(error), EXIT_FAILURE)
 
 
 def end_well(leave: Callable[[], None]) -> None:

@@ -196,10 +196,8 @@ class Rounds:
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
         if round_.look is not None:
-            try:
+            with control.dying_of(DivergedError):
                 round_.look(round_.own)
-            except DivergedError as error:
-                control.die(str(error), EXIT_FAILURE)
         self._given[round_.number] = round_
         self._tell()
 

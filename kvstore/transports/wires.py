@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import EXIT_FAILURE, DivergedError
+from kvstore.errors import DivergedError
 from kvstore.job import control
 from kvstore.wire.finite import Look
 from kvstore.wire.interfaces import AsynchronousServers, Pending
@@ -47,20 +47,13 @@ class Buffer:
             if not there:
                 self.floats[:self.size] = engine.view(payload)
             if look is not None:
-                _look(look, self.floats[:self.size])
+                with control.dying_of(DivergedError):
+                    look(self.floats[:self.size])
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 
         reads = [version, *behind] if there else [payload, version, *behind]
         engine.push(write, reads, [self.whole])
-
-
-def _look(look: Look, floats: np.ndarray) -> None:
-    """Look, on a thread of the engine's, where nobody could catch what is raised."""
-    try:
-        look(floats)
-    except DivergedError as error:
-        control.die(str(error), EXIT_FAILURE)
 
 
 class Window:

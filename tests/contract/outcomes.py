@@ -4,9 +4,10 @@ A scenario that fails alone fails the tests that ask for it; a job that dies fai
 """
 import functools
 import importlib.util
+import itertools
 import traceback
 from functools import partial
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, Iterable, List, Union
 
 import numpy as np
 import pytest
@@ -85,3 +86,10 @@ def in_process(made: Callable[..., Stage], workers: int, kind: str) -> List[Resu
         for result, part in zip(merged, parts):
             result.update({f"{name}/{what}": array for what, array in part.items()})
     return merged
+
+
+def assert_same_bits(one: List[Result], other: List[Result], names: Iterable[str]) -> None:
+    """Every worker of both jobs has walked the same path in each of these scenarios."""
+    for name in names:
+        for m, (mine, its) in enumerate(itertools.zip_longest(one, other)):
+            np.testing.assert_array_equal(mine[f"{name}/path"], its[f"{name}/path"], err_msg=f"{name}, worker {m}")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.outcomes import NamedJob
+from tests.contract.outcomes import NamedJob, assert_same_bits
 from tests.contract.test_algorithms import CLOSE, multipliers, rates
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
@@ -105,16 +105,10 @@ def test_one_worker_of_downpour_is_gluon_with_any_interval_and_weight_decay(name
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, workers: int) -> None:
-    ps_lite, in_process = named_job(f"ps-lite {workers}+1", "async"), named_job(f"in process {workers}", "async")
-    for name in ASYNC:
-        for m in range(workers):
-            np.testing.assert_array_equal(ps_lite[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+    assert_same_bits(named_job(f"ps-lite {workers}+1", "async"), named_job(f"in process {workers}", "async"), ASYNC)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_virtual_time_changes_no_bit_where_the_order_is_a_scripts(named_job: NamedJob, workers: int) -> None:
     """All workers meet after every turn."""
-    virtual, in_process = named_job(f"virtual {workers}", "async"), named_job(f"in process {workers}", "async")
-    for name in ASYNC:
-        for m in range(workers):
-            np.testing.assert_array_equal(virtual[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+    assert_same_bits(named_job(f"virtual {workers}", "async"), named_job(f"in process {workers}", "async"), ASYNC)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.outcomes import NamedJob
+from tests.contract.outcomes import NamedJob, assert_same_bits
 from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
@@ -148,10 +148,8 @@ def test_servers_and_a_ring_walk_the_same_path(named_job: NamedJob, workers: int
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: NamedJob, workers: int) -> None:
-    real, in_process = named_job(f"MPI {workers}", "ring"), named_job(f"in process {workers}", "ring")
-    for name in {**RING, **CODED, **LONG}:
-        for m in range(workers):
-            np.testing.assert_array_equal(real[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+    assert_same_bits(named_job(f"MPI {workers}", "ring"), named_job(f"in process {workers}", "ring"),
+                     {**RING, **CODED, **LONG})
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -4,7 +4,7 @@ from typing import List
 import numpy as np
 import pytest
 
-from tests.contract.outcomes import NamedJob
+from tests.contract.outcomes import NamedJob, assert_same_bits
 from tests.contract.test_algorithms import CLOSE, IDENTITIES, IN_NUMPY, LAYOUTS, assert_same_path, by_the_paper
 from tests.jobs import Result
 from tests.scenarios import SCENARIOS, SHARDED
@@ -63,7 +63,4 @@ def test_a_ring_and_parts_have_the_same_bits(named_job: NamedJob, workers: int) 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_real_ranks_and_one_process_walk_the_same_path_to_the_bit(named_job: NamedJob, workers: int) -> None:
-    real, in_process = named_job(f"MPI {workers}", "sharded"), named_job(f"in process {workers}", "sharded")
-    for name in SHARDED:
-        for m in range(workers):
-            np.testing.assert_array_equal(real[m][f"{name}/path"], in_process[m][f"{name}/path"], err_msg=name)
+    assert_same_bits(named_job(f"MPI {workers}", "sharded"), named_job(f"in process {workers}", "sharded"), SHARDED)

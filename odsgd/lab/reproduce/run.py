@@ -141,8 +141,9 @@ def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Option
         return None
     config = configuration(trial, folder, folders.data)
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    there = sorted((int(file.parent.name) for file in folder.glob("checkpoints/*/manifest.json")), reverse=True)
-    say(f"{trial}: {f'goes on from iteration {there[0]}' if there else 'begins'}")
+    from odsgd.training.checkpoint import complete
+    there = complete(folder / "checkpoints")
+    say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
     command = [sys.executable, "-m", "odsgd", "train", "--config", str(folder / "train.yaml"),
                *(["--resume"] if there else [])]
     with open(folder / "train.log", "ab") as log:
@@ -171,8 +172,9 @@ def _lacks_staleness(one: _Running) -> bool:
     """
     if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
         return False
-    newest = max((one.folder / "checkpoints").iterdir(), key=lambda folder: int(folder.name))
-    shutil.rmtree(newest)
+    from odsgd.training.checkpoint import complete
+    kept = one.folder / "checkpoints"
+    shutil.rmtree(kept / str(complete(kept)[-1]))
     return True
 
 
