@@ -404,7 +404,7 @@ class TrainConfig:
         if self.kvstore == "local":
             raise ConfigError("kvstore `local` is for one process without a network; take another one with cluster")
         for key, why in (("emulate_compute", "computing times are the cluster's"), ("num_gpus", "it computes on CPUs"),
-                         ("gpus", "it computes on CPUs"), ("trace", "a timeline is of real time")):
+                         ("gpus", "it computes on CPUs")):
             if getattr(self, key):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
         cluster = self.virtual_cluster()
