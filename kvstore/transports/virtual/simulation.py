@@ -51,20 +51,23 @@ def ns(seconds: float) -> int:
     return round(seconds * NS)
 
 
+_NONE: Dict[int, int] = {}
+
+
 class _Lane:
     """One bucket of one worker: how far its program is.
 
     Invariant: `answered` is the number of the last question that has an answer; they are answered in order.
     """
 
-    __slots__ = ("answered", "arrivals", "at", "halfway", "held", "hops", "ops", "straight", "time")
+    __slots__ = ("answered", "arrived", "at", "before", "halfway", "held", "hops", "ops", "straight", "time")
 
     def __init__(self, hops: Sequence["_Hop"], halfway: int, straight: bool) -> None:
         self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
         self.at = 0                         # the op that is next
         self.time = 0                       # when it can begin, as far as is known
-        self.answered = 0
-        self.arrivals: Dict[int, int] = {}  # question -> when its answer came, of the last few
+        self.answered = self.arrived = 0    # when the last answer came
+        self.before: Dict[int, int] = _NONE  # sum -> when it was there, of the last few; several may be under way
         self.held: List[Tuple[Op, int]] = []  # questions that may not leave yet, and since when
         self.hops, self.halfway = hops, halfway  # to the server and back; how many of them lead there
         self.straight = straight  # whether a message is carried over the first hop as soon as it leaves
@@ -101,9 +104,10 @@ class _Agenda:
         at = event[0] >> self._shift
         if at <= self._at:
             heapq.heappush(self.now, event)
-        elif at in self._later:
+            return
+        try:
             self._later[at].append(event)
-        else:
+        except KeyError:
             self._later[at] = [event]
             heapq.heappush(self._stretches, at)
 
@@ -138,6 +142,7 @@ class Simulation:
                  parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server",
                  stepwise: bool = True) -> None:
         self._cluster, self._programs, self.synchronous = cluster, programs, not method.asynchronous
+        self._ring = transport != "server"
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
@@ -179,6 +184,8 @@ class Simulation:
                 known[key] = (self._links.hops(way, halfway, b, self._in_order, bucket.server_rank), halfway,
                               bool(halfway) and self._in_order.links[way[0]])
             lanes.append(_Lane(*known[key]))
+            if self._ring:
+                lanes[-1].before = {}
         return lanes
 
     def _stretch(self) -> float:
@@ -254,7 +261,7 @@ class Simulation:
     @staticmethod
     def _heard(lane: _Lane) -> int:
         """When the last answer came."""
-        return lane.arrivals.get(lane.answered, 0)
+        return lane.arrived
 
     def ready(self, worker_rank: int) -> int:
         """When the weights after a worker's last iteration are there."""
@@ -310,7 +317,7 @@ class Simulation:
                 if number > lane.answered:
                     lane.at, lane.time = at, time
                     return
-                arrived = lane.arrivals.get(number, 0)
+                arrived = lane.arrived if number == lane.answered else lane.before.get(number, 0)
                 if arrived > time:
                     time = arrived
             elif what == "step":
@@ -342,13 +349,14 @@ class Simulation:
             if what != "sum":
                 if number > lane.answered + 1:  # never two of a bucket at a time
                     return
-                leaves = max(leaves, lane.arrivals.get(number - 1, 0))
+                leaves = max(leaves, lane.arrived)
                 for other, last in behind:
                     before = self._lanes[m][other]
                     if last > before.answered:
                         self._behind[m].setdefault((other, last), []).append(b)
                         return
-                    leaves = max(leaves, before.arrivals.get(last, 0))
+                    if last == before.answered:  # else the answer was there before the one after it was asked for
+                        leaves = max(leaves, before.arrived)
             del lane.held[0]
             self._send(m, b, lane, leaves, number, update if what == "sum" else None)
 
@@ -368,8 +376,10 @@ class Simulation:
         """An answer is there; what waited for it goes on. `update`: what U takes, which follows on a ring."""
         number = lane.answered = lane.answered + 1
         arrived = self._message(m, time)
-        lane.arrivals[number] = self._arrays("update", m, b, arrived, update) if update else arrived
-        lane.arrivals.pop(number - 16, None)
+        lane.arrived = self._arrays("update", m, b, arrived, update) if update else arrived
+        if self._ring:
+            lane.before[number] = lane.arrived
+            lane.before.pop(number - 16, None)
         if self._behind[m]:
             for other in self._behind[m].pop((b, number), ()):
                 self._leave(m, other, self._lanes[m][other])
