@@ -7,7 +7,7 @@ each worker's own, the rate at which they move: it must be the same on all, whic
 """
 import struct
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
