@@ -15,6 +15,7 @@ import threading
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import control, software
@@ -107,6 +108,7 @@ class Server:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers, control.trusted())
+        control.pulse.more["stale"] = self._shard.stale
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._everyone = set(range(num_workers))
@@ -152,6 +154,9 @@ class Server:
             self._mailbox = stored
         else:
             self._update_bucket(key, pushed, stored)
+            if self._hub is None:  # whose couriers count
+                control.pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                    len(self._everyone) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if self._synchronous:
