@@ -14,7 +14,9 @@
     restarts.py   decides, without any I/O, whether a job that has failed is started again
     early.py      signals before there is a job
     supervise.py  the loop between agents, judge and console
-    console.py    every line with the name of its process in front
+    console.py    every line with the name of its process in front, and at the bottom how far the job is
+    overview.py   how far it is, and how each process stands, without any I/O
+    notice.py     the file that says so; watch.py: `odsgd watch`, which reads it
 
 addresses.py and linux.py ask the operating system. Nothing here imports MXNet.
 """
