@@ -50,7 +50,7 @@ def job(tmp_path: Path, name: str, place: Any, servers: int = 1, **options: Any)
 def test_a_worker_whose_gradient_is_not_a_number_stops_the_job(tmp_path: Path, name: str, options: Any) -> None:
     done = job(tmp_path, name, ALL, **options)
     assert done.returncode == 70, done.stderr
-    assert re.search(rf"worker 1, iteration 3: \d+ {FOUND}, and were not sent\. Lower", done.stderr)
+    assert re.search(rf"^worker 1 \| worker 1, iteration 3: \d+ {FOUND}, and were not sent\. Lower", done.stderr, re.M)
     assert "Traceback" not in done.stderr
 
 
