@@ -99,4 +99,5 @@ class ASGD(Method):
     Options = method.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
+    reduces = False
     resumes_from_optimizer = False

@@ -29,6 +29,8 @@ from kvstore.wire.messages import Header
 class Options:
     """Options of every method."""
 
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what workers' gradients of one round come "
+                            "to: their mean, or their sum, as MXNet's servers add up")
     bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
                                           otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
@@ -53,6 +55,10 @@ class Options:
         for name in names:
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ConfigError(f"{name} has no meaning {because}")
+
+    def share(self, gradients: int) -> float:
+        """What each of so many gradients counts."""
+        return 1.0 / gradients if self.reduction == "mean" else 1.0
 
     def plain(self) -> Dict[str, Any]:
         """As JSON and YAML have them."""
@@ -216,6 +222,7 @@ class Method:
     """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
     own runs on servers, which alone know rules, unless it says otherwise."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
+    reduces: ClassVar[bool] = True  # whether one update takes several gradients
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
@@ -272,7 +279,10 @@ class Method:
 
     @classmethod
     def check_transport(cls, options: Any, transport: str) -> None:
-        """ConfigError for options that do not go with the transport: `server`, `ring` or `sharded`."""
+        """ConfigError for options that do not go with the method and its transport: `server`, `ring` or `sharded`."""
+        if not cls.reduces:
+            options.refuse(["reduction"], f"in store {cls.name}, whose every gradient is an update by itself; leave it "
+                           "out")
         codec = getattr(options, "codec", "none")
         if transport == "sharded" and isinstance(options, CodedOptions):
             options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "

@@ -58,15 +58,23 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
         self._shows_shared = False  # the parameters hold the global weights
+        self._factor = 1.0  # of all gradients
+        self.stands_for: Optional[str] = None
+        """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<kvstore {self.type}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
+        return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
 
     @property
     def type(self) -> str:
+        return self.stands_for or self.name
+
+    @property
+    def name(self) -> str:
+        """The method's."""
         return self.session.method.name
 
     @property
@@ -112,8 +120,19 @@ class Store(mx.kvstore.KVStoreBase):
         if params:
             raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
         given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
-        self.session.change(given)
+        self._change(given)
+
+    def _change(self, options: Dict[str, Any]) -> None:
+        self.session.change(options)
         self.options = self.session.method.options
+
+    def _multiply_back(self, mean: bool) -> None:
+        """The script divides gradients by the number of workers, for servers that add up: make them again what a method
+        is written for, each worker's own mean. `mean`: of which the global step then takes the mean.
+        """
+        self._factor = float(self.num_workers)
+        if mean and self.session.method.reduces:
+            self._change({"reduction": "mean"})
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -203,7 +222,7 @@ class Store(mx.kvstore.KVStoreBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
         if not self.session.method.resumes_from_optimizer:
-            raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
+            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
                               "them (versions and backups, unfinished intervals, sums in flight); use load_state "
                               "(`odsgd train --resume`)")
         if getattr(self.options, "codec_weights", "none") != "none":
@@ -344,8 +363,8 @@ class Store(mx.kvstore.KVStoreBase):
         """
         if self._lanes:
             raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
-        if worker[1]["store"] != self.type:
-            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
+        if worker[1]["store"] != self.name:
+            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
         self._saved, self._saved_servers = worker, server
         saving.check_form(worker, "lr_local")
         self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
@@ -442,7 +461,7 @@ class Store(mx.kvstore.KVStoreBase):
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         for lane in self._lanes:
-            grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
+            grad = lane.take(self._factor * optimizer.rescale_grad, self.session.room(lane.bucket))
             lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _known(self, key: Any) -> Keyed:
@@ -487,7 +506,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise StoreClosedError(f"the `{self.type}` store of worker {self.rank} is closed")
+            raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
 
     def _check_begun(self, what: str) -> None:
         self._check_usable()

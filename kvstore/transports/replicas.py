@@ -41,11 +41,14 @@ class Resident(GlobalWeights):
         self._transport = transport
         self.buckets: Sequence[Bucket] = ()
         self.updates: Dict[int, Queued] = {}  # U, by bucket
+        self.share = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
     def optimizer(self, opening: Opening) -> mx.optimizer.Optimizer:
         """U, for the buckets of `opening`."""
         self.buckets = opening.buckets
+        if opening.options.get("reduction") == "sum":
+            self.share = 1.0
         optimizer = optimizers.build(opening.optimizer, trusted=True)  # this process's own
         optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
@@ -110,7 +113,7 @@ class Replicas(Resident, Replicated):
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
-        update, share = self.updates[bucket.id], 1.0 / self.ring.num_workers
+        update = self.updates[bucket.id]
         self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
-            lambda total: update(before.result(), total, lr, share, out=after))
+            lambda total: update(before.result(), total, lr, self.share, out=after))
         return self._arriving[bucket.id]
