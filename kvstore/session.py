@@ -159,6 +159,11 @@ class Session:
         """Where the bucket's next gradient is best written; None: anywhere."""
         return self.wire.room(bucket) if self._has_room else None
 
+    def multiplied(self, factor: float) -> None:
+        """The gradients of this iteration are as many times a worker's own mean, which its own steps are to take."""
+        for step in self.local_steps.values():
+            step.factor = 1.0 / factor
+
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)

@@ -35,6 +35,8 @@ class Options:
                                           otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
                               group="Run", result=False)
+    uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
+                         "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
                          "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
                          "that it is always named; continue", group="Run", result=False)
@@ -283,6 +285,8 @@ class Method:
         if not cls.reduces:
             options.refuse(["reduction"], f"in store {cls.name}, whose every gradient is an update by itself; leave it "
                            "out")
+        if cls.asynchronous:
+            options.refuse(["uneven"], f"in store {cls.name}, whose workers wait for nobody; leave it out")
         codec = getattr(options, "codec", "none")
         if transport == "sharded" and isinstance(options, CodedOptions):
             options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "

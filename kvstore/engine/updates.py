@@ -70,10 +70,13 @@ class AtOnce(Applied):
 class Queued(Applied):
     """L, or U on a ring: operations of the engine."""
 
+    factor = 1.0
+    """What gradients are to be multiplied with."""
+
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
-        self._set(lr, share)
+        self._set(lr, share * self.factor)
         if is_plain_sgd(self.optimizer):
             self._step(w, grad, out)
         else:  # works in place

@@ -85,6 +85,12 @@ class Lane:
             self._grads = self._views([one.grads for one in self.keyed])
         return self.gather(self._grads, scale, self.grad if room is None else room)
 
+    def nothing(self, room: Optional[NDArray] = None) -> NDArray:
+        """No gradient at all, in `room` if there is one."""
+        out = self.grad if room is None else room
+        out[:] = 0
+        return out
+
     def show(self, flat: NDArray) -> None:
         """Let the parameters hold `flat`."""
         if self._weights is None:

@@ -6,6 +6,7 @@ algorithm; the last layer's go first, since its gradients appear first:
 
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
+import atexit
 import contextlib
 import functools
 import itertools
@@ -52,6 +53,7 @@ class Store(mx.kvstore.KVStoreBase):
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes: List[Lane] = []
+        self._joined = False  # this worker's data have ended, and not all others'
         self._lanes_of: Dict[Any, List[Lane]] = {}
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
@@ -238,12 +240,40 @@ class Store(mx.kvstore.KVStoreBase):
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
         self._check_usable()
+        self._meet()
         return self.session.transport.total(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
         """Wait until every worker is here with nothing in flight. Collective."""
+        self._check_usable()
+        self._meet()
         self.wait()
-        self.allreduce(np.zeros(1))
+        self.session.transport.total(np.zeros(1))
+
+    def join(self) -> None:
+        """This worker's data have ended. Take part in the iterations of those whose data have not, without a gradient,
+        and return when all have come to a `join`. Collective; waits.
+
+        With A workers left, an iteration takes the mean of A gradients. For stores made with ``uneven="join"``; there
+        every other collective call joins first, and so does the end of the process.
+        """
+        self._check_usable()
+        if self.options.uneven != "join":
+            raise ConfigError("join: every worker has to know that others may end before it; make the store with "
+                              "uneven=\"join\"")
+        self.begin()
+        if self._handed:
+            raise ProtocolError(f"join in the middle of iteration {self.iteration}, while "
+                                f"{len(self._lanes_of) - len(self._handed)} parameters are still missing")
+        self._joined = True
+        while self._iterate():
+            self.session.wait()
+        self._joined = False
+
+    def _meet(self) -> None:
+        """All workers come here: those whose data have ended go on without, until all have."""
+        if self.options.uneven == "join" and self._lanes and not self._shows_shared:
+            self.join()
 
     def begin(self) -> None:
         """Lay out the buckets and give the servers their weights, after all `broadcast`s. Collective; waits.
@@ -274,6 +304,8 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         begun.add(self)
+        if self.options.uneven == "join":
+            atexit.register(_join_at_exit, weakref.ref(self))
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -291,6 +323,7 @@ class Store(mx.kvstore.KVStoreBase):
         inside. Afterwards this worker's own are back.
         """
         self._check_usable()
+        self._meet()
         self._idle()
         self.session.wire.check()
         own = self._statistics()
@@ -312,6 +345,7 @@ class Store(mx.kvstore.KVStoreBase):
     def worker_state(self) -> Saved:
         """What this worker knows: `saving.worker_state`, and ``aux/DEVICE/NAME``. Collective; waits."""
         self._check_begun("worker_state")
+        self._meet()
         self._idle()
         arrays, meta = saving.worker_state(self.session)
         arrays.update({f"aux/{device}/{self._keyed[key].parameter.name}": array
@@ -377,6 +411,7 @@ class Store(mx.kvstore.KVStoreBase):
     def close(self) -> None:
         """Leave the job. Collective; waits."""
         if not self._closed:
+            self._meet()
             self.wait()
             self._closed = True
             self.session.transport.close()
@@ -453,16 +488,34 @@ class Store(mx.kvstore.KVStoreBase):
 
     # -- every step --------------------------------------------------------------------------------------------
 
-    def _iterate(self) -> None:
-        """All gradients have been handed in."""
+    def _iterate(self) -> bool:
+        """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
+        counts = self._counts()
+        if not counts:
+            return False
+        self.session.multiplied(counts)
         optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         for lane in self._lanes:
-            grad = lane.take(self._factor * optimizer.rescale_grad, self.session.room(lane.bucket))
+            room = self.session.room(lane.bucket)
+            grad = lane.nothing(room) if self._joined else \
+                lane.take(counts * self._factor * optimizer.rescale_grad, room)
             lane.show(self.session.iterate(lane.bucket, grad, step))
+        return True
+
+    def _counts(self) -> float:
+        """What a gradient counts in this iteration, of which all workers' are M together: M / A where A workers have
+        one, 0 where none has. Waits, where data may be uneven.
+        """
+        if self.options.uneven != "join":
+            return 1.0
+        active = float(self.session.transport.total(np.array([not self._joined]))[0])
+        if not active or self.options.reduction == "sum":
+            return float(active > 0)
+        return self.num_workers / active
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:
@@ -512,6 +565,13 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         if not self._lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
+
+
+def _join_at_exit(store: "weakref.ref[Store]") -> None:
+    """A worker that ends does not leave the others alone."""
+    mine = store()
+    if mine is not None and not mine._closed:
+        mine.join()
 
 
 def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
