@@ -39,7 +39,8 @@ class Options:
                          "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
                          "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
-                         "that it is always named; continue", group="Run", result=False)
+                         "that it is always named; skip: leave the round out on all workers; continue", group="Run",
+                         result=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -74,6 +75,8 @@ class Options:
 
 
 CODEC = one_of("codec", tuple(CODECS))
+AS_FLOATS = ("none", "float16", "truncate")
+"""Codecs in which a number that is none remains one."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,11 @@ class Rule:
         """Bring `w` to what the answer shall be, in place. `grad`, what was pushed, may be overwritten."""
         raise NotImplementedError
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """In place of `receive`, where what was pushed is not finite and is left out: the answer is `w` as it is."""
+        raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
+                          "write its `skip`, or take another on_nan")
+
     def statistics(self) -> Dict[str, Any]:
         """What is of interest while it runs, as JSON."""
         return {"version": self.version}
@@ -288,6 +296,10 @@ class Method:
         if cls.asynchronous:
             options.refuse(["uneven"], f"in store {cls.name}, whose workers wait for nobody; leave it out")
         codec = getattr(options, "codec", "none")
+        if options.on_nan == "skip" and (transport == "sharded" or codec not in AS_FLOATS):
+            where = "on transport `sharded`, whose workers each see a part" if transport == "sharded" else \
+                f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(AS_FLOATS)})"
+            raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
         if transport == "sharded" and isinstance(options, CodedOptions):
             options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
                            "as they are")

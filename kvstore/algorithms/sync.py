@@ -64,6 +64,11 @@ class SyncUpdate(Rule):
         self.update(w, total, header.lr, share=self.options.share(self.num_workers))     # l.6
         self.version += 1                                                                # l.7
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """The round is one, without an update."""
+        self._check(header)
+        self.version += 1
+
     def _check(self, header: Header) -> None:
         everyone = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)
         if (header.worker_rank, header.version) != everyone:

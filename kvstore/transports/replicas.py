@@ -7,6 +7,7 @@ each worker's own, the rate at which they move: it must be the same on all, whic
 """
 import struct
 import zlib
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.job import agreement
+from kvstore.wire import finite
 from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Replicated, Ring, State, Transport
 from kvstore.wire.saved import array_text, below, npz, text_array, un_npz
 
@@ -103,6 +105,9 @@ class Replicas(Resident, Replicated):
             w = weights(bucket)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
+            if opening.traffic.on_nan == "skip":
+                where = f"worker {self.ring.worker_rank}, the sum over the workers"
+                self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
             self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2)
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)

@@ -74,6 +74,16 @@ def test_continue_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.count("weights nan") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("name, options", [("ssgd", {}), ("odsgd", {"warmup": 0})])
+def test_skip_leaves_the_round_out_and_says_so(tmp_path: Path, name: str, options: Any) -> None:
+    done = job(tmp_path, name, ALL, on_nan="skip", **options)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^worker 1 \| worker 1, iteration 3: \d+ {FOUND}, and are skipped$", done.stderr, re.M)
+    assert re.search(rf"^server 0 \| server 0, iteration 3, the sum over the workers: \d+ {FOUND}", done.stderr, re.M)
+    left = re.findall(r"weights (\S+)", done.stdout)
+    assert len(left) == 2 and "nan" not in left and (name != "ssgd" or left[0] == left[1])
+
+
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no MPI here: pip install 'odsgd[mpi]'")
 @pytest.mark.parametrize("name, options", [("dsync", {}), ("ssgd", {"transport": "sharded"})])
 def test_without_servers_the_worker_is_named_always(tmp_path: Path, name: str, options: Any) -> None:
