@@ -122,9 +122,18 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
         asked = trainer._kvstore_params
         if _is_ours(mx, asked["kvstore"]) or type(asked["kvstore"]).__module__.startswith("kvstore."):
             _check_updates(asked["update_on_kvstore"])
-        asked["kvstore"] = ours(asked["kvstore"])
+            asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
+            asked["kvstore"] = ours(asked["kvstore"])
+            _admit(mx, type(asked["kvstore"]))
 
     return __init__
+
+
+def _admit(mx: Any, kind: Any) -> None:
+    """The Trainer takes row-sparse gradients to stores of the classes that it calls `KVStore`: let this be one."""
+    trainer = mx.gluon.trainer
+    known = trainer.KVStore if isinstance(trainer.KVStore, tuple) else (trainer.KVStore,)
+    trainer.KVStore = known if kind in known else (*known, kind)
 
 
 def _saving(save: Callable[..., None], names: Callable[..., Iterable[str]]) -> Callable[..., None]:

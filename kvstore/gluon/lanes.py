@@ -36,6 +36,14 @@ class Keyed:
     def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
         self.parameter, self.weights = parameter, weights
         self.grads: List[NDArray] = []
+        self._dense: List[NDArray] = []
+
+    def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
+        """Row-sparse gradients, with all rows: always in the same arrays."""
+        self._dense = self._dense or [mx.nd.zeros(grad.shape, grad.context, grad.dtype) for grad in grads]
+        for grad, whole in zip(grads, self._dense):
+            grad.tostype("default").copyto(whole)
+        return self._dense
 
 
 class Lane:

@@ -177,7 +177,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def init(self, key: Any, value: Any) -> None:
         """The initial weights of `key`: worker 0's. Collective; waits."""
-        values = [_as_list(its)[0] for _, its in _each(key, value)]
+        values = [_as_list(its)[0].tostype("default") for _, its in _each(key, value)]
         keys = [one for one, _ in _each(key, value)]
         self.broadcast(keys, values, out=[its.copy() for its in values])
 
@@ -195,13 +195,24 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         self._share()
         for one, outs in _each(key, out):
+            weight = self._known(one).weights[0]
             for array in _as_list(outs):
-                self._known(one).weights[0].copyto(array)
+                if array is not weight and not (ignore_sparse and array.stype != "default"):
+                    weight.copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """ConfigError: these stores keep whole arrays."""
-        raise ConfigError(f"row_sparse_pull of {key}: the stores of odsgd keep dense weights; create the parameter "
-                          "with stype and grad_stype `default` (sparse_grad=False)")
+        """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
+        if row_ids is None:
+            raise ConfigError(f"row_sparse_pull of {key} without row_ids; say which rows, or use pull")
+        self._check_usable()
+        self._share()
+        for one, outs, rows in _each(key, out, row_ids):
+            weight, arrays = self._known(one).weights[0], _as_list(outs)
+            ids = _as_list(rows)
+            for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
+                unique = mx.nd.array(np.unique(wanted.asnumpy()), dtype=np.int64)
+                mx.nd.sparse.row_sparse_array((weight.take(unique), unique), weight.shape,
+                                              dtype=weight.dtype).copyto(array)
 
     def _barrier(self) -> None:
         """MXNet's name of `barrier`."""
@@ -531,6 +542,8 @@ class Store(mx.kvstore.KVStoreBase):
                                 f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
                                 "parameter takes part in every step")
         self._handed.add(key)
+        if grads[0].stype != "default":
+            grads = known.dense(grads)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
