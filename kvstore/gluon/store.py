@@ -24,6 +24,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
 from kvstore.gluon.lanes import Keyed, Lane
+from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.session import Session
@@ -64,6 +65,7 @@ class Store(mx.kvstore.KVStoreBase):
         self.stands_for: Optional[str] = None
         """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
         self._closed = False
+        self._waits = Waits()
 
     def __repr__(self) -> str:
         return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
@@ -317,6 +319,7 @@ class Store(mx.kvstore.KVStoreBase):
         begun.add(self)
         if self.options.uneven == "join":
             atexit.register(_join_at_exit, weakref.ref(self))
+        control.pulse.more["waited_s"] = self._waits.told
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -372,6 +375,11 @@ class Store(mx.kvstore.KVStoreBase):
                               "every gradient is known")
         counted = wire.statistics()
         return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this worker's devices have waited for weights so far, by a sample of the iterations."""
+        return self._waits.seconds
 
     def memory(self) -> Dict[str, int]:
         """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers, nothing of Gluon's."""
@@ -510,11 +518,12 @@ class Store(mx.kvstore.KVStoreBase):
         step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
-        for lane in self._lanes:
-            room = self.session.room(lane.bucket)
-            grad = lane.nothing(room) if self._joined else \
-                lane.take(counts * self._factor * optimizer.rescale_grad, room)
-            lane.show(self.session.iterate(lane.bucket, grad, step))
+        with self._waits.around(self._keyed[key] for key in self._lanes_of):
+            for lane in self._lanes:
+                room = self.session.room(lane.bucket)
+                grad = lane.nothing(room) if self._joined else \
+                    lane.take(counts * self._factor * optimizer.rescale_grad, room)
+                lane.show(self.session.iterate(lane.bucket, grad, step))
         return True
 
     def _counts(self) -> float:
