@@ -13,7 +13,7 @@ import pytest
 
 import kvstore
 from kvstore.algorithms import METHODS
-from scripts import docs_tables, validate_virtual
+from scripts import docs_tables, scale, validate_virtual
 from tests.jobs import ROOT, environment
 
 FOLDER = ROOT / "docs"
@@ -24,7 +24,7 @@ DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text
         if FOLDER in page.parents}
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
             "design": "Explanation", "virtual": "How-to guides", "advise": "How-to guides", "benchmarks": "Results",
-            "reliability": "Results", "results": "Results", "timing-models": "Results",
+            "reliability": "Results", "results": "Results", "timing-models": "Results", "scale": "Results",
             "contributing": "For contributors"}
 """Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
 MEASURED = re.compile(r"benchmarks/\w+_\d{6}$|results/[a-z-]+$")
@@ -124,6 +124,14 @@ def test_what_is_said_of_virtual_clusters_against_real_jobs_is_the_results() -> 
     assert validate_virtual.described(DOCS["virtual"]) == DOCS["virtual"]
     results = json.loads(validate_virtual.RESULTS.read_text(encoding="utf-8"))
     assert validate_virtual.table(results) == DOCS[f"benchmarks/{validate_virtual.TABLE.stem}"]
+
+
+def test_the_page_of_scale_is_its_results_and_these_are_the_models() -> None:
+    """To write it anew: scripts/scale.py page; to compute: without its results, scripts/scale.py run."""
+    found, crossed = scale.results(scale.Kept(computes=False))
+    assert scale.written(DOCS["scale"], found, crossed) == DOCS["scale"]
+    for point in (scale.Point("25M", "1gbit", "lognormal:0.3", 16, store) for store in scale.STORES):
+        assert scale.computed(point) == found[point], point
 
 
 def test_the_launchers_options_are_documented() -> None:

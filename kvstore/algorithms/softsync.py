@@ -42,10 +42,11 @@ class Softsync(AsyncUpdate):
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
         factor = 1.0 / max(tau, 1) if self.options.modulate else 1.0
-        self.sum += np.float32(factor) * grad
+        grad *= np.float32(factor)
+        self.sum += grad
         self.held += 1
         if self.held == self.c:
-            grad[:] = self.sum / np.float32(self.c if self.options.reduction == "mean" else 1)
+            np.divide(self.sum, np.float32(self.c if self.options.reduction == "mean" else 1), out=grad)
             self.step(w, grad, header.lr)
             self.sum[:], self.held = 0, 0
         return factor

@@ -408,7 +408,7 @@ class TrainConfig:
             raise ConfigError("uneven `join` has no meaning with cluster: its workers' data are of one length; leave "
                               "it out")
         for key, why in (("emulate_compute", "computing times are the cluster's"), ("num_gpus", "it computes on CPUs"),
-                         ("gpus", "it computes on CPUs"), ("trace", "a timeline is of real time")):
+                         ("gpus", "it computes on CPUs")):
             if getattr(self, key):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
         cluster = self.virtual_cluster()

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Optional
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, KVStoreError
+from kvstore.tracing import recorder
 from kvstore.transports.virtual.transport import VirtualStage
 from kvstore.wire.interfaces import Transport
 from odsgd.config.train import TrainConfig
+from odsgd.lab import tracing
 from odsgd.training import data, models
 from odsgd.training.train import Training
 
@@ -34,8 +37,12 @@ def run(config: TrainConfig) -> int:
         def train(transport: Transport) -> None:
             Training(config, transport, arrays).run()
 
-        stage = VirtualStage(cluster, config.options.timeout_s)
+        trace, recorder.folder = config.trace or recorder.folder, None  # which is for timelines of real time
+        stage = VirtualStage(cluster, config.options.timeout_s, trace)
         stage.run(train, stage.worker if config.needs_servers else stage.ring_worker)
+        if trace is not None:
+            stage.finish_trace()
+            print(tracing.finish(Path(trace)))
     except (ConfigError, KVStoreError) as error:
         print(f"odsgd train: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE

@@ -16,19 +16,24 @@ connections do. Pushes queue for the one thread of their server.
 
 Times are whole nanoseconds, so that a job goes on after a pause as it would have without one. Equal times are ordered
 by what happens, worker and bucket, never by the order of calls.
+
+Most of what happens need not wait for its turn among the events. A queue that gets everything from one place gets it
+in the order in which it leaves there, so each thing is carried out as soon as it is known (`_InOrder`): a worker's way
+out, a server's thread behind its link, the answers of that thread. An exchange with servers on hosts of their own is
+then four events: gradients, the server's link, the worker's link, arrival.
 """
 import collections
 import functools
 import heapq
 import math
-from typing import Any, Callable, Deque, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.errors import unknown
 from kvstore.transports.virtual.description import VirtualCluster
-from kvstore.transports.virtual.programs import Op, Programs
+from kvstore.transports.virtual.programs import Op, Program, Programs
 from kvstore.wire.codecs import codec
 from kvstore.wire.messages import HEADER
 
@@ -37,10 +42,16 @@ NS = 1e9
 # What happens, in the order in which it does where times are equal.
 START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
 
+Event = Tuple[int, int, int, int, int, int]
+"""When, what, worker, bucket, and two numbers: of a message the hop and its end, of a sum its number and `update`."""
+
 
 def ns(seconds: float) -> int:
     """Whole nanoseconds."""
     return round(seconds * NS)
+
+
+_NONE: Dict[int, int] = {}
 
 
 class _Lane:
@@ -49,16 +60,64 @@ class _Lane:
     Invariant: `answered` is the number of the last question that has an answer; they are answered in order.
     """
 
-    __slots__ = ("answered", "arrivals", "at", "halfway", "held", "ops", "time", "way")
+    __slots__ = ("answered", "arrived", "at", "before", "halfway", "held", "hops", "ops", "straight", "time")
 
-    def __init__(self, way: List[int], halfway: int) -> None:
+    def __init__(self, hops: Sequence["_Hop"], halfway: int, straight: bool) -> None:
         self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
         self.at = 0                         # the op that is next
         self.time = 0                       # when it can begin, as far as is known
-        self.answered = 0
-        self.arrivals: Dict[int, int] = {}  # question -> when its answer came, of the last few
+        self.answered = self.arrived = 0    # when the last answer came
+        self.before: Dict[int, int] = _NONE  # sum -> when it was there, of the last few; several may be under way
         self.held: List[Tuple[Op, int]] = []  # questions that may not leave yet, and since when
-        self.way, self.halfway = way, halfway  # links to the server and back; how many of them lead there
+        self.hops, self.halfway = hops, halfway  # to the server and back; how many of them lead there
+        self.straight = straight  # whether a message is carried over the first hop as soon as it leaves
+
+
+class _Hop(NamedTuple):
+    """A message over one link of its way: how long the link is busy with it, and when it is at the next.
+
+    then    : what follows: PASS, HANDLE or ARRIVED
+    at_once : whether that is carried out as soon as it is known
+    """
+
+    link: int
+    busy: int
+    latency: int
+    then: int
+    at_once: bool
+
+
+class _Agenda:
+    """Events, the earliest first: those of the stretch of time that is on in a heap, those of later ones unsorted.
+
+    A heap of all would cost most of the time: every worker has an event for each of its buckets.
+    """
+
+    def __init__(self, stretch: float) -> None:
+        self.now: List[Event] = []  # a heap, always the same list; it may be empty before the next stretch is on
+        self._shift = int(stretch).bit_length()
+        self._at = -1
+        self._later: Dict[int, List[Event]] = {}
+        self._stretches: List[int] = []  # a heap of the keys
+
+    def push(self, event: Event) -> None:
+        at = event[0] >> self._shift
+        if at <= self._at:
+            heapq.heappush(self.now, event)
+            return
+        try:
+            self._later[at].append(event)
+        except KeyError:
+            self._later[at] = [event]
+            heapq.heappush(self._stretches, at)
+
+    def go_on(self) -> bool:
+        """Whether there is an event; the earliest is then the first of `now`."""
+        if not self.now and self._stretches:
+            self._at = heapq.heappop(self._stretches)
+            self.now += self._later.pop(self._at)
+            self.now.sort()
+        return bool(self.now)
 
 
 class Simulation:
@@ -73,29 +132,34 @@ class Simulation:
     parameters : in the order of the layers
     codec_name : of gradients, and of weights on their way back
     transport : `server`, `ring` or `sharded`
+    stepwise : whether time goes on in steps (`advance`); else everything that is told happens at once, in `met`
 
     Events are carried out only when nothing earlier can come any more: a worker that has finished an iteration may
     begin the next one, unless it rests or has come to meet the others, so the time waits for it.
     """
 
     def __init__(self, cluster: VirtualCluster, method: Any, programs: Programs, buckets: Sequence[Bucket],
-                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server") -> None:
+                 parameters: Sequence[Parameter], codec_name: str = "none", transport: str = "server",
+                 stepwise: bool = True) -> None:
         self._cluster, self._programs, self.synchronous = cluster, programs, not method.asynchronous
+        self._ring = transport != "server"
         self.num_workers = cluster.workers
         self.buckets = list(buckets)
         self.order: Dict[int, Deque[int]] = {bucket.id: collections.deque() for bucket in buckets}
         self._now = 0
         self._until: float = 0  # what may be carried out is earlier
         self._pauses = False    # when a question has reached an asynchronous server's rule
-        self._events: List[Tuple[int, int, int, int, int, int]] = []
         self._costs = _Costs(cluster, method, self.buckets, codec_name, transport)
         self._links = _Links(cluster, self.buckets, codec_name)
         self._passes = _PassTimes(cluster, self.buckets, parameters)
         count = range(self.num_workers)
         servers = [bucket.server_rank for bucket in self.buckets]
-        self._lanes = [[_Lane(*self._links.way(m, server_rank)) for server_rank in servers] for m in count]
+        self._servers, self._in_order = servers, _InOrder(self._links, self._costs, servers, count, stepwise)
+        self._lanes = [self._made_lanes(m) for m in count]
+        self._agenda = _Agenda(self._stretch())
         self._behind: List[Dict[Tuple[int, int], List[int]]] = [{} for _ in count]
         self._begun: List[Deque[int]] = [collections.deque() for _ in count]  # iterations to carry out, the first is on
+        self._program: List[Program] = [[] for _ in count]  # of that one
         self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
         self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
         self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
@@ -105,9 +169,30 @@ class Simulation:
         self._open = set(range(self.num_workers))  # workers that may begin something that they have not told yet
         self._server_free = [0] * cluster.servers
         self._ring_free = 0
-        self._rounds: Dict[Tuple[int, int], List[int]] = {}  # bucket and number -> workers, in the order they came
+        self._came: List[List[int]] = [[] for _ in servers]  # by bucket: workers of this round, in the order they came
+        self._sums: Dict[Tuple[int, int], List[int]] = {}    # bucket and number -> the same
         self.done: List[int] = [0] * self.num_workers  # the last iteration that is over
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
+
+    def _made_lanes(self, m: int) -> List[_Lane]:
+        known: Dict[Tuple[int, int], Tuple[Sequence[_Hop], int, bool]] = {}  # buckets of one server and size are alike
+        lanes = []
+        for b, bucket in enumerate(self.buckets):
+            key = bucket.server_rank, bucket.size
+            if key not in known:
+                way, halfway = self._links.way(m, bucket.server_rank)
+                known[key] = (self._links.hops(way, halfway, b, self._in_order, bucket.server_rank), halfway,
+                              bool(halfway) and self._in_order.links[way[0]])
+            lanes.append(_Lane(*known[key]))
+            if self._ring:
+                lanes[-1].before = {}
+        return lanes
+
+    def _stretch(self) -> float:
+        """Nanoseconds in which about a dozen events happen: as many as the servers' links, or the passes, let come."""
+        compute = self._passes.mean(self.synchronous) / (self.num_workers * len(self.buckets))
+        server = self._links.busy[self._cluster.host_of_server(0)] if self._cluster.servers else [0]
+        return 4 * max(compute, sum(server) / len(server) / max(self._cluster.servers, 1))
 
     def loads(self, iterations: Sequence[int]) -> Dict[str, float]:
         """Seconds per iteration that the busiest resource of each kind is at work, the mean over these iterations.
@@ -150,7 +235,7 @@ class Simulation:
             ready = self.ready(worker_rank)
             if rested:
                 ready = max(ready, self._now, *(self._heard(lane) for lane in self._lanes[worker_rank]))
-            heapq.heappush(self._events, (ready, START, worker_rank, 0, 0, 0))
+            self._agenda.push((ready, START, worker_rank, 0, 0, 0))
 
     def rest(self, worker_rank: int) -> None:
         """A worker begins nothing new before all it has asked for has arrived; perhaps it comes to meet the others."""
@@ -176,7 +261,7 @@ class Simulation:
     @staticmethod
     def _heard(lane: _Lane) -> int:
         """When the last answer came."""
-        return lane.arrivals.get(lane.answered, 0)
+        return lane.arrived
 
     def ready(self, worker_rank: int) -> int:
         """When the weights after a worker's last iteration are there."""
@@ -190,7 +275,7 @@ class Simulation:
         # the earliest time at which a worker may begin something that it has not told yet
         self._until = min(map(self.ready, self._open)) if self._open else math.inf
         self._pauses = True
-        moved = bool(self._events) and self._events[0][0] < self._until
+        moved = self._agenda.go_on() and self._agenda.now[0][0] < self._until
         self._carry_out()
         return moved
 
@@ -198,46 +283,51 @@ class Simulation:
 
     def _start(self, m: int) -> None:
         t = self._begun[m][0]
-        grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
-        self._busy[m] = len(self.buckets)
+        _, _, grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
+        self._busy[m], self._program[m], push = len(self.buckets), self._programs.of(t), self._agenda.push
         for group in self._passes.together:
-            heapq.heappush(self._events, (grads[group[0]], GRADIENTS, m, group[0], 0, 0))
+            push((grads[group[0]], GRADIENTS, m, group[0], 0, 0))
 
     def _gradients(self, time: int, m: int, first: int) -> None:
         """The gradients of a group of buckets are there, of which this is the first."""
-        program = self._programs.of(self._begun[m][0])
+        program, lanes = self._program[m], self._lanes[m]
         for b in self._passes.together_with[first]:
-            lane = self._lanes[m][b]
-            lane.ops, lane.at, lane.time = program[b], 0, self._arrays(m, time, self._costs.gather[b])
+            lane = lanes[b]
+            lane.ops, lane.at, lane.time = program[b], 0, self._arrays("gather", m, b, time, self._costs.gather[b])
             self._go_on(m, b, lane)
 
-    def _arrays(self, m: int, time: int, cost: int) -> int:
-        """When a worker is through with work on arrays that it can begin at `time`."""
-        over = self._arrays_free[m] = max(time, self._arrays_free[m]) + cost
+    def _arrays(self, stage: str, m: int, b: int, time: int, cost: int) -> int:
+        """When a worker is through with work on a bucket's arrays that it can begin at `time`."""
+        free = self._arrays_free[m]
+        over = self._arrays_free[m] = (time if time > free else free) + cost
         return over
 
     def _message(self, m: int, time: int) -> int:
         """The same for a message."""
-        over = self._messages_free[m] = max(time, self._messages_free[m]) + self._costs.message
+        free = self._messages_free[m]
+        over = self._messages_free[m] = (time if time > free else free) + self._costs.message
         return over
 
     def _go_on(self, m: int, b: int, lane: _Lane) -> None:
         """Carry out the lane's program up to an answer that is not known yet."""
-        ops = lane.ops
-        while lane.at < len(ops):
-            op = ops[lane.at]
-            if op.what == "await":
-                if op.number > lane.answered:
+        ops, time, at = lane.ops, lane.time, lane.at
+        for op in ops[at:] if at else ops:
+            what, number, _, _ = op
+            if what == "await":
+                if number > lane.answered:
+                    lane.at, lane.time = at, time
                     return
-                lane.time = max(lane.time, lane.arrivals.get(op.number, 0))
-            elif op.what == "step":
-                lane.time = self._arrays(m, lane.time, self._costs.step[b])
+                arrived = lane.arrived if number == lane.answered else lane.before.get(number, 0)
+                if arrived > time:
+                    time = arrived
+            elif what == "step":
+                time = self._arrays("local update", m, b, time, self._costs.step[b])
             else:
-                lane.held.append((op, lane.time))
+                lane.held.append((op, time))
                 self._leave(m, b, lane)
-            lane.at += 1
+            at += 1
         lane.ops, lane.at = (), 0
-        self._weights[m][b] = self._arrays(m, lane.time, self._costs.scatter[b])
+        self._weights[m][b] = self._arrays("scatter", m, b, time, self._costs.scatter[b])
         self._busy[m] -= 1
         if not self._busy[m]:
             self._end(m)
@@ -247,7 +337,7 @@ class Simulation:
         self.done[m] = self._begun[m].popleft()
         self.over(m)
         if self._begun[m]:
-            heapq.heappush(self._events, (self.ready(m), START, m, 0, 0, 0))
+            self._agenda.push((self.ready(m), START, m, 0, 0, 0))
         elif not self._resting[m]:
             self._open.add(m)
             self._until = min(self._until, self.ready(m))
@@ -255,29 +345,41 @@ class Simulation:
     def _leave(self, m: int, b: int, lane: _Lane) -> None:
         """Send the questions of a lane that may leave."""
         while lane.held:
-            (what, number, behind, update), since = lane.held[0]
-            if what == "sum":
-                heapq.heappush(self._events, (self._message(m, since), SUM, m, b, number, update))
-            else:
+            (what, number, behind, update), leaves = lane.held[0]
+            if what != "sum":
                 if number > lane.answered + 1:  # never two of a bucket at a time
                     return
-                leaves = max(since, lane.arrivals.get(number - 1, 0))
+                leaves = max(leaves, lane.arrived)
                 for other, last in behind:
                     before = self._lanes[m][other]
                     if last > before.answered:
                         self._behind[m].setdefault((other, last), []).append(b)
                         return
-                    leaves = max(leaves, before.arrivals.get(last, 0))
-                leaves = self._message(m, leaves)
-                heapq.heappush(self._events, (leaves, PASS if lane.halfway else HANDLE, m, b, 0, 0))
+                    if last == before.answered:  # else the answer was there before the one after it was asked for
+                        leaves = max(leaves, before.arrived)
             del lane.held[0]
+            self._send(m, b, lane, leaves, number, update if what == "sum" else None)
+
+    def _send(self, m: int, b: int, lane: _Lane, time: int, number: int, update: Optional[bool]) -> None:
+        """The worker's thread has a message to send; `update`: of a sum, whether U follows."""
+        leaves = self._message(m, time)
+        if update is not None:
+            self._agenda.push((leaves, SUM, m, b, number, update))
+        elif not lane.halfway:
+            self._agenda.push((leaves, HANDLE, m, b, 0, 0))
+        elif lane.straight:
+            self._pass(leaves, m, b, 0, 0)
+        else:
+            self._agenda.push((leaves, PASS, m, b, 0, 0))
 
     def _answered(self, m: int, b: int, lane: _Lane, time: int, update: int = 0) -> None:
         """An answer is there; what waited for it goes on. `update`: what U takes, which follows on a ring."""
         number = lane.answered = lane.answered + 1
         arrived = self._message(m, time)
-        lane.arrivals[number] = self._arrays(m, arrived, update) if update else arrived
-        lane.arrivals.pop(number - 16, None)
+        lane.arrived = self._arrays("update", m, b, arrived, update) if update else arrived
+        if self._ring:
+            lane.before[number] = lane.arrived
+            lane.before.pop(number - 16, None)
         if self._behind[m]:
             for other in self._behind[m].pop((b, number), ()):
                 self._leave(m, other, self._lanes[m][other])
@@ -290,93 +392,105 @@ class Simulation:
 
     def _carry_out(self) -> None:
         """What is earlier than `_until`, which what happens may bring nearer."""
-        events, lanes, push, pop = self._events, self._lanes, heapq.heappush, heapq.heappop
-        free, busy, latency = self._links.free, self._links.busy, self._links.latency
-        while events and events[0][0] < self._until:
-            time, what, m, b, hop, end = pop(events)
+        agenda, now, pop = self._agenda, self._agenda.now, heapq.heappop
+        while (now or agenda.go_on()) and now[0][0] < self._until:
+            time, what, m, b, number, end = pop(now)
             self._now = time
-            if what == PASS:  # a message is at the hop-th link of its way, and its last byte will be there at `end`
-                lane = lanes[m][b]
-                way = lane.way
-                link = way[hop]
-                begins = free[link]
-                if begins < time:
-                    begins = time
-                passed = free[link] = begins + busy[link][b]
-                if end < passed:
-                    end = passed
-                hop += 1
-                if hop == lane.halfway:
-                    push(events, (end, HANDLE, m, b, 0, 0))
-                elif hop == len(way):
-                    push(events, (end, ARRIVED, m, b, 0, 0))
-                else:
-                    delay = latency[link]
-                    push(events, (begins + delay, PASS, m, b, hop, end + delay))
+            if what == PASS:
+                self._pass(time, m, b, number, end)
+            elif what == ARRIVED:
+                self._answered(m, b, self._lanes[m][b], time, end)
+            elif what == GRADIENTS:
+                self._gradients(time, m, b)
+            elif what == HANDLE:
+                self._handle(time, m, b)
+            elif what == START:
+                self._start(m)
+            elif what == ANSWER:
+                self._answer(time, m, b)
             else:
-                self._happen(time, what, m, b, hop, end)
+                self._sum(time, m, b, number, end)
 
-    def _happen(self, time: int, what: int, m: int, b: int, number: int, end: int) -> None:
-        """All else than a message's way."""
-        if what == ARRIVED:
-            self._answered(m, b, self._lanes[m][b], time, end)
-        elif what == GRADIENTS:
-            self._gradients(time, m, b)
-        elif what == HANDLE:
-            self._handle(time, m, b)
-        elif what == START:
-            self._start(m)
-        elif what == ANSWER:
-            self._answer(time, self._rounds.pop((b, 0)) if self.synchronous else [m], b)
+    def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
+        """A message is at the hop-th link of its way, and its last byte will be there at `end`."""
+        free, hops = self._links.free, self._lanes[m][b].hops
+        while True:
+            link, busy, latency, then, at_once = hops[hop]
+            begins = free[link]
+            if begins < time:
+                begins = time
+            passed = free[link] = begins + busy
+            if end < passed:
+                end = passed
+            if then != PASS:
+                break
+            time, end, hop = begins + latency, end + latency, hop + 1
+            if not at_once:
+                self._agenda.push((time, PASS, m, b, hop, end))
+                return
+        if at_once:
+            self._handle(end, m, b)
         else:
-            self._sum(time, m, b, number, end)
-
-    def _answer(self, time: int, workers: Sequence[int], b: int) -> None:
-        """The server's thread is through. Answers that leave together share the link, so they are there together."""
-        links, begun, last = self._links, [], 0
-        for m in workers:
-            lane = self._lanes[m][b]
-            if lane.halfway == len(lane.way):  # on the server's own host
-                self._answered(m, b, lane, time)
-            else:
-                link = lane.way[lane.halfway]
-                begins = max(time, links.free[link])
-                links.free[link] = last = begins + links.busy[link][b]
-                begun.append((begins + links.latency[link], m, lane.halfway + 1))
-        last += links.latency[link] if begun else 0
-        for there, m, hop in begun:
-            heapq.heappush(self._events, (there, PASS, m, b, hop, last))
+            self._agenda.push((end, then, m, b, 0, 0))
 
     def _handle(self, time: int, m: int, b: int) -> None:
         """A push is at its server's thread."""
-        server, costs = self.buckets[b].server_rank, self._costs
+        server, costs = self._servers[b], self._costs
         over = max(time, self._server_free[server]) + costs.receive[b]
+        came = self._came[b]
         if self.synchronous:
-            came = self._rounds.setdefault((b, 0), [])
             came.append(m)
-            if len(came) == self.num_workers:
-                over += costs.update[b]
-                heapq.heappush(self._events, (over, ANSWER, m, b, 0, 0))
+            if len(came) < self.num_workers:
+                self._server_free[server] = over
+                return
         else:
             self.order[self.buckets[b].id].append(m)
             if self._pauses:
                 self._until = 0
-            over += costs.update[b]
-            heapq.heappush(self._events, (over, ANSWER, m, b, 0, 0))
-        self._server_free[server] = over
+        over = self._server_free[server] = over + costs.update[b]
+        if self._in_order.answers[server]:
+            self._answer(over, m, b)
+        else:
+            self._agenda.push((over, ANSWER, m, b, 0, 0))
+
+    def _answer(self, time: int, m: int, b: int) -> None:
+        """The server's thread is through: the answer to `m`, or to all, who share its link and are through together."""
+        workers = [m]
+        if self.synchronous:
+            workers, self._came[b] = self._came[b], []
+        away = []
+        for m in workers:
+            lane = self._lanes[m][b]
+            if lane.halfway == len(lane.hops):  # on the server's own host
+                self._answered(m, b, lane, time)
+            else:
+                away.append((m, lane))
+        if not away:
+            return
+        first, free = away[0][1], self._links.free
+        link, busy, latency, _, _ = first.hops[first.halfway]
+        there = max(time, free[link]) + latency
+        end = there + busy * len(away)
+        free[link] = end - latency
+        for m, lane in away:
+            hop = lane.halfway
+            if lane.hops[hop].at_once:
+                self._pass(there, m, b, hop + 1, end)
+            else:
+                self._agenda.push((there, PASS, m, b, hop + 1, end))
+            there += busy
 
     def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
         """A worker's part of a sum is there; the last one sets the ring in motion. `update`: whether U follows."""
-        came = self._rounds.setdefault((b, number), [])
+        came = self._sums.setdefault((b, number), [])
         came.append(m)
         if len(came) < self.num_workers:
             return
-        del self._rounds[b, number]
+        del self._sums[b, number]
         busy, delay = self._costs.ring[b]
-        self._ring_free = max(time, self._ring_free) + busy
+        over = self._ring_free = max(time, self._ring_free) + busy
         for worker in range(self.num_workers):
-            heapq.heappush(self._events, (self._ring_free + delay, ARRIVED, worker, b, 0,
-                                          update * self._costs.on_workers[b]))
+            self._agenda.push((over + delay, ARRIVED, worker, b, 0, update * self._costs.on_workers[b]))
 
 
 class _Costs:
@@ -461,6 +575,20 @@ class _Links:
             between = [uplinks + source // per_rack, uplinks + self._uplinks + target // per_rack]
         return [source, *between, self._hosts + target]
 
+    def hops(self, way: Sequence[int], halfway: int, b: int, in_order: "_InOrder", server_rank: int) -> List[_Hop]:
+        """A bucket's way, hop by hop."""
+        made = []
+        for at, link in enumerate(way, 1):
+            then = HANDLE if at == halfway else ARRIVED if at == len(way) else PASS
+            at_once = in_order.threads[server_rank] if then == HANDLE else then == PASS and in_order.links[way[at]]
+            made.append(_Hop(link, self.busy[link][b], self.latency[link], then, at_once))
+        return made
+
+    def no_faster(self, before: int, link: int, bs: Sequence[int]) -> bool:
+        """Whether a link takes as long for each of these buckets as the one before it, or longer."""
+        slow, fast = self.busy[link], self.busy[before]
+        return slow is fast or all(slow[b] >= fast[b] for b in bs)
+
     def loads(self, buckets: Sequence[Bucket], asked: Sequence[int], num_workers: int) -> Dict[str, int]:
         """How long the busiest link of each kind is at work, where each worker asks a bucket's server so often."""
         of_server: Dict[int, List[int]] = collections.defaultdict(list)
@@ -490,6 +618,49 @@ class _Links:
     def last(self) -> int:
         """When the last link is free."""
         return max(self.free)
+
+
+class _InOrder:
+    """Which queues get everything from one place, where one thing leaves after another.
+
+    links : by number: messages come from one worker's thread, or by one other link
+    threads : by server: messages come by one link, and all of a message is there when that link has passed it on
+    answers : by server: nothing else leaves by the same link, and no worker is on the same host
+
+    None does where time goes on in steps, since what is carried out early would be seen too early.
+    """
+
+    def __init__(self, links: _Links, costs: _Costs, servers: Sequence[int], workers: Sequence[int],
+                 stepwise: bool) -> None:
+        sources: Dict[int, Set[Tuple[str, int]]] = collections.defaultdict(set)  # by link
+        doors: Dict[int, Set[Tuple[str, int]]] = collections.defaultdict(set)    # by server
+        late: Set[int] = set()                                                   # servers that wait for the last byte
+        for rank in set(servers):
+            bs = [b for b, server in enumerate(servers) if server == rank]
+            for m in workers:
+                way, halfway = links.way(m, rank)
+                before = [("worker", m), *(("link", link) for link in way)]
+                before[halfway] = "server", rank
+                for link, source in zip(way, before):
+                    sources[link].add(source)
+                doors[rank].add(("link", way[halfway - 1]) if halfway else ("worker", m))
+                if not all(links.no_faster(*pair, bs) for pair in zip(way[:halfway], way[1:halfway])):
+                    late.add(rank)
+        busy = {link for link in sources if min(links.busy[link]) > 0}  # one message at a time, so in order
+        serial = costs.message > 0
+        at_work = {rank for rank in doors if all(costs.receive[b] + costs.update[b] > 0 for b, server
+                                                 in enumerate(servers) if server == rank)}
+
+        def in_order(source: Tuple[str, int]) -> bool:
+            kind, number = source
+            return number in busy if kind == "link" else number in at_work if kind == "server" else serial
+
+        single = {link for link, its in sources.items() if len(its) == 1 and in_order(*its)} if not stepwise else set()
+        self.links = [link in single for link in range(len(links.free))]
+        self.threads = {rank: not stepwise and rank not in late and len(its) == 1 and min(its)[0] == "link"
+                        and in_order(*its) for rank, its in doors.items()}
+        self.answers = {rank: any(("server", rank) in sources[link] for link in single)
+                        and all(kind == "link" for kind, _ in its) for rank, its in doors.items()}
 
 
 class _PassTimes:
@@ -540,16 +711,21 @@ class _PassTimes:
         shares = [NS * compute.iteration * parameter.size / whole for parameter in parameters]
         return [compute.forward * share for share in shares], [(1 - compute.forward) * share for share in shares]
 
-    def times(self, m: int, t: int, free: int, weights: Sequence[int]) -> Tuple[List[int], int]:
-        """When each bucket's gradients are there, and when both passes are over, of a worker that is `free` then."""
+    def times(self, m: int, t: int, free: int, weights: Sequence[int]) -> Tuple[int, int, List[int], int]:
+        """Of a worker that is `free` then: when the forward pass begins, when the backward pass does, when each
+        bucket's gradients are there, and when both passes are over.
+        """
         factor, pause = self._draws(t)[m]
         factor, time = factor * self._slowness[m], free
+        began = max([time, *(weights[b] for b in self._forward[0][0])])
         for bs, seconds in self._forward:
             for b in bs:
-                time = max(time, weights[b])
+                if weights[b] > time:
+                    time = weights[b]
             time += int(seconds * factor)
         time += pause
-        return [time + int(seconds * factor) for seconds in self._backward], time + int(self._whole * factor)
+        grads = [time + int(seconds * factor) for seconds in self._backward]
+        return began, time, grads, time + int(self._whole * factor)
 
     @functools.lru_cache(maxsize=256)  # noqa: B019  as long as a run
     def _draws(self, t: int) -> List[Tuple[float, int]]:

@@ -67,7 +67,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
 
 
 def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
-               transport: Optional[str] = None) -> Simulation:
+               transport: Optional[str] = None, stepwise: bool = False) -> Simulation:
     """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
 
     Codecs on servers are timed where they are the same both ways.
@@ -84,7 +84,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
                on_ring(layers, traffic, Keys(1), cluster.workers))
     programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
                         layout.window(layers, traffic) if kind == "server" else None)
-    return Simulation(cluster, method, programs, buckets, layers, traffic.codec, kind)
+    return Simulation(cluster, method, programs, buckets, layers, traffic.codec, kind, stepwise)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

@@ -8,6 +8,7 @@ A worker's thread runs ahead of the virtual time until it reads an answer of an 
 with the real arrays, when the simulation lets the question reach the bucket's rule, after all that came there before.
 So the gradients of several workers are computed at a time, and no bit depends on it.
 """
+from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
 from kvstore.transports.virtual.programs import Programs
 from kvstore.transports.virtual.simulation import NS, Simulation
+from kvstore.transports.virtual.timeline import TracedSimulation
 from kvstore.transports.wires import Buffer
 from kvstore.wire.codecs import codec
 from kvstore.wire.finite import Look
@@ -29,11 +31,12 @@ from kvstore.wire.interfaces import Opening, Traffic, Transport
 
 
 class VirtualStage(Stage):
-    """The servers' side of a virtual cluster, and whose turn it is."""
+    """The servers' side of a virtual cluster, and whose turn it is. `trace`: the folder of a timeline, if wanted."""
 
-    def __init__(self, cluster: VirtualCluster, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, cluster: VirtualCluster, timeout_s: float = control.DEFAULT_TIMEOUT_S,
+                 trace: Optional[str] = None) -> None:
         super().__init__(cluster.workers, None, timeout_s, cluster.servers)
-        self.cluster = cluster
+        self.cluster, self._trace = cluster, trace
         self.simulation: Optional[Simulation] = None  # from the first session on
         self._questions: Dict[Tuple[int, int], Tuple[Bucket, Buffer, Late]] = {}  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
@@ -61,8 +64,14 @@ class VirtualStage(Stage):
         window = None if ring else layout.window(layers, opening.traffic)
         local = method(options, self.num_workers).local_optimizer() is not None
         programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
-        self.simulation = Simulation(self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
-                                     "ring" if ring else "server")
+        job = (self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
+               "ring" if ring else "server")
+        self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
+
+    def finish_trace(self) -> None:
+        """The files of the timeline, if there is one, are whole."""
+        if isinstance(self.simulation, TracedSimulation):
+            self.simulation.close()
 
     def begins(self, worker_rank: int, t: int) -> None:
         """A worker begins an iteration."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.errors import ConfigError
-from kvstore.tracing.recorder import row
+from kvstore.tracing.trace import row
 from odsgd.lab.tracing import clocks
 from odsgd.lab.tracing.timeline import Bar, Timeline, Track
 

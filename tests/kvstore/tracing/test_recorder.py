@@ -16,6 +16,7 @@ from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.tracing import recorder as trace
+from kvstore.tracing.trace import LANES
 from kvstore.transports.inprocess import Stage
 from tests.jobs import ROOT, Result, environment, until
 from tests.scenarios import Scenario, train
@@ -40,7 +41,7 @@ def events(tmp_path: Path) -> Dict[str, List[Dict[str, Any]]]:
     assert trace.on is not None
     trace.on.close()
     bars = [event for event in json.loads((tmp_path / "worker-0.json").read_text()) if event["ph"] == "X"]
-    return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in trace.LANES}
+    return {lane: [bar for bar in bars if bar["cat"] == lane] for lane in LANES}
 
 
 def a_bucket() -> Bucket:

@@ -12,7 +12,9 @@ from odsgd.cli import main
 from odsgd.lab.tracing.files import MERGED, read_timeline
 from odsgd.lab.tracing.summary import shares
 from odsgd.lab.tracing.timeline import Bar, Timeline, Track
+from odsgd.training import virtual
 from tests.jobs import launch
+from tests.odsgd.training.runs import records, tiny
 
 Stretch = Tuple[str, float, float, Dict[str, Any]]
 """Stage, start, end and arguments of a bar."""
@@ -184,6 +186,29 @@ def test_a_job_leaves_a_timeline_of_all_its_processes(tmp_path: Path) -> None:
         assert share.compute + share.exposed + share.idle == pytest.approx(1) and share.hidden <= share.compute
     check_rounds(timeline)
 
+
+# --- a virtual run ----------------------------------------------------------------------------------------------------
+
+def test_a_virtual_run_leaves_the_same_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one process, in virtual seconds: to the nanosecond as long as metrics.jsonl says."""
+    folder, cluster = tmp_path / "traces", tmp_path / "cluster.yaml"
+    cluster.write_text("links: {goodput: 50mbit}\ncompute: {iteration: 20ms, draws: 'lognormal:0.4'}\n")
+    assert virtual.run(tiny(tmp_path / "run", kvstore="odsgd", warmup=2, bucket_nbytes=20000, batch_size=4, epochs=2,
+                            workers=3, cluster=str(cluster), trace=str(folder))) == 0
+    assert f"timeline of worker 0, worker 1, worker 2, server 0 in {folder / MERGED}" in capsys.readouterr().out
+    check_structure(json.loads((folder / MERGED).read_text()))
+    timeline = read_timeline(folder / MERGED)
+    for one in timeline.tracks:
+        assert {bar.stage for bar in one.bars} == STAGES_OF[one.about["role"]] - {"copy"}  # which SGD does without
+    check_rounds(timeline)
+    epoch = records(tmp_path / "run", "epoch")[-1]
+    last_s = max(bar.end_s for one in timeline.tracks for bar in one.bars)
+    assert last_s == pytest.approx(epoch["virtual_seconds"], abs=1e-6)
+    for share in shares(timeline, 0, 6):  # the first epoch's
+        assert share.compute + share.exposed + share.idle == pytest.approx(1) and share.hidden > share.compute / 2
+
+
+# --- what both have ---------------------------------------------------------------------------------------------------
 
 def check_structure(trace: Dict[str, Any]) -> None:
     """What the trace event format asks for: complete events with their times, rows and processes with names."""

@@ -1,5 +1,5 @@
 """Times on a virtual cluster that can be worked out by hand."""
-from typing import Any, Dict, List, Type
+from typing import Any, Dict, List, Tuple, Type
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ FLOATS = 250_000 - 4  # a message is a megabyte, with its header
 MBYTE = "8mbit"  # a second for each
 
 
-def job(store: str, layers: int = 1, options: Any = None, **cluster: Any) -> Simulation:
+def job(store: str, layers: int = 1, options: Any = None, stepwise: bool = False, **cluster: Any) -> Simulation:
     """Of equal layers, a bucket each, whose messages need a second; all that is not given costs nothing."""
     described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
     method = algorithms.find(store)
     parameters = [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(layers)]
     checked = method.Options(**{"bucket_nbytes": 4 * FLOATS, **(options or {})}).in_iterations()
-    return times.simulation(described, method, checked, parameters)
+    return times.simulation(described, method, checked, parameters, stepwise=stepwise)
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
@@ -205,7 +205,7 @@ def test_the_order_at_a_servers_rule_is_that_of_the_times() -> None:
 
 
 def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> None:
-    simulation = job("asgd", workers=2, compute=COMPUTE_3S)
+    simulation = job("asgd", workers=2, compute=COMPUTE_3S, stepwise=True)
     simulation.begin(0, 1)
     assert not simulation.advance() and not any(simulation.order.values())
     simulation.begin(1, 1)
@@ -308,6 +308,40 @@ def test_a_pause_does_not_change_what_follows() -> None:
     assert go_on(whole, 1) != go_on(whole, 5) == go_on(later, 5)
     (all_of_them,), (part,) = whole.order.values(), later.order.values()
     assert list(all_of_them)[12:] == list(part)
+
+
+MEASURED: Dict[str, Any] = {"worker": {"message": "40ms"}, "server": {"receive": "0.3s"}}
+CLUSTERS: Dict[str, Dict[str, Any]] = {
+    "one server": MEASURED,
+    "servers apart": {**MEASURED, "servers": 3},
+    "servers beside workers": {**MEASURED, "servers": 3, "placement": "beside"},
+    "racks": {**MEASURED, "servers": 3, "racks": {"hosts": 3, "goodput": "10mbit"}},
+    "a slow worker's link": {**MEASURED, "servers": 3, "hosts": {"worker1": {"goodput": "3mbit", "latency": "90ms"}}},
+    "a slow server's link": {**MEASURED, "servers": 3, "hosts": {"server2": {"goodput": "3mbit", "latency": "90ms"}}},
+    "threads that cost nothing": {"servers": 3},
+}
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("store, options", [("ssgd", {}), ("odsgd", {}),
+                                            ("downpour", {"push_every": 2, "fetch_every": 3})])
+@pytest.mark.parametrize("draws", ["constant", "lognormal:0.3"])
+def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: str, options: Dict[str, Any],
+                                                                       cluster: str, draws: str) -> None:
+    """Every iteration ends at the same nanosecond, and every rule sees the same order."""
+    def ends(stepwise: bool) -> Tuple[List[Tuple[int, int]], List[List[int]]]:
+        simulation = job(store, 4, options, stepwise, **{**CLUSTERS[cluster], "workers": 5},
+                         compute={"iteration": "2s", "draws": draws})
+        over: List[Tuple[int, int]] = []
+        simulation.over = lambda m: over.append((m, simulation.ready(m)))
+        for m in range(5):
+            for t in range(1, 8):
+                simulation.begin(m, t)
+            simulation.rest(m)
+        simulation.met()
+        return sorted(over), [list(order) for order in simulation.order.values()]
+
+    assert ends(stepwise=False) == ends(stepwise=True)
 
 
 def test_draws_keep_the_mean_and_follow_the_seed() -> None:
