@@ -19,6 +19,7 @@ servers.npz and weights.params are on worker 0's; it decides what is resumed and
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
@@ -27,7 +28,7 @@ import re
 import shutil
 import threading
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Tuple, cast
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, cast
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from kvstore.wire.interfaces import Export
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 from odsgd.config.files import read_text
+from odsgd.training.disk import flush_folder, replacing
 
 SCHEMA = 3
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
@@ -156,7 +158,7 @@ class Draft:
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
-    with _replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         write_npz(file, arrays, meta)
     return digest(path)
 
@@ -174,37 +176,32 @@ def copy_weights(net: Any) -> Dict[str, Any]:
 
 
 def write_weights(path: Path, weights: Dict[str, Any]) -> Digest:
-    """Weights as `net.load_parameters` reads them."""
-    with _replacing(path) as temporary:
-        mx.nd.save(str(temporary), weights)
+    """Weights as `net.load_parameters` reads them. MXNet does not tell when a full disk takes not all of them."""
+    with replacing(path) as temporary:
+        try:
+            mx.nd.save(str(temporary), weights)
+            whole = _ends_with(temporary, list(weights)[-1])
+        except mx.base.MXNetError as error:
+            if "FileStream.Write incomplete" not in str(error):
+                raise
+            whole = False
+        if not whole:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return digest(path)
+
+
+def _ends_with(path: Path, name: str) -> bool:
+    """Whether a file of weights is there to its end, which is the name of the last of them."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - len(name.encode())))
+        return file.read() == name.encode()
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """From here on the checkpoint counts."""
-    with _replacing(folder / MANIFEST) as temporary:
+    with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    _flush_folder(folder.parent)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; afterwards `path` is the new file, on disk, or what it was before."""
-    temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the names in `folder` as durable as the contents."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_folder(folder.parent)
 
 
 def _worth_keeping(root: Path, keep: int) -> List[int]:
@@ -230,7 +227,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
         if int(folder.name) < iteration and int(folder.name) not in kept:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(folder / MANIFEST)
-                _flush_folder(folder)
+                flush_folder(folder)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -28,7 +28,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
 from kvstore.tracing import recorder
@@ -36,7 +36,7 @@ from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
-from odsgd.training import checkpoint, data, devices, models, randomness
+from odsgd.training import checkpoint, data, devices, disk, models, randomness
 from odsgd.training.datasets import Arrays
 from odsgd.training.emulate import Emulated
 from odsgd.training.journal import Journal, versions
@@ -53,6 +53,11 @@ def run(config: TrainConfig) -> int:
         Training(config, transport).run()
     except (ConfigError, DivergedError) as error:
         return _give_up(config, error)
+    except OSError as error:
+        why = disk.full(error, str(config.out))
+        if why is None:
+            raise
+        return _give_up(config, KVStoreError(why))
     return 0
 
 
