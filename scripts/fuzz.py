@@ -51,7 +51,8 @@ def table(results: List[Dict[str, Any]]) -> str:
         mine = [one for one in results if one["reader"] == reader]
         examples, seconds = sum(one["examples"] for one in mine), sum(one["seconds"] for one in mine)
         words = re.sub(r"^.*::test_", "", reader).replace("_", " ")
-        rows.append([words, str(examples), f"{1000 * seconds / examples:.1f}", str(sum(bool(one["broken"]) for one in mine))])
+        broken = sum(bool(one["broken"]) for one in mine)
+        rows.append([words, str(examples), f"{1000 * seconds / examples:.1f}", str(broken)])
     return as_markdown(rows)
 
 

@@ -22,6 +22,7 @@ How the loop is cut. A pass of the worker begins where its gradient is there:
 
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
+Other workers after a restart (``-n MIN:MAX``): nothing of a worker's own is lost; G_t is the mean over those there are.
 """
 from typing import ClassVar, Tuple
 
