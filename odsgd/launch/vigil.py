@@ -9,10 +9,10 @@ long it has waited for others, and for how long it has been silent.
 2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
    Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
-3. All workers in training wait, and none moves, for `hang_timeout_s`: a failure of nobody.
+3. All workers wait, whatever they are at, and none moves, for `hang_timeout_s`: a failure of nobody.
 4. A worker that waits, though another one has ended before it came so far, is named with both iterations after
    `LEFT_S`; so are all workers that wait for each other at different iterations, after `WARN_S`. Their data are not of
-   one length. They have failed when their own deadline says so, or by rule 3.
+   one length. They have failed when their own deadline says so, or by rule 3. Asynchronous workers may do so.
 5. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
 """
 import math
@@ -51,6 +51,7 @@ class _Signs:
     at: int = 0
     part: int = 0
     activity: str = ""
+    asynchronous: bool = False
     waits_s: Optional[float] = None
     moves: int = 0
     moved_at: float = 0.0
@@ -60,6 +61,7 @@ class _Signs:
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
         self.silent_s = _number(beat.get("silent_s")) or 0.0
         self.state = str(beat.get("state") or "")[:1]
+        self.asynchronous = beat.get("asynchronous") is True
         waited, self.waits_s = self.waits_s is not None, _number(beat.get("waits_s"))
         at, part, self.moves = (int(_number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
         activity = str(beat.get("activity") or "")[:20]
@@ -184,7 +186,7 @@ class Vigil:
         """A deadlock, or messages that do not come through."""
         workers = [signs for signs in self._signs.values() if signs.name.startswith("worker")]
         answering = self._answering(now)
-        stuck = [signs for signs in workers if signs.activity == "training" and signs.waits_s is not None
+        stuck = [signs for signs in workers if signs.activity and signs.waits_s is not None
                  and min(signs.waits_s, now - signs.moved_at) > signs.limit_s(self._limit_s)]
         if not workers or len(stuck) < len(workers) or any(signs not in answering for signs in stuck):
             return None
@@ -198,7 +200,7 @@ class Vigil:
         """Name the workers that have taken fewer steps than one that waits."""
         workers = [signs for signs in self._answering(now) if signs.name.startswith("worker")]
         waiting = [signs for signs in workers if (signs.waits_s or 0) > LEFT_S]
-        if self._uneven or not waiting:
+        if self._uneven or not waiting or any(signs.asynchronous for signs in workers):
             return
         farthest = max(waiting, key=lambda signs: signs.at)
         fewer = {name: at for name, at in self._finished.items() if at < farthest.at}

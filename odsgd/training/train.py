@@ -175,7 +175,7 @@ class Training:
                     self._finish_checkpoint()
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
-        self._close_epoch(epoch, began)
+            self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:

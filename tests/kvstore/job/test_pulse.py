@@ -19,7 +19,8 @@ def test_beats_come_from_a_thread_of_their_own() -> None:
     pulse.start()
     pulse.moved(7)
     pulse.activity = "training"
-    until(lambda: told[-1] == {"at": 7, "moves": 1, "part": 0, "activity": "training", "waits_s": None}, 60)
+    until(lambda: told[-1] == {"at": 7, "moves": 1, "part": 0, "activity": "training",
+                            "asynchronous": False, "waits_s": None}, 60)
     assert threading.active_count() == before + 1
 
 

@@ -135,6 +135,15 @@ def test_when_all_wait_nobody_is_blamed() -> None:
     assert "worker 0 at iteration 20, worker 1 at iteration 20" in hung.text
 
 
+def test_all_that_wait_hang_whatever_they_are_at() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"waits_s": 700.0, "activity": "checkpoint"}, "worker 1": {"waits_s": 700.0}}
+    assert story.goes_on(590, moves=False) is None  # a checkpoint may take long
+    hung = story.goes_on(20, moves=False)
+    assert hung and "messages between them do not come through" in hung.text
+
+
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
     story.goes_on(20)
@@ -195,6 +204,15 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
     story.goes_on(3, moves=False)
     warning, = story.vigil.take_warnings()
     assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
+
+
+def test_asynchronous_workers_may_wait_at_different_iterations() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"at": 25, "waits_s": 11.0, "asynchronous": True},
+                    "worker 1": {"waits_s": 11.0, "asynchronous": True}}
+    story.goes_on(40, moves=False)
+    assert story.vigil.take_warnings() == []
 
 
 @pytest.mark.parametrize("at, waits_s", [(20, 30.0), (21, 1.0), (21, None)])
