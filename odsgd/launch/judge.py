@@ -230,6 +230,8 @@ class Judge:
             member.reached(event)
             if self.asked_at is None:
                 self.asked_at = now
+            if event == "done":
+                self.vigil.leaving(name)
         elif event in ("saved", "resumed"):
             self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:

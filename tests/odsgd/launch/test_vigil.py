@@ -73,6 +73,22 @@ def test_a_process_that_answers_again_is_told() -> None:
     assert story.vigil.take_warnings()[1:] == ["server 0 on host node1 answers again"]
 
 
+def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
+    story = Story(hosts={"worker 0": "a", "worker 1": "b"})
+    story.goes_on(20)
+    story.vigil.leaving("worker 1")
+    story.states = {"worker 1": {"silent_s": 0.5, "state": "R"}}
+    assert story.goes_on(95) is None and story.vigil.take_warnings() == []
+    hung = story.goes_on(600)
+    assert hung and hung.names == ["worker 1"]
+    assert story.now > 600
+    story.goes_on(20)
+    story.vigil.leaving("worker 0")
+    story.states = {"worker 0": {"silent_s": 0.5, "state": "T"}}
+    assert story.goes_on(62) == Hung(["worker 0"], "has not answered for 60 s: it is stopped (SIGSTOP, Ctrl-Z or a "
+                                     "debugger)")
+
+
 def test_a_script_without_a_pulse_is_not_missed() -> None:
     story = Story()
     for name in HOSTS:
