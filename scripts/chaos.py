@@ -351,6 +351,8 @@ def judge(seen: Dict[str, Any], same_bits: Optional[bool]) -> List[str]:
     if seen["victim"] == "launcher" and fatal:
         return broken
     limit_s = KILLED_WITHIN_S if seen["fault"] in ("kill", "segv", "full") else HANG_TIMEOUT_S + HANG_SLACK_S
+    if (seen["fault"], seen["moment"]) == ("full", "start-up"):  # it is noticed when there is something to write
+        limit_s = JOB_WITHIN_S
     named_s = limit_s + 1 if seen["named_s"] is None else seen["named_s"]
     if fatal and (seen["code"] != 0 or seen["restarted"]) and named_s > limit_s:
         broken.append(f"{seen['victim']} was not named within {limit_s:g} s")

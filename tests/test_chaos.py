@@ -8,7 +8,7 @@ from scripts import chaos
 
 KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
                           "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None,
-                          "traceback": False}
+                          "traceback": False, "moment": "training"}
 RESTARTED = {**KILLED, "code": 0, "restarts": 2, "restarted": True, "finished": True, "accuracy": 0.98}
 
 
@@ -37,6 +37,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     ({**RESTARTED, "fault": "slow", "restarts": 0, "restarted": False, "named_s": None}, True, []),
     ({**KILLED, "victim": "launcher", "code": -9, "named_s": None}, None, []),
     ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0}, None, ["disk was not named within 15 s"]),
+    ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0, "moment": "start-up"}, None, []),
     ({**KILLED, "victim": "link", "fault": "down", "named_s": 20.0}, None, []),
     ({**KILLED, "victim": "link", "fault": "blip"}, None, ["not finished (exit code 137)"]),
 ])

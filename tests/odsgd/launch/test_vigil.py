@@ -154,9 +154,10 @@ def test_when_all_wait_nobody_is_blamed() -> None:
 def test_all_that_wait_hang_whatever_they_are_at() -> None:
     story = Story()
     story.goes_on(20)
-    story.states = {"worker 0": {"waits_s": 700.0, "activity": "checkpoint"}, "worker 1": {"waits_s": 700.0}}
-    assert story.goes_on(590, moves=False) is None  # a checkpoint may take long
-    hung = story.goes_on(20, moves=False)
+    story.states = {"worker 0": {"waits_s": 90.0, "activity": "checkpoint"},
+                    "worker 1": {"waits_s": 90.0, "activity": "evaluation"}}
+    assert story.goes_on(55, moves=False) is None
+    hung = story.goes_on(10, moves=False)
     assert hung and "messages between them do not come through" in hung.text
 
 
