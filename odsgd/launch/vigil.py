@@ -10,8 +10,8 @@ long it has waited for others, and for how long it has been silent.
 2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
    Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
-3. All workers wait, whatever they are at, and none moves, for `hang_timeout_s`: a failure of nobody. (One that evaluates
-   or writes waits for nobody.)
+3. All workers wait, whatever they are at, and none moves, for `hang_timeout_s`: a failure of nobody. One that evaluates
+   or writes waits for nobody.
 4. A worker that waits, though another one has ended before it came so far, is named with both iterations after
    `LEFT_S`; so are all workers that wait for each other at different iterations, after `WARN_S`. Their data are not of
    one length. They have failed when their own deadline says so, or by rule 3. Asynchronous workers may do so.
@@ -75,8 +75,8 @@ class _Signs:
 
     def limit_s(self, base_s: float, waits: bool = False) -> float:
         """How long it may stand still. One that waits for others does not use the time of what it is at."""
-        quick = self.moves > FIRST_ITERATIONS and (waits or self.activity == "training") or self.activity == "serving"
-        return max(base_s * (1 if quick else SLOW), PATIENCE * self.slowest_s)
+        going = self.moves > FIRST_ITERATIONS and (waits or self.activity == "training")
+        return max(base_s * (1 if going or self.activity == "serving" else SLOW), PATIENCE * self.slowest_s)
 
 
 class Vigil:
