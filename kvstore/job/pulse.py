@@ -33,6 +33,10 @@ class Pulse:
         """Whether the workers may be at different iterations."""
         self.activity = ""
         """`training`, `evaluation`, `checkpoint`, `serving`; empty: nothing that must move on."""
+        self.nbytes = 0
+        """Sent to other processes of the job, in messages of their data."""
+        self.more: Dict[str, Callable[[], Any]] = {}
+        """What else a beat tells, by name: functions that only look."""
         self._tell, self._waiting = tell, waiting
         self._thread: Optional[threading.Thread] = None
 
@@ -62,7 +66,8 @@ class Pulse:
         """One beat. Serving is not waiting, whatever a server waits for otherwise."""
         waits_s = None if self.activity == "serving" else self._waiting()
         return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
-                "asynchronous": self.asynchronous, "waits_s": None if waits_s is None else round(waits_s, 1)}
+                "asynchronous": self.asynchronous, "waits_s": None if waits_s is None else round(waits_s, 1),
+                "nbytes": self.nbytes, **{name: look() for name, look in list(self.more.items())}}
 
     def _beat(self) -> None:
         while True:
