@@ -119,6 +119,7 @@ class Session:
         opening = Opening(algorithms.where(type(method)), method.options.plain(), described, self.buckets,
                           self._traffic)
         self.transport.opens(opening)
+        pulse.asynchronous = method.asynchronous
         arriving = self.wire.open(opening, weights)
         lr_given = optimizer.lr if self.lr_given is None else self.lr_given
         local = self.local_optimizer  # one of the user's own may write to the gradient

@@ -24,6 +24,7 @@ Reading: a version counts the updates of one bucket. Buckets are updated indepen
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
 Reading: U is the trainer's optimizer, so momentum is possible in all of these but elastic averaging, and weight decay
 in all. The softsync paper trains with momentum.
+Other workers after a restart (``-n MIN:MAX``): nothing of a worker's own is lost; versions and counts begin at 0.
 """
 from typing import Any, ClassVar, Dict, Sequence
 

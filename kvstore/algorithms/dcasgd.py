@@ -21,6 +21,7 @@ How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
     pull request of m: bak(m) <- w, send w         `push`; the transport sends: one round trip for push and pull
 
 As optimizers of MXNet both are in `kvstore.engine.optimizers`, made of the two functions below.
+Other workers after a restart (``-n MIN:MAX``): every backup begins as W, MeanSquare as 0, as in a new run.
 """
 from dataclasses import dataclass
 from typing import Any, List

@@ -28,6 +28,8 @@ x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha)
 
 Reading: at t = 0 all workers are at X, where the force is 0; that exchange sends nothing.
 Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
+Other workers after a restart (``-n MIN:MAX``): all begin at the centre, without momentum; what a worker had found
+since it last pulled the centre is lost. alpha = beta / M follows the number of workers.
 """
 import collections
 from dataclasses import dataclass

@@ -34,6 +34,7 @@ nor, by weight decay, weights. So it is when the warm-up ends: all sums up to th
 Reading: U takes a gradient's learning rate from the iteration that the gradient was taken in.
 Reading: the global weights are w; the K - 1 sums that have not been applied yet are no part of them, not at the end
 either. Checkpoints keep these sums.
+Other workers after a restart (``-n MIN:MAX``): all have w; the K - 1 sums in flight are lost.
 """
 import collections
 import dataclasses

@@ -14,6 +14,8 @@ worker is ASGD's.
 
 How the loop is cut: the worker's as in `asgd`. The server's: each gradient is added as it comes (`push`), so that the
 c-th finds the sum made, updates, and counts the version; the others are answered with the weights as they are.
+Other workers after a restart (``-n MIN:MAX``): the gradients held for the next update, fewer than c, are lost. n must
+not be more than the workers that are left.
 """
 from dataclasses import dataclass
 from typing import Any, Optional

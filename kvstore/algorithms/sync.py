@@ -23,6 +23,7 @@ How the loop is cut. A pass of the worker begins where its gradient is there:
 Reading: G_t is the mean, unless `reduction` says `sum`, which is what MXNet's servers make of the gradients.
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
+Other workers after a restart (``-n MIN:MAX``): nothing of a worker's own is lost; G_t is the mean over those there are.
 """
 from typing import ClassVar, Tuple
 

@@ -313,7 +313,7 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.begin(*weights)
             saving.load_worker(self.session, self._saved)
         updates = saving.load_servers(self.session, self._saved_servers)
-        if self._saved is None:  # optimizer states alone: schedules and the warm-up go on with them
+        if not self.iteration:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         begun.add(self)
@@ -421,6 +421,17 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved, self._saved_servers = worker, server
         saving.check_form(worker, "lr_local")
         self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
+
+    def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
+        """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
+
+        That are the global weights, which the caller's parameters hold on every worker, and the global optimizer's
+        state; `server` counts on worker 0. What workers, and servers for each of them, keep begins anew.
+        """
+        if self._lanes:
+            raise ConfigError("load_shared after the first step; make a new store and a new trainer to go back")
+        self._saved_servers = None if server is None else saving.optimizer_alone(server)
+        self.session.resume(iteration)
 
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""

@@ -123,6 +123,12 @@ def restarts() -> int:
     return int(os.environ.get("ODSGD_RESTARTS") or 0)
 
 
+def most_workers() -> Optional[int]:
+    """How many workers the job is to have, where it may go on with fewer (``-n MIN:MAX``); None: there are as many."""
+    most = os.environ.get("ODSGD_MOST_WORKERS")
+    return int(most) if most else None
+
+
 def lost_workers() -> Set[int]:
     """Ranks of workers that the launcher has given up (`--on-worker-loss continue`); asynchronous jobs only."""
     path = os.environ.get("ODSGD_LOST")

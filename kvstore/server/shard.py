@@ -39,14 +39,15 @@ class Entry:
     def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self.names = names
-        self._started = False
+        self._started = self._resumed = False
         self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
         """Before the first push: what a rule keeps may begin as a copy of the weights."""
         if not self._started:
             self._started = True
-            self.update.start(stored[:self.size])
+            if not self._resumed:
+                self.update.start(stored[:self.size])
             self.rule.start(engine.memory(stored[:self.size]))
 
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
@@ -85,8 +86,13 @@ class Entry:
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
     def put_back(self, parts: Dict[str, np.ndarray]) -> None:
-        """The inverse of `saved`."""
+        """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
         meta = array_text(parts["meta"])
+        if "rule" not in meta:  # it begins anew, with the first push
+            self.update.start(mx.nd.zeros(self.size))
+            self.update.put_back(below("optimizer/", parts), meta["optimizer"])
+            self._resumed = True
+            return
         if meta["rule"] is None:
             return
         self.start(mx.nd.zeros(self.size))
