@@ -108,10 +108,20 @@ def load_servers(session: Session, saved: Optional[Saved]) -> int:
         facts = {label: one for label, one in meta.items() if label != "arrays"}
         assert session.optimizer is not None
         updates = _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
+        anew = "rule" not in _any(facts)  # `optimizer_alone`
         state = {bucket.id: {**{name: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]},
-                             "meta": text_array(of_bucket(session, bucket, facts))} for bucket in session.buckets}
+                             "meta": text_array(_any(facts) if anew else of_bucket(session, bucket, facts))}
+                 for bucket in session.buckets}
     session.wire.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
+
+
+def optimizer_alone(saved: Saved) -> Saved:
+    """Of the servers' state what does not depend on which workers there are: rules begin anew."""
+    arrays, meta = saved
+    names = [name for name in meta["arrays"] if name.startswith("optimizer/")]
+    facts = {label: {"optimizer": one["optimizer"]} for label, one in meta.items() if label != "arrays"}
+    return {name: array for name, array in arrays.items() if name.startswith("optimizer/")}, {**facts, "arrays": names}
 
 
 def of_bucket(session: Session, bucket: Bucket, saved: Dict[str, Any]) -> Any:

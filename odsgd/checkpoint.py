@@ -18,7 +18,9 @@ from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import ConfigError
 from kvstore.gluon.store import Store
+from kvstore.job import control
 from odsgd.training import checkpoint
+from odsgd.training.depot import Depot, depot
 
 
 def latest(folder: Union[str, Path]) -> int:
@@ -26,30 +28,37 @@ def latest(folder: Union[str, Path]) -> int:
     return max(checkpoint.complete(Path(folder)), default=0)
 
 
-def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3) -> Keeper:
+def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3,
+         to: Optional[str] = None) -> Keeper:
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
+
+    `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none.
 
     All parameters of `net` are initialized. If `folder` holds a checkpoint it is gone on from: `net`, the store and the
     optimizer's state are as they were after that iteration.
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
-    return Keeper(store, net, Path(folder), every, kept)
+    return Keeper(store, net, Path(folder), every, kept, depot(to))
 
 
 class Keeper:
     """Writes one script's checkpoints. Files are written while the training goes on."""
 
-    def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int) -> None:
+    def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int, second: Optional[Depot]) -> None:
         self._store, self._net, self._folder, self._every, self._kept = store, net, folder, every, kept
+        self._second = second
         self._draft: Optional[checkpoint.Draft] = None
         self.iteration = 0
         """Iterations done."""
+        if store.rank == 0:
+            checkpoint.bring_back(folder, second)
         if checkpoint.from_worker_0(store, latest(folder)):
-            found, warnings = checkpoint.resume(folder, store, net, self._check)
-            self.iteration = int(found.name)
+            manifest, warnings = checkpoint.resume(folder, store, net, self._check, second=second)
+            self.iteration = manifest["iteration"]
             if store.rank == 0:
-                print("\n".join([*(f"warning: {line}" for line in warnings), f"resumed from {found}"]), flush=True)
+                lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
+                print("\n".join(lines), flush=True)
 
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
@@ -58,14 +67,17 @@ class Keeper:
             self.close()
         if self.iteration % self._every == 0:
             self.close()
-            self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept)
+            self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept, second=self._second)
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete. Collective."""
         if self._draft is not None:
             draft, self._draft = self._draft, None
-            draft.finish()
+            for line in draft.finish():
+                if self._store.leads:
+                    print(f"warning: {line}", flush=True)
 
     def _check(self, manifest: Dict[str, Any]) -> None:
-        checkpoint.check_facts(manifest, {"num_workers": self._store.num_workers}, [])
+        now = {} if control.most_workers() else {"num_workers": self._store.num_workers}
+        checkpoint.check_facts(manifest, now, [])
         checkpoint.check_model(manifest, self._net)

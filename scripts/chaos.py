@@ -7,6 +7,7 @@ in OUT/results.jsonl already are not run again, so that a campaign can go on whe
 says what is checked. The status is 0 if every promise was kept.
 """
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -21,12 +22,13 @@ import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvstore.errors import ConfigError  # noqa: E402
+from odsgd.lab import cluster  # noqa: E402
 from odsgd.launch.linux import descendants, state  # noqa: E402
 from odsgd.training import checkpoint  # noqa: E402
 
@@ -40,12 +42,16 @@ STORES = {  # flags, and whether two runs of two workers have the same bits
     "easgd": ("--kvstore easgd", False),
 }
 RINGS = ("pipesgd", "sasgd")
-VICTIMS = ("worker", "server", "scheduler", "agent", "launcher")
-FAULTS = ("kill", "kill", "stop", "segv", "slow")
+VICTIMS = ("worker", "server", "scheduler", "agent", "launcher", "disk", "link")
+FAULTS = {"disk": ("full",), "link": ("down", "blip"), "launcher": ("kill",), "agent": ("kill", "kill", "stop", "slow")}
+FAULTS_OF_PROCESSES = ("kill", "kill", "stop", "segv", "slow")
+HARMLESS = ("slow", "blip")
 MOMENTS = ("start-up", "training", "evaluation", "checkpoint", "end")
 KILLED_WITHIN_S, HANG_TIMEOUT_S, HANG_SLACK_S = 15.0, 15.0, 15.0
 LEFT_WITHIN_S, JOB_WITHIN_S = 12.0, 240.0
-SLOW_S = 6.0
+SLOW_S, BLIP_S, DOWN_S = 6.0, 4.0, HANG_TIMEOUT_S + 25
+DISK_NBYTES = 1 << 24
+NO_SPACE = "No space left on device"
 ACCURATE = 0.9
 MARK = "ODSGD_CHAOS_MARK"
 
@@ -73,28 +79,44 @@ def case(seed: int, number: int) -> Case:
     servers = 0 if ring else draw.choice((1, 2))
     victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler")])
     rank = draw.randrange(workers if victim == "worker" else max(1, servers))
-    fault = draw.choice(FAULTS)
-    if victim == "launcher" or (victim == "agent" and fault == "segv"):
-        fault = "kill"
+    fault = draw.choice(FAULTS.get(victim, FAULTS_OF_PROCESSES))
     moment = draw.choice(MOMENTS)
     name = f"{victim} {rank}" if victim in ("worker", "server") else victim
+    workers = 2 if victim == "link" else workers  # one on each host
     return Case(number, store, workers, servers, name, fault, moment, draw.uniform(0, 0.4), draw.choice((0, 2)))
 
 
-class Job:
-    """A running launch, its lines with their times, and its processes, found by a mark in their environment."""
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[None]:
+    """Meanwhile the folder is a file system of its own, in memory."""
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_NBYTES}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
-    def __init__(self, case: Case, out: Path) -> None:
+
+class Job:
+    """A running launch, its lines with their times, and its processes, found by a mark in their environment.
+
+    It runs on this machine, or on the hosts of an emulated cluster.
+    """
+
+    def __init__(self, case: Case, out: Path, hosts: Optional[cluster.Cluster] = None) -> None:
         self.mark, self.lines, self.out = uuid.uuid4().hex, [], out  # type: str, List[Any], Path
+        self.hosts = hosts
         flags = STORES[case.store][0].split()
         restarts = ["--max-restarts", str(case.restarts)] if case.restarts else []
-        command = [sys.executable, "-m", "odsgd", "launch", "-n", str(case.workers), "-s", str(case.servers),
+        where = ["-H", "@hosts", "--env", MARK] if hosts else []
+        command = [sys.executable, "-m", "odsgd", "launch", "-n", str(case.workers), "-s", str(case.servers), *where,
                    "--hang-timeout", str(HANG_TIMEOUT_S), *restarts, sys.executable, "-m", "odsgd", "train",
                    "--dataset", "digits", "--lr", "0.05", "--epochs", str(EPOCHS), "--checkpoint-every", str(EVERY),
                    "--eval-every", "2", *flags, "--out", str(out)]
         environ = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, text=True,
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        start: Callable[..., Any] = hosts.popen if hosts else subprocess.Popen
+        self.process = start(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -153,7 +175,7 @@ def wait_for_moment(job: Job, one: Case) -> None:
     total = EPOCHS * PER_EPOCH[one.workers]
     folder = job.out / "checkpoints"
     if one.moment == "start-up":
-        job.until(lambda: job.pid(one.victim))
+        job.until(lambda: one.victim in ("disk", "link") or job.pid(one.victim))
         time.sleep(5 * one.delay_s)
         return
     if one.moment == "end":
@@ -170,7 +192,26 @@ def wait_for_moment(job: Job, one: Case) -> None:
     time.sleep(one.delay_s)
 
 
-def hit(pid: int, fault: str) -> None:
+def hit(job: Job, one: Case) -> bool:
+    """Whether there was something to hit."""
+    if job.process.poll() is not None:
+        return False
+    if one.victim == "disk":
+        fill(job, one)
+        return True
+    if one.victim == "link":
+        unplug(job, BLIP_S if one.fault == "blip" else DOWN_S)
+        return True
+    pid = job.pid(one.victim)
+    try:
+        if pid is not None:
+            strike(pid, one.fault)
+    except ProcessLookupError:
+        return False
+    return pid is not None
+
+
+def strike(pid: int, fault: str) -> None:
     if fault == "slow":
         for _ in range(int(SLOW_S)):
             os.kill(pid, signal.SIGSTOP)
@@ -181,22 +222,48 @@ def hit(pid: int, fault: str) -> None:
     os.kill(pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}[fault])
 
 
+def fill(job: Job, one: Case) -> None:
+    """Fill the disk of the run. Before a restart somebody makes room."""
+    filler = job.out.parent / "filler"
+    since = time.monotonic()
+    with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
+    with contextlib.suppress(OSError), open(filler, "ab", buffering=0) as file:
+        while True:
+            file.write(b"0")
+    if one.restarts:
+        job.until(lambda: job.said("restart 1 of", since))
+        filler.unlink()
+
+
+def unplug(job: Job, seconds: float) -> None:
+    """Take a host's link down for some time, at its switch."""
+    assert job.hosts
+    port = ["ip", "link", "set", job.hosts.hosts[-1]]
+    job.hosts.run([*port, "down"], timeout=20)
+    time.sleep(seconds)
+    job.hosts.run([*port, "up"], timeout=20)
+
+
 def run(one: Case, folder: Path) -> Dict[str, Any]:
     """Run a job and hit it; what was seen."""
     out = folder / str(one.number)
     shutil.rmtree(out, ignore_errors=True)
-    began = time.monotonic()
-    job = Job(one, out)
+    with contextlib.ExitStack() as stack:
+        hosts = stack.enter_context(cluster.Cluster.up(hosts=one.workers)) if one.victim == "link" else None
+        if one.victim == "disk":
+            stack.enter_context(small_disk(out))
+        return watched(one, Job(one, out / "run", hosts))
+
+
+def watched(one: Case, job: Job) -> Dict[str, Any]:
+    """Hit a job at its moment, and see it to its end."""
+    began, out = time.monotonic(), job.out
     try:
         wait_for_moment(job, one)
-        pid = job.pid(one.victim)
-        running = pid is not None and job.process.poll() is None
         hit_at = time.monotonic()
-        if pid is not None:
-            try:
-                hit(pid, one.fault)
-            except ProcessLookupError:
-                running = False
+        running = hit(job, one)
         try:
             code: Optional[int] = job.process.wait(JOB_WITHIN_S)
         except subprocess.TimeoutExpired:
@@ -204,18 +271,26 @@ def run(one: Case, folder: Path) -> Dict[str, Any]:
         ended_at = time.monotonic()
         left = left_after(job)
         job.reader.join(5)
-        expected = "lost host|the agent on host" if one.victim == "agent" else re.escape(one.victim)
-        named_at = job.said(expected, hit_at)
+        named_at = named(job, one, hit_at)
         return {**one._asdict(), "hit": running, "code": code, "left": left,
                 "named_s": None if named_at is None else round(named_at - hit_at, 1),
                 "restarted": job.said("restart 1 of", hit_at) is not None,
                 "damaged": damaged(out), "finished": newest(out) == EPOCHS * PER_EPOCH[one.workers],
                 "accuracy": accuracy(out), "weights": weights(out), "seconds": round(ended_at - began, 1),
+                "traceback": any("Traceback" in line for _, line in job.lines),
                 "said": [line for _, line in job.lines if line.startswith("odsgd launch:")][:6]}
     finally:
         for pid in job.marked():
             os.kill(pid, signal.SIGKILL)
         job.process.wait()
+
+
+def named(job: Job, one: Case, since: float) -> Optional[float]:
+    """When the launcher named the victim, or a process the full disk."""
+    if one.victim == "disk":
+        return next((when for when, line in list(job.lines) if when >= since and NO_SPACE in line), None)
+    words = {"agent": "lost host|the agent on host", "link": "do not come through|has not answered"}
+    return job.said(words.get(one.victim, re.escape(one.victim)), since)
 
 
 def left_after(job: Job) -> int:
@@ -269,13 +344,15 @@ def reference(one: Case, folder: Path) -> str:
 def judge(seen: Dict[str, Any], same_bits: Optional[bool]) -> List[str]:
     """The promises that were broken."""
     found = {f"not ended within {JOB_WITHIN_S:g} s": seen["code"] is None,
-             f"{seen['left']} processes left": seen["left"],
+             f"{seen['left']} processes left": seen["left"], "a traceback": seen["traceback"],
              "a checkpoint that counts is damaged": seen["damaged"]}
     broken = [text for text, is_so in found.items() if is_so]
-    fatal = seen["hit"] and seen["fault"] != "slow"
+    fatal = seen["hit"] and seen["fault"] not in HARMLESS
     if seen["victim"] == "launcher" and fatal:
         return broken
-    limit_s = KILLED_WITHIN_S if seen["fault"] in ("kill", "segv") else HANG_TIMEOUT_S + HANG_SLACK_S
+    limit_s = KILLED_WITHIN_S if seen["fault"] in ("kill", "segv", "full") else HANG_TIMEOUT_S + HANG_SLACK_S
+    if (seen["fault"], seen["moment"]) == ("full", "start-up"):  # it is noticed when there is something to write
+        limit_s = JOB_WITHIN_S
     named_s = limit_s + 1 if seen["named_s"] is None else seen["named_s"]
     if fatal and (seen["code"] != 0 or seen["restarted"]) and named_s > limit_s:
         broken.append(f"{seen['victim']} was not named within {limit_s:g} s")
@@ -293,18 +370,31 @@ def table(results: List[Dict[str, Any]]) -> str:
     """By victim and fault, as Markdown."""
     head = ["victim", "fault", "jobs", "hit while running", "named after, median and max (s)", "left behind",
             "damaged checkpoints", "restarted", "finished", "same bits", "broken promises"]
-    rows = [head, ["---"] * len(head)]
-    groups = sorted({(VICTIMS.index(one["victim"].split()[0]), FAULTS.index(one["fault"])) for one in results})
-    for victim, fault in groups:
-        mine = [one for one in results if one["victim"].split()[0] == VICTIMS[victim] and one["fault"] == FAULTS[fault]]
-        named = [one["named_s"] for one in mine if one["hit"] and one["named_s"] is not None and one["fault"] != "slow"]
-        told = f"{statistics.median(named):.1f}, {max(named):.1f}" if named else "-"
+    rows = [head]
+    order = {(victim, fault): None for victim in VICTIMS for fault in FAULTS.get(victim, FAULTS_OF_PROCESSES)}
+    for victim, fault in order:
+        mine = [one for one in results if (one["victim"].split()[0], one["fault"]) == (victim, fault)]
+        if not mine:
+            continue
+        waits = [one["named_s"] for one in mine if one["hit"] and one["named_s"] is not None and fault not in HARMLESS]
+        told = f"{statistics.median(waits):.1f}, {max(waits):.1f}" if waits else "-"
         bits = [one["same_bits"] for one in mine if one["same_bits"] is not None]
-        rows.append([VICTIMS[victim], FAULTS[fault], str(len(mine)), str(sum(one["hit"] for one in mine)), told,
+        rows.append([victim, fault, str(len(mine)), str(sum(one["hit"] for one in mine)), told,
                      str(sum(one["left"] for one in mine)), str(sum(len(one["damaged"]) for one in mine)),
                      str(sum(one["restarted"] for one in mine)), str(sum(one["finished"] for one in mine)),
                      f"{sum(bits)} of {len(bits)}", str(sum(bool(one["broken"]) for one in mine))])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return as_markdown(rows)
+
+
+def as_markdown(rows: List[List[str]]) -> str:
+    """A table, whose first row is its head."""
+    lines = ["| " + " | ".join(row) + " |" for row in [rows[0], ["---"] * len(rows[0]), *rows[1:]]]
+    return "\n".join(lines)
+
+
+def results_of(log: Path) -> List[Dict[str, Any]]:
+    """What a campaign has seen so far."""
+    return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
 
 
 def summary(results: List[Dict[str, Any]], seed: int) -> str:
@@ -316,12 +406,12 @@ def summary(results: List[Dict[str, Any]], seed: int) -> str:
             f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}. {kept}")
 
 
-def placed(page: str, text: str) -> str:
-    """The page with the text between its marks."""
-    head, begin, rest = page.partition("<!-- chaos -->\n")
-    _, end, tail = rest.partition("<!-- end of chaos -->")
+def placed(page: str, name: str, text: str) -> str:
+    """The page with the text between the marks of this name."""
+    head, begin, rest = page.partition(f"<!-- {name} -->\n")
+    _, end, tail = rest.partition(f"<!-- end of {name} -->")
     if not begin or not end:
-        raise SystemExit("the page has no lines `<!-- chaos -->` and `<!-- end of chaos -->`")
+        raise SystemExit(f"the page has no lines `<!-- {name} -->` and `<!-- end of {name} -->`")
     return f"{head}{begin}\n{text}\n\n{end}{tail}"
 
 
@@ -333,17 +423,23 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=float("inf"), metavar="S", help="begin no job after so long")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="put the table between the page's marks")
     options = parser.parse_args()
+    try:
+        cluster.check_machine()
+        beyond: Tuple[str, ...] = ()
+    except ConfigError as error:
+        beyond = ("disk", "link")
+        print(f"left out: {' and '.join(beyond)} ({error})", flush=True)
     folder = options.out.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "results.jsonl"
-    results = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    results = results_of(log)
     done = {one["number"] for one in results if one["seed"] == options.seed}
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # which ends the job under way
     stop_at = time.monotonic() + options.within
     for number in range(options.jobs):
-        if number in done or time.monotonic() > stop_at:
-            continue
         one = case(options.seed, number)
+        if number in done or one.victim in beyond or time.monotonic() > stop_at:
+            continue
         seen = run(one, folder)
         comparable = STORES[one.store][1] and one.workers == 2 and seen["finished"] and seen["code"] == 0
         seen["same_bits"] = seen["weights"] == reference(one, folder) if comparable else None
@@ -359,7 +455,7 @@ def main() -> int:
     print(text)
     if options.markdown:
         page = options.markdown.read_text(encoding="utf-8")
-        options.markdown.write_text(placed(page, f"{summary(mine, options.seed)}\n\n{text}"), encoding="utf-8")
+        options.markdown.write_text(placed(page, "chaos", f"{summary(mine, options.seed)}\n\n{text}"), encoding="utf-8")
     return int(any(one["broken"] for one in mine))
 
 

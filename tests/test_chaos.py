@@ -7,7 +7,8 @@ import pytest
 from scripts import chaos
 
 KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
-                          "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None}
+                          "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None,
+                          "traceback": False, "moment": "training"}
 RESTARTED = {**KILLED, "code": 0, "restarts": 2, "restarted": True, "finished": True, "accuracy": 0.98}
 
 
@@ -16,7 +17,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     assert cases == [chaos.case(1, number) for number in range(300)]
     assert cases != [chaos.case(2, number) for number in range(300)]
     assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
-    assert {case.fault for case in cases} == set(chaos.FAULTS)
+    assert {case.fault for case in cases} == {*chaos.FAULTS_OF_PROCESSES, *sum(chaos.FAULTS.values(), ())}
     assert {case.moment for case in cases} == set(chaos.MOMENTS)
     assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
 
@@ -26,6 +27,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     ({**KILLED, "named_s": 20.0}, None, ["worker 1 was not named within 15 s"]),
     ({**KILLED, "named_s": None}, None, ["worker 1 was not named within 15 s"]),
     ({**KILLED, "fault": "stop", "named_s": 20.0}, None, []),
+    ({**KILLED, "traceback": True}, None, ["a traceback"]),
     ({**KILLED, "left": 2}, None, ["2 processes left"]),
     ({**KILLED, "code": None}, None, ["not ended within 240 s"]),
     ({**KILLED, "damaged": ["x"]}, None, ["a checkpoint that counts is damaged"]),
@@ -34,6 +36,10 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     ({**RESTARTED, "accuracy": 0.5}, None, ["accuracy 0.5"]),
     ({**RESTARTED, "fault": "slow", "restarts": 0, "restarted": False, "named_s": None}, True, []),
     ({**KILLED, "victim": "launcher", "code": -9, "named_s": None}, None, []),
+    ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0}, None, ["disk was not named within 15 s"]),
+    ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0, "moment": "start-up"}, None, []),
+    ({**KILLED, "victim": "link", "fault": "down", "named_s": 20.0}, None, []),
+    ({**KILLED, "victim": "link", "fault": "blip"}, None, ["not finished (exit code 137)"]),
 ])
 def test_broken_promises_are_seen(seen: Dict[str, Any], same_bits: Any, broken: List[str]) -> None:
     assert chaos.judge(seen, same_bits) == broken
@@ -47,8 +53,8 @@ def test_the_table_has_a_line_for_each_victim_and_fault() -> None:
 
 def test_the_table_takes_its_place_in_a_page() -> None:
     page = "a\n<!-- chaos -->\nold\n<!-- end of chaos -->\nb\n"
-    assert chaos.placed(page, "new") == "a\n<!-- chaos -->\n\nnew\n\n<!-- end of chaos -->\nb\n"
-    assert chaos.placed(chaos.placed(page, "new"), "new") == chaos.placed(page, "new")
+    assert chaos.placed(page, "chaos", "new") == "a\n<!-- chaos -->\n\nnew\n\n<!-- end of chaos -->\nb\n"
+    assert chaos.placed(chaos.placed(page, "chaos", "new"), "chaos", "new") == chaos.placed(page, "chaos", "new")
 
 
 @pytest.mark.slow

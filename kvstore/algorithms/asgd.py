@@ -24,6 +24,7 @@ Reading: a version counts the updates of one bucket. Buckets are updated indepen
 weights a worker computes on belong, within a bucket, to one version; across buckets they may differ by a few.
 Reading: U is the trainer's optimizer, so momentum is possible in all of these but elastic averaging, and weight decay
 in all. The softsync paper trains with momentum.
+Other workers after a restart (``-n MIN:MAX``): nothing of a worker's own is lost; versions and counts begin at 0.
 """
 from typing import Any, ClassVar, Dict, Sequence
 
@@ -87,6 +88,9 @@ class AsyncUpdate(Rule):
         self.update(w, grad, lr)
         self.version += 1
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """As if it had not been pushed."""
+
     def statistics(self) -> Dict[str, Any]:
         return {"version": self.version, "lr_sum": self.lr_sum,
                 "staleness": [[*map(int, key.split()), count] for key, count in self.staleness.items()]}
@@ -99,4 +103,5 @@ class ASGD(Method):
     Options = method.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
+    reduces = False
     resumes_from_optimizer = False

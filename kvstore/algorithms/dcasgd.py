@@ -21,6 +21,7 @@ How the loop is cut: the worker's as in `asgd`. The server's, Algorithm 2:
     pull request of m: bak(m) <- w, send w         `push`; the transport sends: one round trip for push and pull
 
 As optimizers of MXNet both are in `kvstore.engine.optimizers`, made of the two functions below.
+Other workers after a restart (``-n MIN:MAX``): every backup begins as W, MeanSquare as 0, as in a new run.
 """
 from dataclasses import dataclass
 from typing import Any, List
@@ -59,6 +60,9 @@ class CompensatedC(AsyncUpdate):
         self.step(w, grad, header.lr)
         bak[:] = w
         return 1.0
+
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        self.backups[header.worker_rank][:] = w  # which is the answer all the same
 
     def compensate(self, g: np.ndarray, moved: np.ndarray) -> np.ndarray:
         return np.asarray(compensated_c(g, moved, self.options.lamda))

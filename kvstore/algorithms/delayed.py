@@ -34,6 +34,8 @@ Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pas
 exactly `warmup` = wp iterations wait.
 Reading: the index of w_bak in l.21 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
 is W_t, which the pull of the previous iteration brought.
+Other workers after a restart (``-n MIN:MAX``): all begin at W_t, which has every gradient that was sent; the local
+optimizer's momentum and its other state begin anew.
 """
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple

@@ -23,6 +23,7 @@ The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
 Reading: weight decay belongs to the gradient, g + wd w, and U adds none: so a push carries that of every step it sums,
 and one worker is plain SGD with any interval.
 Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.
+Other workers after a restart (``-n MIN:MAX``): all begin at W; what each had accrued since its last push is lost.
 """
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple

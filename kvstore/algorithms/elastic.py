@@ -28,6 +28,8 @@ x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha)
 
 Reading: at t = 0 all workers are at X, where the force is 0; that exchange sends nothing.
 Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
+Other workers after a restart (``-n MIN:MAX``): all begin at the centre, without momentum; what a worker had found
+since it last pulled the centre is lost. alpha = beta / M follows the number of workers.
 """
 import collections
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ import numpy as np
 from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
 from kvstore.algorithms.method import Step
+from kvstore.errors import ConfigError
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array, Pending
 
@@ -103,6 +106,9 @@ class EASGD(ASGD):
         delta = 0.0
 
         def check(self) -> None:
+            if self.on_nan == "skip":
+                raise ConfigError("on_nan `skip` has no meaning in elastic averaging, where weights travel and no "
+                                  "gradients; take `stop`")
             if self.alpha is not None:
                 self.refuse(["beta"], "beside alpha; leave one of them out")
             elif self.beta is None:

@@ -34,6 +34,7 @@ nor, by weight decay, weights. So it is when the warm-up ends: all sums up to th
 Reading: U takes a gradient's learning rate from the iteration that the gradient was taken in.
 Reading: the global weights are w; the K - 1 sums that have not been applied yet are no part of them, not at the end
 either. Checkpoints keep these sums.
+Other workers after a restart (``-n MIN:MAX``): all have w; the K - 1 sums in flight are lost.
 """
 import collections
 import dataclasses
@@ -69,7 +70,7 @@ class Pipelined(Worker):
         K = self.options.K if step.t > self.options.warmup.count else 1
         if len(self.in_flight) >= K:
             g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                 # l.3
-            self.update(self.w, g_sum.result(), lr, share=1.0 / self.num_workers)   # l.4-5
+            self.update(self.w, g_sum.result(), lr, share=self.options.share(self.num_workers))  # l.4-5
         return self.w
 
     def global_weights(self, step: Step) -> Array:

@@ -33,6 +33,8 @@ Reading: rates are those of the iteration, gamma_p that of the one in which the 
 global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
 Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
 weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
+Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, with an interval cut short: no step is
+lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, times lr_scaling.
 """
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
@@ -72,7 +74,7 @@ class SparseAggregation(Worker):
     def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
         """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
         if self.options.gamma_p is None:
-            gamma_p, share = step.lr_local, 1.0 / self.num_workers
+            gamma_p, share = step.lr_local, self.options.share(self.num_workers)
         else:
             gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
         self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)

@@ -14,6 +14,8 @@ worker is ASGD's.
 
 How the loop is cut: the worker's as in `asgd`. The server's: each gradient is added as it comes (`push`), so that the
 c-th finds the sum made, updates, and counts the version; the others are answered with the weights as they are.
+Other workers after a restart (``-n MIN:MAX``): the gradients held for the next update, fewer than c, are lost. n must
+not be more than the workers that are left.
 """
 from dataclasses import dataclass
 from typing import Any, Optional
@@ -46,7 +48,7 @@ class Softsync(AsyncUpdate):
         self.sum += grad
         self.held += 1
         if self.held == self.c:
-            np.divide(self.sum, np.float32(self.c), out=grad)
+            np.divide(self.sum, np.float32(self.c if self.options.reduction == "mean" else 1), out=grad)
             self.step(w, grad, header.lr)
             self.sum[:], self.held = 0, 0
         return factor
@@ -57,6 +59,7 @@ class SoftsyncSGD(ASGD):
 
     name = "softsync"
     rule = Softsync
+    reduces = True
 
     @dataclass(frozen=True)
     class Options(method.CodedOptions):

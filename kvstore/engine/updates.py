@@ -1,5 +1,5 @@
 """An optimizer applied to a bucket: at once on a server, or queued on a worker."""
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -70,10 +70,15 @@ class AtOnce(Applied):
 class Queued(Applied):
     """L, or U on a ring: operations of the engine."""
 
+    factor = 1.0
+    """What gradients are to be multiplied with."""
+    skips: Optional[Callable[[np.ndarray], bool]] = None
+    """Whether a step along this gradient is to be left out; plain SGD only."""
+
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
-        self._set(lr, share)
+        self._set(lr, share * self.factor)
         if is_plain_sgd(self.optimizer):
             self._step(w, grad, out)
         else:  # works in place
@@ -96,6 +101,10 @@ class Queued(Applied):
 
         def update() -> None:
             before, g, after = engine.view(w), engine.view(grad), engine.view(out)
+            if self.skips is not None and self.skips(g):
+                if out is not w:
+                    after[:] = before
+                return
             momentum = None if self.state is None else engine.view(self.state)
             step(before, g, momentum, out=after, room=None if out is w else after)
 

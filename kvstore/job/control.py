@@ -67,8 +67,9 @@ def die(message: str, status: int, consequence: bool = False) -> None:
 
     Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
     """
+    name = "" if message.startswith((f"{who()}, ", f"{who()}: ")) else f"{who()}: "  # errors may say it themselves
     try:
-        print(f"{who()}: {message}", file=sys.stderr, flush=True)
+        print(f"{name}{message}", file=sys.stderr, flush=True)
         report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
@@ -120,6 +121,12 @@ def alone() -> Iterator[None]:
 def restarts() -> int:
     """How often the launcher has started this job again after a failure (`--max-restarts`)."""
     return int(os.environ.get("ODSGD_RESTARTS") or 0)
+
+
+def most_workers() -> Optional[int]:
+    """How many workers the job is to have, where it may go on with fewer (``-n MIN:MAX``); None: there are as many."""
+    most = os.environ.get("ODSGD_MOST_WORKERS")
+    return int(most) if most else None
 
 
 def lost_workers() -> Set[int]:

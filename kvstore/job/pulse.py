@@ -29,6 +29,8 @@ class Pulse:
         """How often `at` has changed."""
         self.part = 0
         """What moves on while `at` stands: batches of an evaluation."""
+        self.asynchronous = False
+        """Whether the workers may be at different iterations."""
         self.activity = ""
         """`training`, `evaluation`, `checkpoint`, `serving`; empty: nothing that must move on."""
         self.nbytes = 0
@@ -64,8 +66,8 @@ class Pulse:
         """One beat. Serving is not waiting, whatever a server waits for otherwise."""
         waits_s = None if self.activity == "serving" else self._waiting()
         return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
-                "waits_s": None if waits_s is None else round(waits_s, 1), "nbytes": self.nbytes,
-                **{name: look() for name, look in list(self.more.items())}}
+                "asynchronous": self.asynchronous, "waits_s": None if waits_s is None else round(waits_s, 1),
+                "nbytes": self.nbytes, **{name: look() for name, look in list(self.more.items())}}
 
     def _beat(self) -> None:
         while True:

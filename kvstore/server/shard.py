@@ -16,6 +16,7 @@ from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import AtOnce
 from kvstore.errors import DivergedError, ProtocolError
+from kvstore.job import control
 from kvstore.wire import finite
 from kvstore.wire.finite import Names
 from kvstore.wire.interfaces import State
@@ -38,31 +39,38 @@ class Entry:
     def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self.names = names
-        self._started = False
+        self._started = self._resumed = False
         self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
         """Before the first push: what a rule keeps may begin as a copy of the weights."""
         if not self._started:
             self._started = True
-            self.update.start(stored[:self.size])
+            if not self._resumed:
+                self.update.start(stored[:self.size])
             self.rule.start(engine.memory(stored[:self.size]))
 
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
         """One push, or the sum of all workers'."""
         self.start(stored)
         w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
-        if self.rule.options.on_nan != "continue":
-            self._look(header, engine.memory(pushed)[:self.size])
+        on_nan = self.rule.options.on_nan
+        if on_nan == "skip" and finite.skips(f"{control.who()}, {self._where(header)}", self.names, grad):
+            self.rule.skip(header, w)
+            return
+        if on_nan in ("stop", "find"):
+            self._look(header, grad)
         self.rule.receive(header, grad, w)
 
     def _look(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
-            found, alone = finite.wrong(grad, self.names), self.marks == 1
-            where = f"worker {header.worker_rank}, at update {self.rule.version + 1}" if alone else \
-                f"iteration {self.rule.version + 1}, the sum over the workers"
-            which = "" if alone else "; on_nan `find` finds the worker"
-            raise DivergedError(f"{where}: {found}{which}. {finite.ADVICE}")
+            which = "" if self.marks == 1 else "; on_nan `find` finds the worker"
+            raise DivergedError(f"{self._where(header)}: {finite.wrong(grad, self.names)}{which}. {finite.ADVICE}")
+
+    def _where(self, header: Header) -> str:
+        if self.marks == 1:
+            return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
+        return f"iteration {self.rule.version + 1}, the sum over the workers"
 
     def saved(self) -> Dict[str, np.ndarray]:
         """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.
@@ -78,8 +86,13 @@ class Entry:
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
     def put_back(self, parts: Dict[str, np.ndarray]) -> None:
-        """The inverse of `saved`."""
+        """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
         meta = array_text(parts["meta"])
+        if "rule" not in meta:  # it begins anew, with the first push
+            self.update.start(mx.nd.zeros(self.size))
+            self.update.put_back(below("optimizer/", parts), meta["optimizer"])
+            self._resumed = True
+            return
         if meta["rule"] is None:
             return
         self.start(mx.nd.zeros(self.size))

@@ -77,7 +77,8 @@ class Connection:
         late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
                 f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
         with watch.deadline(self.timeout_s, late), control.alone():
-            return mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
+            # Of the module below: `mx.kvstore.create` may have been taught that these names mean us.
+            return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")
 
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""
@@ -187,16 +188,17 @@ class Connection:
         with self._waiting(f"the servers' answer to `{name}`"):
             while True:
                 self.command(name, {"chunk": chunk})
-                letters = [open_letter(self._pull(key, MAILBOX_FLOATS)) for key in self._mailboxes]
+                letters = [open_letter(mail) for mail in self._pull(self._mailboxes, MAILBOX_FLOATS)]
                 if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
                     return letters
                 time.sleep(random.uniform(0, 0.01))  # another worker's question came between
 
-    def _pull(self, key: int, size: int) -> np.ndarray:
-        array = mx.nd.zeros(size)
+    def _pull(self, keys: Sequence[int], size: int) -> List[np.ndarray]:
+        arrays = [mx.nd.zeros(size) for _ in keys]
         with self._waiting("an answer of a server"):
-            self.native.pull(key, out=array)
-            return array.asnumpy()
+            for key, array in zip(keys, arrays):
+                self.native.pull(key, out=array)
+            return [array.asnumpy() for array in arrays]
 
     def close(self) -> None:
         """Leave the job.

@@ -54,7 +54,7 @@ def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) ->
 
 
 # A letter is a mailbox full of raw bits: the worker that asked, which piece, how long the whole is, and the piece.
-MAILBOX_FLOATS = 256 * 1024  # of the array through which a server answers a command
+MAILBOX_FLOATS = 32 * 1024  # of the array through which a server answers a command; larger ones let TCP's windows grow
 _ENVELOPE = struct.Struct("<iiq")
 _PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
 

@@ -139,6 +139,9 @@ class TrainConfig:
     lr_factor: float = _schedule(0.1, real(above=0), "the factor, for lr and lr_local")
     lr_warmup: Span = _schedule(Span(0), SPAN, "raise lr, and only it, linearly to its value over this span, e.g. "
                                 "5epochs", tunes=True)
+    lr_scaling: str = _schedule("none", name("scaling", ("none", "linear", "sqrt")), "what becomes of lr, which is for "
+                                "MAX workers, while a job of -n MIN:MAX has fewer: it stays, or is multiplied by their "
+                                "part of MAX, or by its root")
     lr_warmup_from: float = _schedule(0.0, real(at_least=0), "where it starts")
 
     seed: int = _run(0, integer(0), "of the initial weights, the order of the data, and augmentation")
@@ -151,6 +154,8 @@ class TrainConfig:
     checkpoint_every: Span = _run(Span(1, "epochs"), SPAN, "between two checkpoints, e.g. 1epoch or 500; 0: only at "
                                   "the end", result=False)
     keep_checkpoints: int = _run(3, integer(1), "how many of the newest are kept", result=False)
+    checkpoint_to: Optional[str] = _run(None, TEXT, "a second place that checkpoints are copied to, and brought back "
+                                        "from if --out has none: a folder, or HOST:FOLDER, by ssh", result=False)
     emulate_compute: Optional[Compute] = _run(
         None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
         "layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
@@ -404,6 +409,9 @@ class TrainConfig:
             return
         if self.kvstore == "local":
             raise ConfigError("kvstore `local` is for one process without a network; take another one with cluster")
+        if self.options.uneven == "join":
+            raise ConfigError("uneven `join` has no meaning with cluster: its workers' data are of one length; leave "
+                              "it out")
         for key, why in (("emulate_compute", "computing times are the cluster's"), ("num_gpus", "it computes on CPUs"),
                          ("gpus", "it computes on CPUs")):
             if getattr(self, key):

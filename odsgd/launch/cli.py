@@ -11,8 +11,10 @@ import contextlib
 import os
 import shutil
 import sys
-from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, List, Optional, Sequence, Tuple, TypeVar, Union
 
+from kvstore.algorithms import standin
+from kvstore.algorithms.standin import StandIn
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser, unknown_flag
@@ -49,13 +51,14 @@ def parse(argv: Sequence[str]) -> plan.Job:
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
     command = _command(options.command, launcher)
-    training = _training(command, launcher)
+    training = _training(command, launcher, options.store)
     if options.on_worker_loss == "continue" and training and not training.asynchronous:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
+    least, most = options.num_workers
+    elastic = least < most
     return plan.Job(
-        command=command, num_workers=options.num_workers,
-        num_servers=_num_servers(options.num_servers, options.num_workers, training),
+        command=command, num_workers=most, num_servers=_num_servers(options.num_servers, most, training),
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
         remote_python=options.remote_python or sys.executable,
@@ -63,7 +66,9 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
-        max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
+        max_restarts=options.max_restarts, least_workers=least if elastic else None,
+        most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grace_s=options.grace,
+        on_worker_loss=options.on_worker_loss, store=options.store)
 
 
 def flags() -> List[str]:
@@ -80,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         spellings = list(flags) + ["--" + flag[2:].replace("-", "_") for flag in flags if "-" in flag[2:]]
         parser.add_argument(*spellings, **settings)  # type: ignore[arg-type]
 
-    add("-n", "--num-workers", type=_workers, required=True, metavar="N", help="number of workers")
+    add("-n", "--num-workers", type=_workers, required=True, metavar="N|MIN:MAX",
+        help="number of workers; MIN:MAX: begin with MAX, and at a restart leave out those that do not come back, down "
+             "to MIN")
     add("-s", "--num-servers", type=_servers, metavar="N|auto",
         help="number of servers; default: as many as workers, or none for a store that needs none; auto: one beside "
              "each worker; 0: no server, no scheduler")
@@ -99,7 +106,11 @@ def _parser() -> argparse.ArgumentParser:
         help="until a process that does not answer, or stands still in training, has failed; default 60; 0: for ever")
     add("--max-restarts", type=_restarts, default=0, metavar="N",
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
+    add("--rejoin-timeout", type=_seconds, default=60.0, metavar="SECONDS",
+        help="with MIN:MAX, until a host or worker that does not come back is left out; default 60")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
+    add("--store", metavar="NAME[,OPTION=VALUE...]",
+        help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker dies: end the job (default), or let an asynchronous one go on")
     parser.add_argument("command", nargs=argparse.REMAINDER,
@@ -112,6 +123,14 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
         raise unknown("launcher", launcher, plan.LAUNCHERS)
     if options.on_worker_loss not in plan.ON_WORKER_LOSS:
         raise unknown("value of --on-worker-loss", options.on_worker_loss, plan.ON_WORKER_LOSS)
+    least, most = options.num_workers
+    if least < most and not options.max_restarts:
+        raise ConfigError(f"-n {least}:{most} needs --max-restarts: workers are left out when a job starts again")
+    if least < most and launcher == "mpi":
+        raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; mpirun starts all workers or none")
+    if least < most and options.on_worker_loss == "continue":
+        raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a worker; "
+                          "leave one of them out")
     if launcher == "ssh" and not options.hostfile:
         raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
     if launcher == "local" and options.hostfile:
@@ -132,15 +151,24 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
     return tuple(words)
 
 
-def _training(command: Sequence[str], launcher: str) -> Optional[TrainConfig]:
-    """The configuration that the workers will train with, if the command is ours and it can be known here."""
+def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Union[TrainConfig, StandIn, None]:
+    """What the workers will train with, if the command is ours and it can be known here, or it has been said."""
     try:
-        return check_command(command, elsewhere=launcher != "local")
+        training = check_command(command, elsewhere=launcher != "local")
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
+    if store is None:
+        return training
+    if training is not None:
+        raise ConfigError("--store is for scripts that ask for a store of MXNet's; `odsgd train` has a flag of its "
+                          "own, --kvstore")
+    try:
+        return standin.parse(store)
+    except ConfigError as error:
+        raise ConfigError(f"--store {shown(store)}: {error}") from None
 
 
-def _num_servers(asked: Optional[str], num_workers: int, training: Optional[TrainConfig]) -> int:
+def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
     """As asked, or by default as many as workers, or none for a training that needs none."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
@@ -162,7 +190,13 @@ def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str
     return value_of
 
 
-_workers = _value(int, lambda count: 1 <= count <= MOST_PROCESSES, f"a whole number from 1 to {MOST_PROCESSES}")
+def _least_and_most(text: str) -> Tuple[int, int]:
+    least, colon, most = text.partition(":")
+    return int(least), int(most if colon else least)
+
+
+_workers = _value(_least_and_most, lambda both: 1 <= both[0] <= both[1] <= MOST_PROCESSES,
+                  f"a whole number from 1 to {MOST_PROCESSES}, or MIN:MAX")
 _servers = _value(str, lambda text: text == "auto" or int(text) in range(MOST_PROCESSES + 1),
                   f"a whole number up to {MOST_PROCESSES}, or `auto`")
 _restarts = _value(int, lambda count: 0 <= count <= 10 ** 6, "a whole number up to 1000000")

@@ -31,7 +31,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
 from odsgd.launch.vigil import Vigil
 
 SETTLE_S = 0.4
@@ -230,6 +230,8 @@ class Judge:
             member.reached(event)
             if self.asked_at is None:
                 self.asked_at = now
+            if event == "done":
+                self.vigil.leaving(name)
         elif event in ("saved", "resumed"):
             self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
@@ -281,6 +283,22 @@ class Judge:
             return self._farewell(now)
         return self._desertion(now) or self._lateness(now)
 
+    @property
+    def came_up(self) -> bool:
+        """Whether all have met."""
+        return self.up and all(worker.joined for worker in self.workers)
+
+    def absent(self) -> List[str]:
+        """The processes that kept the job from coming up; none if all had met, or if it failed for all alike."""
+        if self.came_up:
+            return []
+        failed = [member for failure in self.failures for member in failure.members]
+        alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
+        if len(self.workers) > 1 and len(alike) == 1:
+            return []
+        absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
+        return [member.name for member in absent if member.code != EXIT_USAGE]
+
     def coming(self, seconds: float) -> str:
         """What the job is waiting for after so many seconds, until it is up; then it is empty."""
         waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
@@ -327,8 +345,7 @@ class Judge:
 
     def _failure_verdict(self, now: float) -> Optional[Verdict]:
         assert self.failed_at is not None
-        struck = any(failure.struck for failure in self.failures)
-        cause = min(self.failures, key=lambda failure: (failure.consequence, struck and failure.mute))  # stable
+        cause = self._cause()
         waited = now - self.failed_at
         speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
         if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
@@ -345,13 +362,17 @@ class Judge:
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
         return self._blame(cause, remarks)
 
+    def _cause(self) -> _Failure:
+        struck = any(failure.struck for failure in self.failures)
+        return min(self.failures, key=lambda failure: (failure.consequence, struck and failure.mute))  # stable
+
     def _indispensable(self, failure: _Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""
         for member in failure.members:
             if member.role != "worker":
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
             # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
-            if not self.up or not all(worker.joined for worker in self.workers):
+            if not self.came_up:
                 return f"the job was not up, and the others cannot meet without {member.name}"
             if failure.speaking:
                 return f"{member.name} has not ended, and may still take part"

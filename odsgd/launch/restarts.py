@@ -1,14 +1,22 @@
-"""Whether a job that has failed is started again: facts in, a decision and its words out. No I/O.
+"""Whether a job that has failed is started again, and with whom: facts in, a decision and its words out. No I/O.
 
 Not started again: a mistake in the options (exit code 64), a signal to the launcher, a job whose workers have all
 succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
 in the same words, from the same checkpoint, and no farther than before.
+
+A job of MIN:MAX workers (`Roll`) that does not come up again, for want of some of them, is tried again until the rejoin
+timeout has passed; that counts as no restart. Then it goes on without them. At the next restart all are called again,
+and those that had been left out have one try.
 """
+import dataclasses
 import re
-from typing import NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Sequence, Set
 
 from kvstore.errors import EXIT_USAGE
+from odsgd.launch.hosts import Host
 from odsgd.launch.judge import Verdict
+from odsgd.launch.plan import Job, Process
+from odsgd.launch.vigil import listed
 
 
 class Attempt(NamedTuple):
@@ -52,3 +60,59 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
     return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.lost_s:.1f} s, at least "
                     f"{iterations} iterations")
+
+
+class Roll:
+    """Which workers of a job take part in the next attempt. They are numbered anew; here they keep their first ranks.
+
+    Invariant: `present` rises, and has at least `job.least_workers` ranks.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.full, self.present = job, list(range(job.num_workers))
+        self._came_up = False
+        self._gone: Set[Host] = set()
+        self._left_out: List[str] = []
+        self._since: Optional[float] = None
+
+    @property
+    def job(self) -> Job:
+        """With the workers that are called, and on the hosts that are there."""
+        full = self.full
+        if len(self.present) == full.num_workers and not self._gone:
+            return full
+        slots = [full.slots[rank % len(full.slots)] for rank in self.present] if full.slots else []
+        spare = [host for host in full.slots[full.num_workers:] if host not in self._gone]
+        servers = len(self.present) if full.servers_beside_workers else full.num_servers
+        return dataclasses.replace(full, num_workers=len(self.present), num_servers=servers, slots=(*slots, *spare))
+
+    def met(self) -> None:
+        """The last attempt came up, so that the next one calls everybody."""
+        if self.job is self.full:
+            self._left_out = []
+        self._came_up, self._since = True, None
+        self.present, self._gone = list(range(self.full.num_workers)), set()
+
+    def missed(self, absent: Sequence[Process], planned: Sequence[Process], now: float) -> Optional[Decision]:
+        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure."""
+        workers = [process for process in absent if process.role == "worker"]
+        names = {process.name for process in absent}
+        gone = {process.host for process in absent if not process.host.here
+                and all(other.name in names for other in planned if other.host == process.host)}
+        if not self._came_up or not self.full.least_workers or not (workers or gone):
+            return None
+        self._since = now if self._since is None else self._since
+        missing = [f"worker {self.present[process.rank]}" for process in workers] or [
+            f"host {host.address}" for host in gone]
+        wait_s = self.full.rejoin_timeout_s - (now - self._since)
+        if wait_s > 0 and not set(missing) <= set(self._left_out):
+            return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s, then without")
+        ranks = {self.present[process.rank] for process in workers}
+        left = [rank for rank in self.present if rank not in ranks]
+        if len(left) < self.full.least_workers:
+            return None
+        self.present, self._since = left, None
+        self._gone |= gone
+        self._left_out += missing
+        return Decision(True, f"going on with {len(left)} of {self.full.num_workers} workers, without "
+                        f"{listed(missing)}; batches are dealt anew")

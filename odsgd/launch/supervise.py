@@ -24,11 +24,13 @@ from odsgd.launch.notice import Notice
 from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
-from odsgd.launch.restarts import Attempt, decide
+from odsgd.launch.restarts import Attempt, Roll, decide
 
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
+REJOIN_EVERY_S = 2.0
+"""Between two attempts of a job that lacks a host or a worker."""
 STAND_EVERY_S = 1.0
 """Between two looks at how far the job is."""
 COMING_S, COMING_SAID_S = 2.0, 10.0
@@ -45,6 +47,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
+    roll, restarts = Roll(job), 0
     root = root_uri(job)
     warning = exposure(root)
     if warning:
@@ -53,18 +56,26 @@ def run(job: Job, console: Optional[Console] = None) -> int:
         reach.check_programs(job)
         if job.sync_dst_dir:
             reach.synchronise(job)
-        for restarts in itertools.count():
+        for attempts in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
-                plan = make_plan(job, (root, holder.getsockname()[1]), restarts)
-                supervisor = Supervisor(job, plan, console)
+                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts)
+                supervisor = Supervisor(roll.job, plan, console)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
-            decision = decide(attempt, before, restarts, job.max_restarts) if attempt else None
-            if decision and decision.text:
-                console.say(decision.text)
-            if not decision or not decision.again:
+            if attempt is None:
                 return exit_code
-            before = attempt
+            if supervisor.judge.came_up:
+                roll.met()
+            recalled = roll.missed(supervisor.absent(), plan.processes, time.monotonic())
+            decision = recalled or decide(attempt, before, restarts, job.max_restarts)
+            if decision.text:
+                console.say(decision.text)
+            if not decision.again:
+                return exit_code
+            if recalled:
+                time.sleep(REJOIN_EVERY_S)
+            else:
+                before, restarts = attempt, restarts + 1
     raise AssertionError("there is no end of restarts")
 
 
@@ -130,6 +141,13 @@ class Supervisor:
         saved = max(history.saved, before.saved if before else 0)
         at = self.judge.vigil.farthest()
         return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
+
+    def absent(self) -> List[Process]:
+        """The processes without which the job did not come up, if it failed for that."""
+        if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
+            return []
+        names = self.judge.absent()
+        return [process for process in self.plan.processes if process.name in names]
 
     def _wait(self) -> Verdict:
         while True:

@@ -19,6 +19,8 @@ servers.npz and weights.params are on worker 0's; it decides what is resumed and
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import json
 import math
@@ -26,8 +28,9 @@ import os
 import re
 import shutil
 import threading
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Tuple, cast
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, cast
 
 import numpy as np
 
@@ -40,6 +43,8 @@ from kvstore.wire.interfaces import Export
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 from odsgd.config.files import read_text
+from odsgd.training.depot import Depot, DepotError
+from odsgd.training.disk import flush_folder, replacing
 
 SCHEMA = 3
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
@@ -68,12 +73,14 @@ def worker_file(worker_rank: int) -> str:
 
 # --- writing ----------------------------------------------------------------------------------------------------------
 
-def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = ()) -> None:
+def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = (),
+         second: Optional[Depot] = None) -> List[str]:
     """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete.
 
-    `frozen`: names of parameters that the store knows nothing of.
+    `frozen`: names of parameters that the store knows nothing of. `second`: where it is copied to. Returns what to warn
+    of.
     """
-    Draft(root, store, net, facts, keep, frozen).finish()
+    return Draft(root, store, net, facts, keep, frozen, second).finish()
 
 
 class Draft:
@@ -86,8 +93,9 @@ class Draft:
 
     @control.pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
-                 frozen: Collection[str] = ()) -> None:
-        self._root, self._store, self._keep = root, store, keep
+                 frozen: Collection[str] = (), second: Optional[Depot] = None) -> None:
+        self._root, self._store, self._keep, self._second = root, store, keep, second
+        self._copies: List[Future[None]] = []
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": SCHEMA, "iteration": store.iteration, "num_workers": store.num_workers,
@@ -120,6 +128,7 @@ class Draft:
         try:
             for name, write in writes.items():
                 self._files[name] = write(self._folder / name)
+                self._copy(name)
         except BaseException as error:  # raised where the run waits for it
             self._error = error
 
@@ -138,25 +147,44 @@ class Draft:
         if not self._export.left:
             self._arrived.set()
 
+    def _copy(self, name: str) -> None:
+        """Begin to copy a file to the second place, if there is one."""
+        if self._second is not None:
+            put = functools.partial(self._second.put, self._folder / name, self.iteration)
+            self._copies.append(self._second.later(put))
+
     @control.pulse.doing("checkpoint")
-    def finish(self) -> None:
-        """Wait for the files, and make the checkpoint count. Collective."""
+    def finish(self) -> List[str]:
+        """Wait for the files, and make the checkpoint count; what to warn of. Collective."""
         store = self._store
         self._fetch(self._export.left)
         self._thread.join()
         if self._error is not None:
             raise self._error
         self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
+        warnings = [] if self._second is None else self._uncopied()
         if self._leads:
             write_manifest(self._folder, {**self._facts, "files": self._files})
             control.report("saved", iteration=self.iteration)
         kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
         _retire(self._root, kept, self.iteration)
+        if self._leads and self._second is not None and not warnings:
+            self._copy(MANIFEST)
+            self._second.later(functools.partial(_retire_copies, self._second, kept, self.iteration))
+        return warnings
+
+    def _uncopied(self) -> List[str]:
+        """Wait for the copies; why some are missing. Collective."""
+        errors = [copy.exception() for copy in self._copies]
+        mine = next((str(error) for error in errors if error is not None), "")
+        told = agreement.gather_texts(self._store.session.transport, shown(mine))
+        return [f"checkpoint {self.iteration} is not in the second place: worker {rank} could not copy its part: {why}"
+                for rank, why in enumerate(told) if why]
 
 
 def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
-    with _replacing(path) as temporary, open(temporary, "wb") as file:
+    with replacing(path) as temporary, open(temporary, "wb") as file:
         write_npz(file, arrays, meta)
     return digest(path)
 
@@ -174,37 +202,32 @@ def copy_weights(net: Any) -> Dict[str, Any]:
 
 
 def write_weights(path: Path, weights: Dict[str, Any]) -> Digest:
-    """Weights as `net.load_parameters` reads them."""
-    with _replacing(path) as temporary:
-        mx.nd.save(str(temporary), weights)
+    """Weights as `net.load_parameters` reads them. MXNet does not tell when a full disk takes not all of them."""
+    with replacing(path) as temporary:
+        try:
+            mx.nd.save(str(temporary), weights)
+            whole = _ends_with(temporary, list(weights)[-1])
+        except mx.base.MXNetError as error:
+            if "FileStream.Write incomplete" not in str(error):
+                raise
+            whole = False
+        if not whole:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     return digest(path)
+
+
+def _ends_with(path: Path, name: str) -> bool:
+    """Whether a file of weights is there to its end, which is the name of the last of them."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.path.getsize(path) - len(name.encode())))
+        return file.read() == name.encode()
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
     """From here on the checkpoint counts."""
-    with _replacing(folder / MANIFEST) as temporary:
+    with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
-    _flush_folder(folder.parent)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; afterwards `path` is the new file, on disk, or what it was before."""
-    temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    with open(temporary, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    _flush_folder(path.parent)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the names in `folder` as durable as the contents."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    flush_folder(folder.parent)
 
 
 def _worth_keeping(root: Path, keep: int) -> List[int]:
@@ -230,8 +253,14 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
         if int(folder.name) < iteration and int(folder.name) not in kept:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(folder / MANIFEST)
-                _flush_folder(folder)
+                flush_folder(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _retire_copies(second: Depot, kept: List[int], iteration: int) -> None:
+    for old in second.holds(MANIFEST):
+        if old < iteration and old not in kept:
+            second.remove(old, first=MANIFEST)
 
 
 # --- finding and checking ---------------------------------------------------------------------------------------------
@@ -287,6 +316,9 @@ REMEDY = "remove `{}` to resume from the checkpoint before it"
 MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
     "iteration": _is_count, "num_workers": lambda value: _is_count(value) and value > 0,
     "config": lambda value: value is None or isinstance(value, dict),
+    "batches_per_epoch": lambda value: value is None or (_is_count(value) and value > 0),
+    "course": lambda value: value is None or (isinstance(value, list) and len(value) == 3
+                                              and all(_is_count(abs(one)) for one in value if isinstance(one, int))),
     "parameters": _are_shapes, "files": _are_digests,
     "virtual_seconds": lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)}
 """What is read of a manifest, and what it must be."""
@@ -357,10 +389,12 @@ def _few(lines: List[str], most: int = 5) -> str:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
-           frozen: Collection[str] = ()) -> Tuple[Path, List[str]]:
-    """Go on from the newest complete checkpoint that every worker finds whole; its folder, and what to warn of.
+           frozen: Collection[str] = (), second: Optional[Depot] = None) -> Tuple[Dict[str, Any], List[str]]:
+    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
 
     `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
+    Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
+    not in `root` any more comes from the `second` place.
     """
     there = complete(root) if store.rank == 0 else []
     if store.rank == 0 and not there:
@@ -370,20 +404,45 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         offer = from_worker_0(store, _offer(root, there, check, passed) if store.rank == 0 else None)
         if offer["manifest"] is None:
             raise ConfigError(offer["passed"][0][1])
-        folder = root / str(offer["manifest"]["iteration"])
+        manifest = offer["manifest"]
+        folder = root / str(manifest["iteration"])
+        others = manifest["num_workers"] != store.num_workers
         complaint = ""
         try:
-            verify_mine(folder, offer["manifest"], store.rank)
+            if second is not None and not others:
+                with contextlib.suppress(DepotError):  # then it is missing, which is told below
+                    bring(second, folder, worker_file(store.rank))
+            verify_mine(folder, manifest, store.rank, others)
         except DamagedError as error:
             complaint = str(error)
         complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
         if not complaints:
-            restore(folder, store, net, frozen)
+            if others:
+                restore_shared(folder, store, net, manifest["iteration"])
+            else:
+                restore(folder, store, net, frozen)
             if store.rank == 0:
-                control.report("resumed", iteration=offer["manifest"]["iteration"])
-            return folder, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
-                            for name, why in offer["passed"]]
+                control.report("resumed", iteration=manifest["iteration"])
+            return manifest, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
+                              for name, why in offer["passed"]]
         passed.append((folder.name, complaints[0]))
+
+
+def bring_back(root: Path, second: Optional[Depot]) -> None:
+    """If `root` has no checkpoint, copy the newest of the second place there, without the parts of other workers."""
+    if second is None or complete(root):
+        return
+    for iteration in reversed(second.holds(MANIFEST)):
+        for name in (WEIGHTS, SERVERS, MANIFEST):
+            bring(second, root / str(iteration), name)
+        return
+
+
+def bring(second: Depot, folder: Path, name: str) -> None:
+    """Copy a file of a checkpoint back, if it is not in the folder."""
+    if not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        second.get(int(folder.name), name, folder / name)
 
 
 def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
@@ -401,9 +460,12 @@ def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None]
     return {"manifest": None, "passed": passed}
 
 
-def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int) -> None:
-    """Compare the files that this worker reads with their digests; `DamagedError` if they differ."""
-    for name in [worker_file(worker_rank), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
+def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others: bool = False) -> None:
+    """Compare the files that this worker reads with their digests; `DamagedError` if they differ.
+
+    `others`: the workers are not those that saved, so that nobody reads a worker's part.
+    """
+    for name in [*([] if others else [worker_file(worker_rank)]), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
         verify(folder, name, manifest)
 
 
@@ -421,6 +483,18 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
             # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
             mx.nd.array(saved, dtype=array.dtype).copyto(array)
     store.load_state(worker=mine, server=servers)
+
+
+def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None:
+    """Bring this worker to the global weights, which worker 0 reads, and the servers to their optimizer's state."""
+    reads = store.rank == 0
+    weights = mx.nd.load(str(folder / WEIGHTS)) if reads else {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        arrays = parameter.list_data()
+        shared = store.allreduce(weights[name] if reads else np.zeros(arrays[0].shape))
+        for array in arrays:
+            mx.nd.array(shared, dtype=array.dtype).copyto(array)
+    store.load_shared(iteration, read_arrays(folder / SERVERS) if reads else None)
 
 
 def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:

@@ -26,8 +26,8 @@ PAD = 4
 def load(config: TrainConfig, worker_rank: int, num_workers: int, arrays: Optional[datasets.Arrays] = None) -> Any:
     """The data of one worker; ConfigError for a file that is missing or damaged, or too few examples for everyone.
 
-    The result has `batches_per_epoch`, `train(epoch, start=0)` and `test()`. `arrays`: what `in_memory` has read, where
-    several workers of a process have it in common.
+    The result has `num_examples`, `batches_per_epoch`, `train(epoch, start=0, offset=0)` and `test()`. `arrays`: what
+    `in_memory` has read, where several workers of a process have it in common.
     """
     contexts = devices.contexts(config)
     if config.dataset == "imagenet":
@@ -73,9 +73,9 @@ class Shards:
         """All examples in the order of `epoch`. RandomState's stream is frozen: the same in every NumPy."""
         return np.random.RandomState([self.seed, epoch]).permutation(self.num_examples)
 
-    def batch(self, order: np.ndarray, index: int, worker_rank: int) -> np.ndarray:
-        """The examples of worker `worker_rank` in iteration `index` of the epoch with `order`."""
-        start = (index * self.num_workers + worker_rank) * self.worker_batch_size
+    def batch(self, order: np.ndarray, index: int, worker_rank: int, offset: int = 0) -> np.ndarray:
+        """The examples of worker `worker_rank` in iteration `index` of the epoch with `order`, from `offset` on."""
+        start = offset + (index * self.num_workers + worker_rank) * self.worker_batch_size
         return order[start:start + self.worker_batch_size]
 
 
@@ -86,14 +86,15 @@ class ArrayData:
                  augment: bool) -> None:
         self.arrays, self.shards, self.worker_rank = arrays, shards, worker_rank
         self.contexts, self.augment, self.batches_per_epoch = contexts, augment, shards.batches_per_epoch
+        self.num_examples = shards.num_examples
         self._mean = np.array(arrays.mean, np.float32)[:, None, None]
         self._scale = 1 / np.array(arrays.std, np.float32)[:, None, None]
 
-    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from the `start`-th on."""
+    def train(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` from the `start`-th on, each `offset` examples later than it would be."""
         order = self.shards.order(epoch)
         for index in range(start, self.batches_per_epoch):
-            examples = self.shards.batch(order, index, self.worker_rank)
+            examples = self.shards.batch(order, index, self.worker_rank, offset)
             images = self.arrays.train.images[examples]
             if self.augment:
                 images = shift_and_mirror(images, random_bits(self.shards.seed, epoch, examples))

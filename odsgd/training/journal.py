@@ -18,6 +18,7 @@ from kvstore.job import control
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
+from odsgd.training.disk import replacing
 from odsgd.training.metrics import MetricsFile
 from odsgd.training.progress import Progress
 
@@ -47,7 +48,8 @@ class Journal(Progress):
 
     def _open(self, append: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "config.yaml").write_text(self._config.to_yaml(), encoding="utf-8")
+        with replacing(self._folder / "config.yaml") as temporary:
+            temporary.write_text(self._config.to_yaml(), encoding="utf-8")
         self._file = MetricsFile(self._folder, append)
         self._board = Board(self._folder) if self._config.board else None
 

@@ -36,7 +36,7 @@ class RecordData:
         self.worker_rank, self.num_workers = worker_rank, num_workers
         folder = datasets.folder_of(str(config.data_dir), "imagenet")
         self.train_files, self.test_files = (_files(folder, part) for part in ("train", "val"))
-        records = count_records(*self.train_files)
+        self.num_examples = records = count_records(*self.train_files)
         count_records(*self.test_files)
         smallest = records - (num_workers - 1) * -(-records // num_workers)
         self.batches_per_epoch = max(0, smallest) // config.worker_batch_size
@@ -44,8 +44,8 @@ class RecordData:
             raise ConfigError(f"{records} training images are not enough for one batch of {config.worker_batch_size} "
                               f"on each of {num_workers} workers; lower batch_size")
 
-    def train(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of `epoch` from the `start`-th on."""
+    def train(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
+        """The batches of `epoch` from the `start`-th on. Parts are fixed, so none begins at an `offset`."""
         seed = (self.config.seed * 1_000_003 + epoch) % (2 ** 31)
         options: Dict[str, Any] = {"shuffle": True, "seed": seed, "seed_aug": seed, "part_index": self.worker_rank,
                                    "num_parts": self.num_workers}

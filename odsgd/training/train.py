@@ -28,7 +28,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
 from kvstore.tracing import recorder
@@ -36,8 +36,10 @@ from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
-from odsgd.training import checkpoint, data, devices, models, randomness
+from odsgd.training import checkpoint, data, devices, disk, models, randomness
+from odsgd.training.course import Course, Deal
 from odsgd.training.datasets import Arrays
+from odsgd.training.depot import DepotError, depot
 from odsgd.training.emulate import Emulated
 from odsgd.training.journal import Journal, versions
 from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally, VirtualClock
@@ -51,8 +53,13 @@ def run(config: TrainConfig) -> int:
     transport = _transport(config)
     try:
         Training(config, transport).run()
-    except (ConfigError, DivergedError) as error:
+    except (ConfigError, DivergedError, DepotError) as error:
         return _give_up(config, error)
+    except OSError as error:
+        why = disk.full(error, str(config.out))
+        if why is None:
+            raise
+        return _give_up(config, KVStoreError(why))
     return 0
 
 
@@ -90,7 +97,7 @@ class Training:
             block.hybridize(config.hybridize)
         self.batches_per_epoch = self.data.batches_per_epoch
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
-        self.total = min(config.epochs * self.batches_per_epoch, config.iterations or sys.maxsize)
+        self.course, self.scaling = Course(), self._scaling()
         self.draws = randomness.draws(self.net)
         self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
         self.clock.stop()
@@ -98,6 +105,7 @@ class Training:
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
+        self.second = depot(config.checkpoint_to)
         self.draft: Optional[checkpoint.Draft] = None
         self.warnings: List[str] = []  # of the time before there was a journal
 
@@ -115,6 +123,8 @@ class Training:
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         resumed = self._resume()
+        self.total = min(self.config.epochs * self.batches_per_epoch - self.course.ahead,
+                         self.config.iterations or sys.maxsize)
         if self.frozen:
             agreement.check(self.store.session.transport, "the weights of frozen layers",
                             [models.digest(self.net, self.frozen)])
@@ -154,8 +164,8 @@ class Training:
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
         began = self.journal.seconds()
-        epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
-        end = min(self.total, (epoch + 1) * self.batches_per_epoch)
+        epoch, position = self._place()
+        end = min(self.total, self.store.iteration + self.batches_per_epoch - position)
         self.clock.go_on()
         self.epoch = self._lap()
         with control.pulse.doing("training"):
@@ -165,7 +175,7 @@ class Training:
                     self._finish_checkpoint()
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
-        self._close_epoch(epoch, began)
+            self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:
@@ -231,12 +241,22 @@ class Training:
         """What is left of an epoch; an emulated accelerator needs no data."""
         if self.emulated is not None:
             return iter([([], [])] * (self.batches_per_epoch - position))
-        return self.data.train(epoch, position)
+        return self.data.train(epoch, position, self.course.offset(epoch))
+
+    def _place(self) -> Tuple[int, int]:
+        """Epoch, and batch in it, of the next iteration."""
+        return divmod(self.store.iteration + self.course.ahead, self.batches_per_epoch)
 
     def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
-        return (lr_at(self.config, iteration, self.batches_per_epoch),
-                lr_local_at(self.config, iteration, self.batches_per_epoch))
+        counted = iteration + self.course.ahead
+        return (lr_at(self.config, counted, self.batches_per_epoch) * self.scaling,
+                lr_local_at(self.config, counted, self.batches_per_epoch))
+
+    def _scaling(self) -> float:
+        """The factor of lr while workers are missing."""
+        part = self.store.num_workers / (control.most_workers() or self.store.num_workers)
+        return {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[self.config.lr_scaling]
 
     def _begin_gauge(self) -> None:
         self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
@@ -287,7 +307,8 @@ class Training:
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.method.steps_locally(self.config.options) else None
         learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
-        return {"epoch": (self.store.iteration - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
+        done = self.store.iteration + self.course.ahead
+        return {"epoch": (done - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
@@ -363,8 +384,10 @@ class Training:
     def _checkpoint_due(self) -> bool:
         if self.emulated is not None:
             return False
-        every = self.config.checkpoint_every.iterations(self.batches_per_epoch)
-        return self.store.iteration == self.total or bool(every and self.store.iteration % every == 0)
+        span = self.config.checkpoint_every
+        every, done = span.iterations(self.batches_per_epoch), self.store.iteration
+        counted = done + (self.course.ahead if span.unit == "epochs" else 0)
+        return done == self.total or bool(every and counted % every == 0)
 
     def _checkpoint(self) -> None:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
@@ -375,12 +398,13 @@ class Training:
         if self.config.cluster is not None:
             self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it
         self.clock.stop()
-        epoch, position = divmod(self.store.iteration, self.batches_per_epoch)
+        epoch, position = self._place()
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
+                 "course": list(self.course),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": self._cluster(), "virtual_seconds": self.virtual.read()}
         self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
-                                      self.frozen)
+                                      self.frozen, self.second)
         if self.config.cluster is not None:
             self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
         self.clock.go_on()
@@ -389,13 +413,16 @@ class Training:
         """Make the last one count, if it does not yet. Collective."""
         if self.draft is not None:
             draft, self.draft = self.draft, None
-            draft.finish()
+            for line in draft.finish():
+                self.journal.warn(line)
 
     def _resume(self) -> Optional[Path]:
         """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
 
         A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
         """
+        if self.store.rank == 0 and (self.config.resume or control.restarts()):
+            checkpoint.bring_back(self.checkpoints, self.second)
         there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
         again = control.restarts() > 0
         if again and not checkpoint.from_worker_0(self.store, there):
@@ -404,11 +431,32 @@ class Training:
             if there:
                 raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
                                   f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
+            if self.second is not None and self.store.rank == 0 and self.second.holds(checkpoint.MANIFEST):
+                raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), "
+                                  "or take another --checkpoint-to")
             return None
-        folder, self.warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen)
-        if self.config.cluster is not None:  # all of it is on this host
-            self.virtual.go_on_from(checkpoint.read_manifest(folder).get("virtual_seconds"))
-        return folder
+        manifest, self.warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
+                                                    self.second)
+        self.course = Course(*manifest.get("course") or ())
+        if manifest["num_workers"] != self.store.num_workers:
+            self._deal_anew(manifest)
+        if self.config.cluster is not None:
+            self.virtual.go_on_from(manifest.get("virtual_seconds"))
+        return self.checkpoints / str(manifest["iteration"])
+
+    def _deal_anew(self, manifest: Dict[str, Any]) -> None:
+        """What is left of the epoch goes to the workers that there are now, which are others than those of before."""
+        before, now = manifest["num_workers"], self.store.num_workers
+        batch, examples = self.config.worker_batch_size, self.data.num_examples
+        self.course = self.course.dealt_anew(self.store.iteration, examples,
+                                             Deal(manifest["batches_per_epoch"], before * batch),
+                                             Deal(self.batches_per_epoch, now * batch))
+        epoch, position = self._place()
+        left = (self.batches_per_epoch - position) * now * batch
+        self.warnings.append(
+            f"{now} workers go on where {before} were: {left} of the {examples} examples of epoch {epoch + 1} are left "
+            f"and dealt anew; the global batch is {now * batch}, it was {before * batch}; what each worker kept for "
+            f"itself begins anew; lr times {self.scaling:.4g} (lr_scaling {self.config.lr_scaling})")
 
     def _cluster(self) -> Optional[str]:
         """What tells one virtual cluster from another; None for a real one."""
@@ -417,8 +465,9 @@ class Training:
         return f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster()).encode()):08x}"
 
     def _check(self, manifest: Dict[str, Any]) -> None:
-        """Whether a checkpoint goes with this run."""
-        now = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch,
-               "cluster": self._cluster()}
+        """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
+        workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
+        others = control.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
+        now = {**({} if others else workers), "cluster": self._cluster()}
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
         checkpoint.check_model(manifest, self.net)

@@ -1,4 +1,5 @@
 """Jobs that are hit while they train, and go on by themselves to the bits of a run that was left alone."""
+import json
 import re
 import signal
 import sys
@@ -80,6 +81,26 @@ def test_a_failure_that_repeats_itself_and_a_mistake_are_not_started_again(tmp_p
         assert launch.wait() == 1
     assert sum("restart" in line for line in launch.errors) == 1
     assert "not started again: worker 0 has failed in the same way as before" in launch.said
+
+
+def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    cannot = 'if [ "$ODSGD_WORKER_RANK" = 2 ] && [ -n "$ODSGD_RESTARTS" ]; then exit 1; fi; exec "$0" "$@"'
+    with Launch("-n", "2:3", "-s", 1, "--max-restarts", 1, "--rejoin-timeout", 2, "sh", "-c", cannot, sys.executable,
+                "-m", "odsgd", "train", "--dataset", "digits", "--epochs", 20, "--lr", "0.05", "--momentum", "0.9",
+                "--kvstore", "odsgd", "--momentum-local", "0.5", "--checkpoint-every", 10, "--lr-scaling", "linear",
+                "--out", out, env=SERVER) as launch:
+        until(lambda: newest(out) >= 20 or launch.process.poll() is not None)
+        launch.kill("worker 2", signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    assert "worker 2 did not come back; trying again for 2 s, then without" in launch.said
+    assert "going on with 2 of 3 workers, without worker 2; batches are dealt anew" in launch.said
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    told = next(record["text"] for record in records if record["event"] == "warning")
+    assert re.match(r"2 workers go on where 3 were: \d+ of the 1437 examples of epoch \d+ are left and dealt", told)
+    assert told.endswith("lr times 0.6667 (lr_scaling linear)")
+    ended = [record for record in records if record["event"] == "epoch"][-1]
+    assert (ended["epoch"], ended["lr"]) == (20, pytest.approx(0.05 * 2 / 3)) and ended["test_accuracy"] > 0.9
 
 
 SCRIPT = """

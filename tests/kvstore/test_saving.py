@@ -16,18 +16,21 @@ from kvstore.saving import Saved
 from kvstore.transports.inprocess import Stage
 from kvstore.wire.interfaces import Transport
 from kvstore.wire.saved import write_npz
+from tests import paper
 
 SIZE = 5
 
 
 def stepped(name: str, transport: Transport, steps: int = 1, momentum: float = 0.0,
-            states: Optional[Sequence[Saved]] = None, **options: Any) -> Store:
-    """A store that has done some steps of one parameter `w`."""
+            states: Optional[Sequence[Any]] = None, shared: bool = False, **options: Any) -> Store:
+    """A store that has done some steps of one parameter `w`; `shared`: from what all workers had in common."""
     store = kvstore.create(name, transport, **options)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum))
-    if states is not None:
+    if states is not None and shared:
+        store.load_shared(states[0][1]["iteration"], states[1] if transport.worker_rank == 0 else None)
+    elif states is not None:
         store.load_state(*states)
-    w = mx.nd.ones(SIZE) if states is None else mx.nd.array(states[0][0]["local/w"])
+    w = mx.nd.ones(SIZE) if states is None else mx.nd.array(states[0][0]["global/w" if shared else "local/w"])
     store.broadcast("w", w, w)
     store.begin()
     for _ in range(steps):
@@ -112,20 +115,51 @@ def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() 
         kvstore.create("local").memory()
 
 
+def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, Saved]]:
+    """Each worker's state, and the servers', after some steps."""
+    stage = Stage(workers)
+
+    def work(transport: Transport) -> Tuple[Saved, Saved]:
+        store = stepped(name, transport, **settings)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+    ring = algorithms.find(name).transports == ("ring",)
+    return stage.run(work, stage.ring_worker if ring else stage.worker)
+
+
+def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum() -> None:
+    before = states_after(3, "ssgd", steps=3, momentum=0.5)[0]
+    after = states_after(2, "ssgd", steps=2, momentum=0.5, states=before, shared=True)[0]
+    update, w = paper.Sgd(0.25, momentum=0.5), np.ones(SIZE, np.float32)
+    for t, workers in enumerate([3, 3, 3, 2, 2]):
+        w = update(w, np.mean([w - m for m in range(workers)], axis=0), t, w)
+    np.testing.assert_allclose(after[0][0]["global/w"], w, rtol=1e-6)
+    assert (after[0][1]["iteration"], after[1][1]["w@0"]["optimizer"]["count"]) == (5, 5)
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("odsgd", {"warmup": 0, "momentum_local": 0.5}), ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"}),
+    ("dcasgd_a", {}), ("softsync", {}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2, "alpha": 0.2}), ("sasgd", {"T": 2}),
+    ("pipesgd", {"K": 3})])
+def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, settings: Dict[str, Any]) -> None:
+    """Two that go on where three were do what two would that had begun with those weights."""
+    before = states_after(3, name, steps=4, **settings)[0]
+    after = states_after(2, name, steps=4, states=before, shared=True, **settings)
+    anew = [(before[0][0], {"iteration": 0}), None]
+    begun = states_after(2, name, steps=4, states=anew, shared=True, **settings)
+    for one, other in zip(after, begun):
+        np.testing.assert_array_equal(one[0][0]["global/w"], other[0][0]["global/w"])
+        np.testing.assert_array_equal(one[0][0]["local/w"], other[0][0]["local/w"])
+
+
 @pytest.mark.parametrize("name, settings", [
     ("dcasgd_a", {"momentum": 0.5}), ("softsync", {"n": 1}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2}),
     ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
 def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
                                                                                  settings: Dict[str, Any]) -> None:
-    stage, ring = Stage(2), algorithms.find(name).transports == ("ring",)
-
-    def first(transport: Transport) -> Tuple[Saved, Saved]:
-        store = stepped(name, transport, steps=3, **settings)
-        worker = store.worker_state()
-        store.barrier()
-        return worker, store.server_state()
-    states = stage.run(first, stage.ring_worker if ring else stage.worker)
-    stage = Stage(2)
+    states, stage = states_after(2, name, steps=3, **settings), Stage(2)
+    ring = algorithms.find(name).transports == ("ring",)
 
     def second(transport: Transport) -> Tuple[Saved, Saved]:
         store = stepped(name, transport, steps=0, states=states[transport.worker_rank], **settings)

@@ -6,6 +6,6 @@
     goodput.py   runs on two hosts, to measure their links
     cli.py       `odsgd cluster`
 """
-from odsgd.lab.cluster.cluster import Cluster, Goodput
+from odsgd.lab.cluster.cluster import Cluster, Goodput, check_machine
 
-__all__ = ["Cluster", "Goodput"]
+__all__ = ["Cluster", "Goodput", "check_machine"]

@@ -43,6 +43,14 @@ def test_auto_servers() -> None:
     assert (job.num_servers, job.servers_beside_workers) == (3, True)
 
 
+def test_a_range_of_workers_begins_with_the_most() -> None:
+    job = cli.parse(["-n", "2:3", "--max-restarts", "1", "--rejoin-timeout", "7", sys.executable])
+    assert (job.num_workers, job.num_servers, job.least_workers, job.most_workers) == (3, 3, 2, 3)
+    assert job.rejoin_timeout_s == 7
+    fixed = cli.parse(["-n", "2:2", sys.executable])
+    assert (fixed.num_workers, fixed.least_workers, fixed.most_workers) == (2, None, None)
+
+
 def test_both_spellings_of_every_option_of_two_words() -> None:
     flags = [flag for action in cli._parser()._actions for flag in action.option_strings if flag.startswith("--")]
     dashed = {flag for flag in flags if "-" in flag[2:]}
@@ -57,6 +65,10 @@ def test_dashes_may_stand_before_the_command() -> None:
 @pytest.mark.parametrize("argv, complaint", [
     (["x"], "required: -n"),
     (["-n", "0", "x"], "expected a whole number from 1 to 4096"),
+    (["-n", "3:2", "--max-restarts", "1", "x"], "got `3:2`, expected a whole number from 1 to 4096, or MIN:MAX"),
+    (["-n", "2:3", sys.executable], "-n 2:3 needs --max-restarts"),
+    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "mpirun starts all workers or none"),
+    (["-n", "2:3", "--max-restarts", "1", "--on-worker-loss", "continue", "x"], "two ways to go on without a worker"),
     (["-n", "1", "-s", "-1", "x"], "argument -s"),
     (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number up to 4096, or `auto`"),
     (["-n", "1", "-p", "70000", "x"], "expected a whole number from 0 to 65535"),

@@ -1,6 +1,6 @@
 """When a job ends and whose fault it is said to be: events in, a verdict out, in a time of our own."""
 import signal
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 import pytest
 
@@ -445,3 +445,42 @@ def test_a_silent_agent_is_a_lost_host() -> None:
     verdict = verdict_at(judge, 32.0)
     assert verdict.message == ("lost host hostA (scheduler, server 0, worker 0, worker 1): its agent has not answered "
                                "for 30 s")
+
+
+# --- who keeps a job from coming up -----------------------------------------------------------------------------------
+
+def test_the_worker_that_fails_before_all_have_met_is_absent() -> None:
+    judge = running("scheduler", "server 0", "worker 0")
+    judge.exited("worker 1", 1, 10.0)
+    judge.exited("worker 0", 75, 10.1)  # which missed it
+    verdict_at(judge, 11.0)
+    assert not judge.came_up and judge.absent() == ["worker 1"]
+
+
+def test_processes_of_a_lost_host_and_those_that_never_joined_are_absent() -> None:
+    judge = running("scheduler")
+    judge.host_lost("hostB", ["server 0", "worker 1"], "ssh ended with exit code 255", (), 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.absent() == ["server 0", "worker 1"]
+    judge = running("server 0", "worker 0", startup_timeout_s=20.0)
+    judge.reported("scheduler", {"event": "connecting"}, 1.0)
+    verdict_at(judge, 21.0)
+    assert judge.absent() == ["worker 1"]
+
+
+@pytest.mark.parametrize("codes", [(1, 1), (64, None)])
+def test_nobody_is_absent_who_fails_like_all_others_or_by_a_mistake(codes: Sequence[Optional[int]]) -> None:
+    judge = running("scheduler")
+    for name, code in zip(("worker 1", "worker 0"), codes):
+        if code:
+            judge.exited(name, code, 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.absent() == []
+
+
+def test_nobody_is_absent_from_a_job_that_came_up() -> None:
+    judge = running(*NAMES)
+    judge.tick(1.0)
+    judge.exited("worker 1", 1, 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.came_up and judge.absent() == []

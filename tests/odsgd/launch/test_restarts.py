@@ -1,10 +1,12 @@
 """Whether a job that has failed is started again, from facts alone."""
-from typing import Optional
+from typing import Any, List, Optional
 
 import pytest
 
 from odsgd.launch.judge import Judge, Member, Verdict
-from odsgd.launch.restarts import Attempt, Decision, decide
+from odsgd.launch.plan import Job, Process, make_plan
+from odsgd.launch.restarts import Attempt, Decision, Roll, decide
+from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
 def attempt(exit_code: int = 137, culprit: Optional[str] = "worker 1", resumed: int = 400, saved: int = 400,
@@ -63,3 +65,66 @@ def test_the_judge_knows_what_has_been_kept() -> None:
     judge.reported("worker 0", {"event": "saved", "iteration": 60}, 9.0)
     judge.reported("worker 0", {"event": "saved", "iteration": "x"}, 11.0)
     assert (judge.history.resumed, judge.history.saved, judge.history.since) == (40, 60, 9.0)
+
+
+def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **settings: Any) -> Job:
+    return job(3, servers, *slots, least_workers=2, most_workers=3, max_restarts=3, rejoin_timeout_s=rejoin_timeout_s,
+               **settings)
+
+
+def planned(roll: Roll) -> List[Process]:
+    return make_plan(roll.job, ROOT).processes
+
+
+def some(roll: Roll, *names: str) -> List[Process]:
+    return [process for process in planned(roll) if process.name in names]
+
+
+def test_a_worker_that_does_not_come_back_is_waited_for_and_then_left_out() -> None:
+    roll = Roll(elastic())
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # at the first start it is a failure
+    roll.met()
+    assert roll.missed([], planned(roll), 5.0) is None
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+        True, "worker 1 did not come back; trying again for 20 s, then without")
+    assert roll.job.num_workers == 3
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) == Decision(
+        True, "going on with 2 of 3 workers, without worker 1; batches are dealt anew")
+    assert (roll.job.num_workers, roll.job.most_workers, roll.present) == (2, 3, [0, 2])
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 40.0) == Decision(
+        True, "worker 2 did not come back; trying again for 20 s, then without")  # it is worker 1 by now
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 61.0) is None  # there would be fewer than two
+
+
+def test_at_the_next_restart_all_are_called_and_the_missing_have_one_try() -> None:
+    roll = Roll(elastic(rejoin_timeout_s=0.0))
+    roll.met()
+    assert roll.missed(some(roll, "worker 0"), planned(roll), 1.0)
+    roll.full = elastic(rejoin_timeout_s=100.0)
+    roll.met()
+    assert roll.job.num_workers == 3
+    decision = roll.missed(some(roll, "worker 0"), planned(roll), 2.0)
+    assert decision and decision.text.startswith("going on with 2 of 3 workers, without worker 0")
+
+
+def test_nothing_is_placed_on_a_host_that_is_gone() -> None:
+    roll = Roll(elastic(A, B, C, servers=3, servers_beside_workers=True, rejoin_timeout_s=0.0))
+    roll.met()
+    assert roll.missed(some(roll, "worker 1", "server 1"), planned(roll), 0.0)
+    assert {process.host for process in planned(roll) if process.role != "scheduler"} == {A, C}
+    assert (roll.job.num_workers, roll.job.num_servers) == (2, 2)
+    assert all(process.env["ODSGD_MOST_WORKERS"] == "3" for process in planned(roll))
+
+
+def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
+    roll = Roll(elastic(A, A, A, B, C, servers=2, rejoin_timeout_s=0.0))
+    roll.met()
+    decision = roll.missed(some(roll, "server 0"), planned(roll), 0.0)
+    assert decision and "going on with 3 of 3 workers, without host 10.0.0.2" in decision.text
+    assert [process.host for process in planned(roll) if process.role == "server"] == [C, A]
+
+
+def test_a_job_of_a_fixed_number_leaves_nobody_out() -> None:
+    roll = Roll(job(3, 1))
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) is None and roll.job is roll.full

@@ -73,6 +73,22 @@ def test_a_process_that_answers_again_is_told() -> None:
     assert story.vigil.take_warnings()[1:] == ["server 0 on host node1 answers again"]
 
 
+def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
+    story = Story(hosts={"worker 0": "a", "worker 1": "b"})
+    story.goes_on(20)
+    story.vigil.leaving("worker 1")
+    story.states = {"worker 1": {"silent_s": 0.5, "state": "R"}}
+    assert story.goes_on(95) is None and story.vigil.take_warnings() == []
+    hung = story.goes_on(600)
+    assert hung and hung.names == ["worker 1"]
+    assert story.now > 600
+    story.goes_on(20)
+    story.vigil.leaving("worker 0")
+    story.states = {"worker 0": {"silent_s": 0.5, "state": "T"}}
+    assert story.goes_on(62) == Hung(["worker 0"], "has not answered for 60 s: it is stopped (SIGSTOP, Ctrl-Z or a "
+                                     "debugger)")
+
+
 def test_a_script_without_a_pulse_is_not_missed() -> None:
     story = Story()
     for name in HOSTS:
@@ -135,6 +151,16 @@ def test_when_all_wait_nobody_is_blamed() -> None:
     assert "worker 0 at iteration 20, worker 1 at iteration 20" in hung.text
 
 
+def test_all_that_wait_hang_whatever_they_are_at() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"waits_s": 90.0, "activity": "checkpoint"},
+                    "worker 1": {"waits_s": 90.0, "activity": "evaluation"}}
+    assert story.goes_on(55, moves=False) is None
+    hung = story.goes_on(10, moves=False)
+    assert hung and "messages between them do not come through" in hung.text
+
+
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
     story.goes_on(20)
@@ -195,6 +221,15 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
     story.goes_on(3, moves=False)
     warning, = story.vigil.take_warnings()
     assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
+
+
+def test_asynchronous_workers_may_wait_at_different_iterations() -> None:
+    story = Story()
+    story.goes_on(20)
+    story.states = {"worker 0": {"at": 25, "waits_s": 11.0, "asynchronous": True},
+                    "worker 1": {"waits_s": 11.0, "asynchronous": True}}
+    story.goes_on(40, moves=False)
+    assert story.vigil.take_warnings() == []
 
 
 @pytest.mark.parametrize("at, waits_s", [(20, 30.0), (21, 1.0), (21, None)])

@@ -71,6 +71,19 @@ def test_weights_are_loaded_by_plain_gluon(tmp_path: Path, trained: Trained) -> 
     assert np.array_equal(again(inputs).asnumpy(), trained[1](inputs).asnumpy())
 
 
+def test_weights_that_a_full_disk_has_cut_short_do_not_count(tmp_path: Path, trained: Trained,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, written = checkpoint.copy_weights(trained[1]), mx.nd.save
+
+    def cut_short(path: str, arrays: Any) -> None:  # as MXNet does, without a word, where only the last bytes miss
+        written(path, arrays)
+        os.truncate(path, os.path.getsize(path) - 1)
+    monkeypatch.setattr(mx.nd, "save", cut_short)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.write_weights(tmp_path / "weights.params", weights)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path: Path, trained: Trained) -> None:
     folder = save(tmp_path, trained)
     manifest = checkpoint.read_manifest(folder)
@@ -192,8 +205,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, tra
     damage(tmp_path / "4" / name) if name != "manifest.json" else (tmp_path / "4" / name).write_text("{")
     (tmp_path / "3" / "weights.params").unlink()
     store = kvstore.create("local")
-    folder, warnings = checkpoint.resume(tmp_path, store, trained[1], lambda manifest: None)
-    assert folder == tmp_path / "2"
+    manifest, warnings = checkpoint.resume(tmp_path, store, trained[1], lambda manifest: None)
+    assert manifest["iteration"] == 2
     assert [line.partition(" (")[0] for line in warnings] == ["checkpoint 4 is not whole", "checkpoint 3 is not whole"]
     assert all(line.endswith("; going on from checkpoint 2") for line in warnings)
 

@@ -1,0 +1,39 @@
+"""Which epoch and batch an iteration is, also when a run has gone on with another number of workers.
+
+>>> course = Course().dealt_anew(iteration=5, examples=120, before=Deal(4, 30), now=Deal(6, 20))
+>>> divmod(5 + course.ahead, 6), course.offset(1)      # of epoch 1 the first of 6 batches has been dealt, and a half
+((1, 2), -10)
+"""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Deal(NamedTuple):
+    """How a number of workers divide an epoch."""
+
+    batches_per_epoch: int
+    global_batch: int
+
+
+class Course(NamedTuple):
+    """Iterations are counted as if there had always been as many workers as now.
+
+    Invariant: in no epoch is an example dealt twice.
+    """
+
+    ahead: int = 0  # so many iterations more than have been done
+    epoch: int = -1  # the one that was under way when the number of workers changed; 0 is the first
+    moved: int = 0  # its batches begin so many examples later than they would
+
+    def offset(self, epoch: int) -> int:
+        """How many examples later the batches of this epoch begin."""
+        return self.moved if epoch == self.epoch else 0
+
+    def dealt_anew(self, iteration: int, examples: int, before: Deal, now: Deal) -> Course:
+        """From `iteration` on there are other workers. What is left of the epoch is theirs."""
+        epoch, position = divmod(iteration + self.ahead, before.batches_per_epoch)
+        dealt = position * before.global_batch + (self.offset(epoch) if position else 0)
+        left = min(now.batches_per_epoch, (examples - dealt) // now.global_batch)
+        first = now.batches_per_epoch - left
+        return Course(epoch * now.batches_per_epoch + first - iteration, epoch, dealt - first * now.global_batch)
