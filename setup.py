@@ -33,6 +33,9 @@ MPI = ["mpi4py>=4.1", "mpich>=5.0"]  # both the first that need no compiler: whe
 
 PLOT = ["matplotlib>=3.3"]
 
+# The first with Tensor.register_post_accumulate_grad_hook. Up to 2.2 it is compiled for NumPy 1, later for both.
+TORCH = ["torch>=2.1"]
+
 # A later ruff may know rules that this code has never met; the others' releases differ from Python to Python.
 CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML", "types-tqdm"]
 
@@ -49,6 +52,7 @@ setup(
         **{name: [requirement] for name, requirement in MXNET.items()},
         "mpi": MPI,
         "plot": PLOT,
+        "torch": TORCH,
         "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT],
         "check": CHECK,
     },

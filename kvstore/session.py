@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, by_layer
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
@@ -90,11 +90,11 @@ class Session:
         return lines
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
-        """Lay out the buckets."""
+        """Lay out the buckets; those of the last parameters, whose gradients are expected first, come first."""
         assert self.optimizer is not None
         used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
-        self.buckets = self.transport.plan(by_layer(parameters), self._traffic)
+        self.buckets = self.transport.plan(parameters, self._traffic)
         return self.buckets
 
     def begin(self, weights: Callable[[Bucket], NDArray],
