@@ -104,7 +104,7 @@ class PipeSGD(Method):
         warmup: Span = warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:
-        return dataclasses.replace(super().traffic(whole), depth=max(2, self.options.K), codec=self.options.codec)
+        return dataclasses.replace(super().traffic(whole), depth=self.options.K, codec=self.options.codec)
 
 
 class DSync(PipeSGD):

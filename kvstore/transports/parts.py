@@ -40,7 +40,7 @@ class Parts(Resident):
             shape = bucket.shape if size == bucket.size else (size or 1,)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, shape)
             self.updates[bucket.id].start(self._part(bucket, w))
-            self._weights[bucket.id] = InTurn(w, 2)
+            self._weights[bucket.id] = InTurn(w, 2, first=[w])
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
 

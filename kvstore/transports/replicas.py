@@ -7,7 +7,7 @@ each worker's own, the rate at which they move: it must be the same on all, whic
 """
 import struct
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from kvstore.wire.saved import array_text, below, npz, text_array, un_npz
 
 
 class InTurn:
-    """Arrays like one of a bucket's, made when they are first needed and then used in turn."""
+    """Arrays like one of a bucket's, made when they are first needed and then used in turn, `first` as the first."""
 
-    def __init__(self, like: NDArray, number: int) -> None:
+    def __init__(self, like: NDArray, number: int, first: Sequence[NDArray] = ()) -> None:
         self._like, self._number = like, number
-        self._arrays: List[NDArray] = []
+        self._arrays = list(first)
 
     def next(self) -> NDArray:
         """The array that has not been used for longest; it is to be written as a whole."""
@@ -100,7 +100,7 @@ class Replicas(Resident, Replicated):
             w = weights(bucket)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
-            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2)
+            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2, first=[w])
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
 

@@ -63,7 +63,7 @@ class Traffic:
 
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
-    depth: int = 2  # how many sums of a bucket are read at a time
+    depth: int = 1  # how many sums of a bucket are read at a time; `exchange` reads one
     codec: str = "none"  # of gradients
     codec_threshold: float = THRESHOLD
     codec_weights: str = "none"  # of weights on their way back from servers

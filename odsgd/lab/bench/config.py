@@ -11,6 +11,7 @@ import functools
 import re
 from typing import Any, Dict, Optional, Sequence, Tuple
 
+from kvstore.buckets import TRAINABLE_DTYPES
 from kvstore.errors import ConfigError
 from kvstore.options import PATH, TEXT, Kind, integer, integers, option, real, several
 from odsgd.config.flags import parse_flags
@@ -73,6 +74,7 @@ SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]",
 MODEL = Kind("MODEL", "names of models", lambda value: models.check(str(value)))
 COMPUTE = Kind("TIME", "times as 272ms, 0, wire/5 or 2wire, of one model as cnn=34ms", _computing_time)
 RATE = Kind("RATE", "rates as 1gbit, or none", _rate)
+DTYPE = Kind("DTYPE", "float32 or float16", lambda value: TRAINABLE_DTYPES[TRAINABLE_DTYPES.index(str(value))])
 COLUMNS = ("cpu", "memory", "size")
 COLUMN = Kind("COLUMN", "columns: " + ", ".join(COLUMNS), lambda value: COLUMNS[COLUMNS.index(str(value))])
 
@@ -96,6 +98,7 @@ class BenchConfig:
         (), several(COMPUTE), "T_cop, how long the emulated accelerator computes per iteration, several in turn: "
         "272ms; cnn=34ms for one model; wire/5, 2wire: of the time the links need with one server; 0: the exchange "
         "alone (default)")
+    dtype: str = _what("float32", DTYPE, "of weights and gradients: float32, or float16 on MXNet; servers have float32")
     workers: Tuple[int, ...] = _what((2,), integers(1), "numbers of workers")
     rates: Tuple[str, ...] = _what(
         (NO_CLUSTER,), several(RATE), "rates of the hosts' links, each way: 1gbit; none: this machine's loopback")
@@ -134,6 +137,9 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if not self.systems:
             raise ConfigError("no systems: say what to measure, e.g. --systems mxnet/dist_sync@1,ssgd,odsgd")
+        foreign = [system.label for system in self.systems if system.name in (systems.DDP, systems.HOROVOD)]
+        if foreign and self.dtype != "float32":
+            raise ConfigError(f"{foreign[0]} is measured in float32; leave it out, or dtype `{self.dtype}`")
         labels = [system.label for system in self.systems]
         if self.baseline is not None and self.baseline not in labels:
             raise ConfigError(f"baseline `{self.baseline}` is not among the systems: {', '.join(labels)}")

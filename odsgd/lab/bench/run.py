@@ -140,7 +140,7 @@ def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: 
         spec = Path(folder, "spec.json")
         spec.write_text(json.dumps({
             "folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
-            "models": [{"shapes": models.shapes(model), "stints": [
+            "dtype": config.dtype, "models": [{"shapes": models.shapes(model), "stints": [
                 stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in group],
             "flags": [*flags, *system.worker_command(config.python(system.name)), str(spec)],
             "server_command": system.server_command}), encoding="utf-8")

@@ -34,9 +34,9 @@ MOMENTUM = 0.9  # of stores that allow it
 class Loop:
     """The training loop of one model on one store."""
 
-    def __init__(self, store: Any, shapes: Sequence[Sequence[int]], first_key: int) -> None:
-        self.weights = [mx.nd.ones(shape) for shape in shapes]
-        self.grads = [mx.nd.zeros(shape) for shape in shapes]
+    def __init__(self, store: Any, shapes: Sequence[Sequence[int]], first_key: int, dtype: str) -> None:
+        self.weights = [mx.nd.ones(shape, dtype=dtype) for shape in shapes]
+        self.grads = [mx.nd.zeros(shape, dtype=dtype) for shape in shapes]
         self.keys = range(first_key, first_key + len(shapes))
         self.store = store
         self.store.broadcast(list(self.keys), self.weights, self.weights)
@@ -88,7 +88,8 @@ def main(file: str) -> None:
     """Measure every stint of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     stores = _stores(spec["system"])
-    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL))
+    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL,
+                                               spec["dtype"]))
 
 
 def measure(spec: Dict[str, Any], make: Callable[[int, Any], Loop]) -> None:

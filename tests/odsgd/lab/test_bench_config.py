@@ -80,6 +80,8 @@ def test_a_computing_time_is_a_duration_or_a_multiple_of_the_wires(text: str, ms
     (["--systems", "ssgd", "--compute", "4.2M=3ms"], "the models are cnn"),
     (["--systems", "ssgd", "--models", "cnn,4.2M", "--compute", "4.2M=3ms"], "no time for model cnn"),
     (["--systems", "ssgd", "--baseline", "odsgd"], "baseline `odsgd` is not among the systems: ssgd"),
+    (["--systems", "ssgd,torch/ddp", "--dtype", "float16"], "torch/ddp is measured in float32"),
+    (["--systems", "ssgd", "--dtype", "float64"], "expected float32 or float16"),
     (["--systems", "ssgd", "--rates", "fast"], "fast"),
     (["--systems", "ssgd", "--columns", "cpus"], "expected columns: cpu"),
     (["--systems", "ssgd", "--wokers", "2"], "did you mean `--workers`?"),

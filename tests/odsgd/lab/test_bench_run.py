@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
@@ -143,14 +144,16 @@ def test_stock_stores_are_mxnet_s(monkeypatch: pytest.MonkeyPatch, name: str, ki
     assert next(stores) is next(stores) and made == [kind]
 
 
-@pytest.mark.parametrize("compute_ms", [0.0, 4.0])
-def test_iterations_of_the_warm_up_do_not_count(compute_ms: float) -> None:
+@pytest.mark.parametrize("compute_ms, dtype", [(0.0, "float32"), (4.0, "float16")])
+def test_iterations_of_the_warm_up_do_not_count(compute_ms: float, dtype: str) -> None:
     import kvstore
     from odsgd.lab.bench import worker
     store = kvstore.create("local")
     store.set_optimizer(worker.optimizer())
-    found = worker.Loop(store, [(3, 2), (4,)], 0).measure({"compute_ms": compute_ms, "warm_up": 2, "iterations": 3})
+    loop = worker.Loop(store, [(3, 2), (4,)], 0, dtype)
+    found = loop.measure({"compute_ms": compute_ms, "warm_up": 2, "iterations": 3})
     moments_s = found["moments_s"]
+    assert {np.dtype(array.dtype).name for array in loop.weights + loop.grads} == {dtype}
     assert len(moments_s) == 3 + 1 and store.iteration == 5
     assert sorted(set(moments_s)) == moments_s and moments_s[-1] - moments_s[0] >= (3 * compute_ms - 1) / 1000
 
