@@ -92,7 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
         store.take(_tensors(model), self._described(), translated)
-        self._hooks = [*self._watch_gradients(), *self._watch_modules()]
+        self._watch_gradients()
+        self._before = self._watch_modules()
 
     # -- what a script calls -----------------------------------------------------------------------------------
 
@@ -194,6 +195,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin_iteration(self) -> None:
         """The rates of now are those of the iteration."""
+        self._store.check_usable()
         self._rates = [float(group["lr"]) for group in self.param_groups]
         each = [rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)]
         step = self._store.session.next_step(each[0], self._store.lr_local)
@@ -254,18 +256,16 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("the optimizer has no parameter that requires a gradient, so there is nothing to train")
         return described
 
-    def _watch_gradients(self) -> Iterator[Any]:
+    def _watch_gradients(self) -> None:
         trained = {one.name for one in self._described()}
-
-        def watch(tensor: torch.Tensor, name: str) -> Any:
-            return tensor.register_post_accumulate_grad_hook(lambda _: self._appeared(name))
-
         for tensor in self._model.parameters():
-            if self._names[id(tensor)] in trained:
-                yield watch(tensor, self._names[id(tensor)])
+            name = self._names[id(tensor)]
+            if name in trained:
+                tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._appeared(name))
 
-    def _watch_modules(self) -> Iterator[Any]:
-        """Functions, which a deep copy of the model shares, and which know nothing of the copy."""
+    def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
+        """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
+        shares, and which know nothing of the copy."""
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
@@ -276,9 +276,9 @@ class Optimizer(torch.optim.Optimizer):
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        for module in [self._model] if _compiled(self._model) else self._model.modules():
-            yield module.register_forward_pre_hook(wait, prepend=True)
-        yield getattr(self._model, "_orig_mod", self._model).register_state_dict_pre_hook(saved)
+        getattr(self._model, "_orig_mod", self._model).register_state_dict_pre_hook(saved)
+        modules = [self._model] if _compiled(self._model) else self._model.modules()
+        return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
     def _begin(self) -> None:
         """The first iteration has shown in what order gradients appear, and which modules compute."""
@@ -299,6 +299,9 @@ class Optimizer(torch.optim.Optimizer):
             self._awaits[self._model] += others
         else:
             self._at_step = others
+        for module, handle in self._before.items():
+            if not self._awaits.get(module):
+                handle.remove()
 
 
 def _compiled(module: torch.nn.Module) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 import numpy as np
 import torch
 
-from kvstore import factory, saving
+from kvstore import algorithms, factory, saving
 from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter
 from kvstore.engine._mxnet import mx
@@ -19,6 +19,7 @@ from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
+from kvstore.torch import ring
 from kvstore.torch.lanes import TensorLane, Trained
 from kvstore.wire.interfaces import AsynchronousServers, Transport
 
@@ -32,8 +33,16 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "f
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> "TorchStore":
     """Make a store for `odsgd.torch.Optimizer`; arguments as those of `kvstore.create`.
 
+    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
+    if transport in (None, "ring") and name != "local" and ring.there():
+        method = algorithms.find(name)
+        if "ring" not in method.transports:
+            able = ", ".join(one for one, other in algorithms.METHODS.items() if "ring" in other.transports)
+            raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected "
+                              f"one of {able}, or a job of `odsgd launch`")
+        transport = ring.GroupRing(options.get("timeout_s", control.DEFAULT_TIMEOUT_S))
     return TorchStore(*factory.checked(name, transport, options))
 
 
