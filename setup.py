@@ -16,6 +16,7 @@ REQUIRES = [
     "scipy>=1.5",  # Student's t
     "PyYAML>=5.4",
     "tqdm>=4.60",
+    "cloudpickle>=2.0",  # functions of a script on their way to the workers of odsgd.launch
     "setuptools>=65; python_version >= '3.12'",  # MXNet and GluonCV import distutils, gone from Python 3.12
 ]
 
@@ -36,6 +37,8 @@ PLOT = ["matplotlib>=3.3"]
 # The first with Tensor.register_post_accumulate_grad_hook. Up to 2.2 it is compiled for NumPy 1, later for both.
 TORCH = ["torch>=2.1"]
 
+BOARD = ["tensorboardX>=2.6.2,<3"]  # the first without an upper bound on protobuf; has releases for every Python here
+
 # A later ruff may know rules that this code has never met; the others' releases differ from Python to Python.
 CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML", "types-tqdm"]
 
@@ -53,7 +56,8 @@ setup(
         "mpi": MPI,
         "plot": PLOT,
         "torch": TORCH,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT],
+        "board": BOARD,
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
         "check": CHECK,
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},

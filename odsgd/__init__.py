@@ -9,7 +9,7 @@ import sys
 
 from odsgd.launch import early
 
-if early.is_launcher():
+if early.command() == "launch":
     early.heed()
 
 import kvstore
@@ -18,15 +18,17 @@ from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.gluon import by_name
 from kvstore.job import control
 
+control.lean = control.lean or early.command() == "train"
+
 __version__ = VERSION
 
 if importlib.util.find_spec("mxnet") is None:
     from kvstore.engine import _mxnet  # noqa: F401  says what to install
 
 if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not control.serving:
-    from kvstore.server import server
+    from kvstore.server import roles
 
-    sys.exit(server.main())
+    sys.exit(roles.main())
 
 if os.environ.get("DMLC_ROLE") == "worker" or "mxnet" in sys.modules:
     kvstore.register()  # mx.kv.create("odsgd")

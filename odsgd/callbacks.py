@@ -1,4 +1,4 @@
-"""The global weights, evaluated and saved from MXNet's own loops: Gluon's Estimator, and Module.
+"""For MXNet's own loops, Gluon's Estimator and Module: global weights, evaluated and saved; and TensorBoard.
 
 What a script holds while it trains are a worker's own weights: OD-SGD's are a local step ahead, an asynchronous
 worker's are as old as its last answer. At the end of an epoch these two take the weights that all workers share:
@@ -6,7 +6,8 @@ worker's are as old as its last answer. At the end of an epoch these two take th
     estimator.fit(train_data, epochs=9, event_handlers=[callbacks.Shared("runs/net", val_data=test_data)])
     module.fit(train_data, kvstore="odsgd", epoch_end_callback=callbacks.do_checkpoint(module, "runs/net"))
 
-All workers have them, with the same arguments: the global weights are collective. Worker 0 writes.
+All workers have them, with the same arguments: the global weights are collective. Worker 0 writes. An Estimator's
+metrics go to TensorBoard by `OnBoard()`, another of its event handlers.
 """
 from __future__ import annotations
 
@@ -20,6 +21,7 @@ import numpy as np
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.gluon.store import Store
+from odsgd import board
 
 events = importlib.import_module("mxnet.gluon.contrib.estimator")  # mx.gluon.contrib has it only after that
 
@@ -49,6 +51,32 @@ class Shared(events.TrainBegin, events.EpochEnd):  # type: ignore[name-defined]
             if self._prefix is not None and store.rank == 0:
                 _make_folder(self._prefix)
                 of.net.save_parameters(f"{self._prefix}-{self._epoch:04d}.params")
+
+
+class OnBoard(events.TrainBegin, events.BatchEnd, events.EpochEnd):  # type: ignore[name-defined]
+    """For an Estimator: its training metrics every `interval` iterations, and those of its evaluation every epoch, go
+    to TensorBoard (`odsgd.board`). Numbers are this worker's.
+    """
+
+    def __init__(self, interval: int = 50) -> None:
+        self._interval, self._iteration = interval, 0
+
+    def train_begin(self, of: Any, *_: Any, **__: Any) -> None:
+        self._iteration = 0
+
+    def batch_end(self, of: Any, *_: Any, **__: Any) -> None:
+        self._iteration += 1
+        if self._iteration % self._interval == 0:
+            board.log(self._iteration, _numbers("train", of.train_metrics), **{"rates/lr": of.trainer.learning_rate})
+
+    def epoch_end(self, of: Any, *_: Any, **__: Any) -> None:
+        board.log(self._iteration, _numbers("test", of.val_metrics))
+
+
+def _numbers(kind: str, metrics: Any) -> Dict[str, float]:
+    """Those that have been measured, by the last word of their names."""
+    found = {f"{kind}/{name.split()[-1]}": value for name, value in (metric.get() for metric in metrics)}
+    return {name: value for name, value in found.items() if value == value}
 
 
 def do_checkpoint(module: Any, prefix: str, period: int = 1) -> Callable[..., None]:

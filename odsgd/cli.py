@@ -16,7 +16,8 @@ from odsgd.config import flags
 COMMANDS = {
     "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
     "launch": ("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
-    "report": ("odsgd.lab.report", "a table of finished runs"),
+    "watch": ("odsgd.launch.watch", "how a running job stands, process by process"),
+    "report": ("odsgd.lab.report.cli", "a table of finished runs, and a page with pictures"),
     "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),

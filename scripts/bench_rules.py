@@ -48,7 +48,7 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
     role = os.environ["DMLC_ROLE"]
     from kvstore.engine._mxnet import mx  # without entering MXNet's own server loop
     from kvstore.job import control
-    from kvstore.server import server
+    from kvstore.server import roles, server
     from kvstore.wire.messages import HEADER
     taken: Dict[int, List[float]] = {}
     size = floats if way == STOCK else floats + HEADER
@@ -69,7 +69,7 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
         end = server.Server._end  # does not return
         server.Server._end = staticmethod(lambda: (save(), end()))
         control.serving = True
-        server.main()
+        roles.main()
 
 
 def timed(updater: Callable[..., None], size: int, taken: Dict[int, List[float]]) -> Callable[..., None]:

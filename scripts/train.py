@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from odsgd.cli import main
-
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.argv[:1] = ["odsgd", "train"]  # what this process is, before the first import
+    from odsgd.cli import main
+    sys.exit(main())

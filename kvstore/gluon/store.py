@@ -23,6 +23,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
 from kvstore.gluon.lanes import Keyed, Lane
+from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.session import Session
@@ -59,6 +60,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved_servers: Optional[Saved] = None
         self._shows_shared = False  # the parameters hold the global weights
         self._closed = False
+        self._waits = Waits()
 
     def __repr__(self) -> str:
         return f"<kvstore {self.type}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
@@ -255,6 +257,7 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         begun.add(self)
+        control.pulse.more["waited_s"] = self._waits.told
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived."""
@@ -308,6 +311,11 @@ class Store(mx.kvstore.KVStoreBase):
                               "every gradient is known")
         counted = wire.statistics()
         return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this worker's devices have waited for weights so far, by a sample of the iterations."""
+        return self._waits.seconds
 
     def memory(self) -> Dict[str, int]:
         """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers, nothing of Gluon's."""
@@ -441,9 +449,10 @@ class Store(mx.kvstore.KVStoreBase):
         step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
-        for lane in self._lanes:
-            grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
-            lane.show(self.session.iterate(lane.bucket, grad, step))
+        with self._waits.around(self._keyed[key] for key in self._lanes_of):
+            for lane in self._lanes:
+                grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
+                lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:

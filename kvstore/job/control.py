@@ -24,6 +24,7 @@ from kvstore.job.pulse import Pulse
 DEFAULT_TIMEOUT_S = 600.0
 
 serving = False  # this process is a server or scheduler already, whatever it may import from here on
+lean = False  # no script of a user's runs in this process, so MXNet is imported without what only scripts ask for
 
 
 # -- reports to the launcher ------------------------------------------------------------------------------

@@ -31,6 +31,10 @@ class Pulse:
         """What moves on while `at` stands: batches of an evaluation."""
         self.activity = ""
         """`training`, `evaluation`, `checkpoint`, `serving`; empty: nothing that must move on."""
+        self.nbytes = 0
+        """Sent to other processes of the job, in messages of their data."""
+        self.more: Dict[str, Callable[[], Any]] = {}
+        """What else a beat tells, by name: functions that only look."""
         self._tell, self._waiting = tell, waiting
         self._thread: Optional[threading.Thread] = None
 
@@ -60,7 +64,8 @@ class Pulse:
         """One beat. Serving is not waiting, whatever a server waits for otherwise."""
         waits_s = None if self.activity == "serving" else self._waiting()
         return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
-                "waits_s": None if waits_s is None else round(waits_s, 1)}
+                "waits_s": None if waits_s is None else round(waits_s, 1), "nbytes": self.nbytes,
+                **{name: look() for name, look in list(self.more.items())}}
 
     def _beat(self) -> None:
         while True:

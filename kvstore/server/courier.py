@@ -44,6 +44,7 @@ class Courier:
 
     def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
         """Queue a message; `message` stays as it is until the answer is there, or the next push after this answer."""
+        control.pulse.nbytes += message.nbytes
         self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
 
     def _guarded(self, work: Callable[[], None]) -> None:

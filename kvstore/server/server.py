@@ -1,7 +1,7 @@
-"""The server and scheduler roles: ``python -m kvstore.server`` with DMLC_ROLE set, or any script that imports odsgd.
+"""The server role (`roles` has the way into it).
 
 MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
-every exception of an update. So the roles are entered here, with a controller that acts on signed commands only
+every exception of an update. So the role is entered here, with a controller that acts on signed commands only
 (`control`) and an updater whose exceptions end the process.
 
 The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
@@ -10,11 +10,11 @@ there, and answers.
 import contextlib
 import ctypes
 import os
-import sys
 import threading
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import control, software
@@ -107,6 +107,7 @@ class Server:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers, control.trusted())
+        control.pulse.more["stale"] = self._shard.stale
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._everyone = set(range(num_workers))
@@ -152,6 +153,9 @@ class Server:
             self._mailbox = stored
         else:
             self._update_bucket(key, pushed, stored)
+            if self._hub is None:  # whose couriers count
+                control.pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                    len(self._everyone) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if self._synchronous:
@@ -187,26 +191,9 @@ def _keep_memory() -> None:
         mallopt(parameter, value)
 
 
-def main() -> int:
-    """Be what DMLC_ROLE says, until the job is over."""
-    role = os.environ.get("DMLC_ROLE")
-    if role not in ("server", "scheduler"):
-        print(f"kvstore.server.server: DMLC_ROLE is {role!r}, expected `server` or `scheduler`; "
-              "it is started by `odsgd launch`", file=sys.stderr)
-        return 64
-    if role == "server" and not control.trusted():
-        print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
-              "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
-    control.serving = True
+def serve() -> None:
+    """Be a server, until the job is over."""
     _keep_memory()
     control.report("connecting")
-    if role == "scheduler":
-        control.report("joined")
-    else:
-        control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
-    os.umask(0o077)  # its socket, where it is a file, is this user's alone
-    store = mx.kvstore.create("dist_async")
-    Server(store).run()
-    control.report("done")
-    return 0
-
+    control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    Server(mx.kvstore.create("dist_async")).run()

@@ -6,7 +6,7 @@ in number. Commands come from workers, through `control.Verifier` where there is
 import base64
 import io
 import json
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from kvstore.wire.finite import Names
 from kvstore.wire.interfaces import State
 from kvstore.wire.messages import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
 from kvstore.wire.saved import array_text, below, by_bucket, npz, text_array, un_npz
+
+MOST_TOLD = 64
+"""Workers that a beat has room for."""
 
 
 class Entry:
@@ -97,6 +100,7 @@ class Shard:
         self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
         self._entries: Dict[int, Entry] = {}
         self._incoming = io.BytesIO()  # a saved state on its way in
+        self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
         self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "import": self._import}
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
@@ -116,9 +120,24 @@ class Shard:
         pushed.wait_to_read()
         version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
         if mark != FETCH:
-            entry.receive(Header(int(version), lr_high + lr_low, int(mark) - entry.marks), pushed, stored)
+            header = Header(int(version), lr_high + lr_low, int(mark) - entry.marks)
+            if entry.modulus == ASYNC_MODULUS:
+                self._count(header, (entry.rule.version - header.version) % entry.modulus)
+            entry.receive(header, pushed, stored)
         # The update writes the weights before it; what sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
+
+    def _count(self, header: Header, tau: int) -> None:
+        pushes, taus = self._stale.get(header.worker_rank, (0, 0))
+        self._stale[header.worker_rank] = pushes + 1, taus + tau
+
+    def stale(self) -> List[Tuple[int, int, int]]:
+        """Of an asynchronous job that this server has seen: workers with their pushes, and the sum of their staleness.
+
+        May be asked for on any thread. Of a large job it is left out, since a beat is a short message.
+        """
+        counted = list(self._stale.items())
+        return [(rank, pushes, taus) for rank, (pushes, taus) in counted] if len(counted) <= MOST_TOLD else []
 
     # -- commands --------------------------------------------------------------------------------------------
 

@@ -419,6 +419,7 @@ class ParameterServer(Wired):
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
         if self._outbox is None:
+            control.pulse.nbytes += send.nbytes
             self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
         else:
             self._outbox.send(bucket, send)

@@ -289,6 +289,7 @@ class Rounds:
             round_.over()
             return
         outgoing, incoming = pair
+        control.pulse.nbytes += outgoing.nbytes
         tag = round_.number % 32768
         round_.left -= 1
         # The last message is only over when it has been received, and all before it have then, too.

@@ -154,6 +154,7 @@ class TrainConfig:
     emulate_compute: Optional[Compute] = _run(
         None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
         "layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
+    board: bool = _run(False, FLAG, "write TensorBoard's event files into the folder of the run", result=False)
     trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
                                 "shows", result=False)
 

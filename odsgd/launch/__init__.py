@@ -14,7 +14,25 @@
     restarts.py   decides, without any I/O, whether a job that has failed is started again
     early.py      signals before there is a job
     supervise.py  the loop between agents, judge and console
-    console.py    every line with the name of its process in front
+    console.py    every line with the name of its process in front, and at the bottom how far the job is
+    overview.py   how far it is, and how each process stands, without any I/O
+    notice.py     the file that says so; watch.py: `odsgd watch`, which reads it
+    function.py   a job whose workers call a Python function: ``odsgd.launch(function, num_workers=2)``
 
 addresses.py and linux.py ask the operating system. Nothing here imports MXNet.
 """
+import sys
+import types
+from typing import Any, List
+
+
+class _Launch(types.ModuleType):
+    """This module, which can be called."""
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> List[Any]:
+        """See `function.call`."""
+        from odsgd.launch import function
+        return function.call(*arguments, **keywords)
+
+
+sys.modules[__name__].__class__ = _Launch

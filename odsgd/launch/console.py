@@ -12,33 +12,49 @@ CLEAR_LINE = "\r\x1b[K"
 class Console:
     """Writes to two streams that may be the same terminal.
 
-    A progress bar is worker 0's alone: those of several processes would overwrite each other. It is shown on a
-    terminal only, always at the bottom: a line that comes meanwhile is printed above it. Without a terminal a bar's
-    last state, the one that ends with a newline, is a line like any other.
+    At the bottom stands how far the job is (`stand`), or a progress bar that worker 0 draws itself: those of several
+    processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed above
+    it. Without a terminal a bar's last state, the one that ends with a newline, is a line like any other.
     """
 
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
         self.streams: Dict[str, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
         self.bar = ""
+        self.live = False
+        """The bar is the job's own line, not one that worker 0 draws."""
+        self.drawn = False
+        """Worker 0 draws one."""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
     def line(self, process: str, text: str, stream: str) -> None:
         """A line of a process."""
-        if process == BAR_OF:
-            self._hide_bar()
-            self.bar = ""
+        if process == BAR_OF and not self.live:
+            self._drop_bar()
         self._print(self._prefix(process, stream) + text, stream)
 
     def progress(self, process: str, text: str) -> None:
         """A new state of a process's progress bar."""
         if process == BAR_OF and self.on_terminal["stderr"]:
+            self.drawn, self.live = True, False
             self.bar = self._prefix(process, "stderr") + text
             self._show_bar()
 
+    def stand(self, text: str) -> None:
+        """How far the job is; empty: nothing is known any more. A script that draws a bar itself has the precedence."""
+        if self.on_terminal["stderr"] and not self.drawn:
+            self._drop_bar()
+            self.live, self.bar = bool(text), text
+            self._show_bar()
+
+    @property
+    def columns(self) -> int:
+        """The width that a line at the bottom may have."""
+        return _columns(self.streams["stderr"]) - 1
+
     def say(self, text: str) -> None:
         """A message of the launcher itself."""
-        self._hide_bar()
-        self.bar = ""
+        if not self.live:
+            self._drop_bar()
         for line in text.splitlines():
             self._print(f"odsgd launch: {line}" if not line.startswith(" ") else line, "stderr")
 
@@ -47,6 +63,10 @@ class Console:
         self._write(text + "\n", stream)
         self._show_bar()
 
+    def _drop_bar(self) -> None:
+        self._hide_bar()
+        self.bar, self.live = "", False
+
     def _hide_bar(self) -> None:
         if self.bar:
             self._write(CLEAR_LINE, "stderr")
@@ -54,7 +74,7 @@ class Console:
     def _show_bar(self) -> None:
         if self.bar:
             # Cut to the window: a line that wraps could not be redrawn.
-            self._write(CLEAR_LINE + _cut(self.bar, _columns(self.streams["stderr"]) - 1), "stderr")
+            self._write(CLEAR_LINE + _cut(self.bar, self.columns), "stderr")
 
     def _prefix(self, process: str, stream: str) -> str:
         if not self.on_terminal[stream] or os.environ.get("NO_COLOR"):

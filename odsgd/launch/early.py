@@ -11,9 +11,10 @@ from typing import Callable, Iterator
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def is_launcher() -> bool:
-    """Whether this process runs ``odsgd launch``; by its command line, which is all that is known at its start."""
-    return os.path.basename(sys.argv[0]) in ("odsgd", "-m") and sys.argv[1:2] == ["launch"]
+def command() -> str:
+    """The command of odsgd that this process runs, by its command line, all that is known at its start; or empty."""
+    ours = os.path.basename(sys.argv[0]) in ("odsgd", "-m")
+    return sys.argv[1] if ours and len(sys.argv) > 1 else ""
 
 
 def heed(end: Callable[[int], object] = os._exit) -> None:

@@ -281,6 +281,16 @@ class Judge:
             return self._farewell(now)
         return self._desertion(now) or self._lateness(now)
 
+    def coming(self, seconds: float) -> str:
+        """What the job is waiting for after so many seconds, until it is up; then it is empty."""
+        waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
+        late = [member for member in waited_for if member.missing] or waited_for
+        if self.up or not late or not any(worker in waited_for for worker in self.workers):
+            return ""
+        first = late[0]
+        rest = f", and for {len(late) - 1} more" if len(late) > 1 else ""
+        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host} ({first.standing}){rest}"
+
     def take_lost(self) -> List[Lost]:
         """The workers lost since the last call; the job goes on without them."""
         lost, self.lost = self.lost, []

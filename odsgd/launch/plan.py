@@ -37,8 +37,8 @@ FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, 
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_VERSIONS", "PMI_PORT", "PMI_ID",
-    "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_VERSIONS", "PMI_PORT",
+    "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -68,6 +68,7 @@ class Job:
     max_restarts: int = 0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
+    live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
 
 
@@ -233,6 +234,8 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
     env.update(DMLC_PS_ROOT_URI=root[0], DMLC_PS_ROOT_PORT=str(root[1]), DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
+    if job.live:
+        env["ODSGD_LIVE"] = "1"
     if job.launcher == "local":
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)

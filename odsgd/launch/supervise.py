@@ -1,10 +1,12 @@
 """The loop between the agents, the judge that decides, and the console. One thread; everything is an event."""
 import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import os
 import selectors
+import shlex
 import signal
 import subprocess
 import time
@@ -18,6 +20,8 @@ from odsgd.launch.console import Console
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import Mpirun
+from odsgd.launch.notice import Notice
+from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
 from odsgd.launch.restarts import Attempt, decide
@@ -25,6 +29,11 @@ from odsgd.launch.restarts import Attempt, decide
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
+STAND_EVERY_S = 1.0
+"""Between two looks at how far the job is."""
+COMING_S, COMING_SAID_S = 2.0, 10.0
+"""How long it may be coming up without a word: on a terminal, and where lines stay. There the next word comes after as
+long again."""
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
@@ -34,6 +43,7 @@ HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 def run(job: Job, console: Optional[Console] = None) -> int:
     """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
     console = console or Console()
+    job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
     root = root_uri(job)
     warning = exposure(root)
@@ -84,6 +94,10 @@ class Supervisor:
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
                            job.on_worker_loss, job.hang_timeout_s)
+        self.overview = Overview({member.name: member.host for member in members})
+        self.notice = Notice()
+        self.stood_at = self.began_at = time.monotonic()
+        self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
         self.ending = False
@@ -103,6 +117,7 @@ class Supervisor:
             except BrokenPipeError:  # our output is not read any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
+                self.notice.remove()
                 self._close()
         self._announce(verdict)
         return verdict.exit_code
@@ -128,7 +143,28 @@ class Supervisor:
                 self._tell({"do": "lost", "workers": lost.ranks})
                 self.console.say(lost.message)
             if verdict:
+                self.console.stand("")
                 return verdict
+            self._stand(time.monotonic())
+
+    def _stand(self, now: float) -> None:
+        """Show how the job stands, on the terminal and to those who watch it."""
+        if now - self.stood_at < STAND_EVERY_S:
+            return
+        self.stood_at = now
+        line = self.overview.line(now, self.console.columns) or self._coming(now)
+        self.console.stand(line)
+        self.notice.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
+                           "line": line, "out": self.overview.out(), "rows": self.overview.table()})
+
+    def _coming(self, now: float) -> str:
+        """What is waited for before the first iteration; where there is no terminal to show it on, it is said."""
+        coming_s = now - self.began_at
+        text = self.judge.coming(coming_s) if coming_s > COMING_S else ""
+        if text and not self.console.on_terminal["stderr"] and coming_s > self.say_at_s and self.judge.asked_at:
+            self.say_at_s = 2 * coming_s
+            self.console.say(f"warning: {text}")
+        return text
 
     # Opening
 
@@ -196,6 +232,7 @@ class Supervisor:
             self._greeted(outpost, message["host"])
         elif event == "beats":
             self.judge.vigil.beats(message["beats"], now)
+            self.overview.beats(message["beats"], now)
         elif name in self.judge.members:
             self._act_on(name, message, now)
         elif event == "ended":
@@ -218,6 +255,7 @@ class Supervisor:
             self.judge.reported(name, message["report"], now)
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
+            self.overview.ended(name)
 
     def _show(self, name: str, message: Message) -> None:
         if message["progress"]:
@@ -233,6 +271,7 @@ class Supervisor:
             for process in outpost.processes:
                 self.judge.members[process.name].host = host
                 self.judge.vigil.placed(process.name, host)
+                self.overview.placed(process.name, host)
 
     def _lost_outpost(self, outpost: Outpost) -> None:
         why = "its agent has gone"

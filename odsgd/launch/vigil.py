@@ -58,10 +58,10 @@ class _Signs:
     warned: str = ""  # what it does again when it is well
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
-        self.silent_s = _number(beat.get("silent_s")) or 0.0
+        self.silent_s = number(beat.get("silent_s")) or 0.0
         self.state = str(beat.get("state") or "")[:1]
-        waited, self.waits_s = self.waits_s is not None, _number(beat.get("waits_s"))
-        at, part, self.moves = (int(_number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
+        waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
+        at, part, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
         activity = str(beat.get("activity") or "")[:20]
         if (at, part, activity) != (self.at, self.part, self.activity):
             if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:
@@ -265,7 +265,7 @@ def _iterations(counts: Sequence[int]) -> str:
     return f"iteration {least}" if least == most else f"iterations {least} to {most}"
 
 
-def _number(value: object) -> Optional[float]:
+def number(value: object) -> Optional[float]:
     """A finite number of a beat; anything else is none."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15:
         return float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import importlib.util
 import math
 import struct
 import zlib
@@ -52,13 +53,14 @@ def digits() -> Arrays:
 
     The split is fixed: after one shuffle, examples are sorted by class, and every fifth is a test example.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ModuleNotFoundError:
+    # Its file is read here, since importing scikit-learn takes longer than the rest of a worker's start.
+    package = importlib.util.find_spec("sklearn")
+    if package is None or not package.submodule_search_locations:
         raise ConfigError("dataset `digits` comes with scikit-learn, which is not installed: "
-                          "pip install scikit-learn") from None
-    bunch = load_digits()
-    images, labels = bunch.images.astype(np.uint8)[:, None], bunch.target.astype(np.float32)
+                          "pip install scikit-learn")
+    with gzip.open(Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",")  # 64 pixels and the class
+    images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.float32)
     shuffled = np.random.RandomState(0).permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     test, train = by_class[::DIGITS_TEST], np.delete(by_class, np.s_[::DIGITS_TEST])

@@ -16,11 +16,19 @@ import numpy as np
 from kvstore.engine._mxnet import mx
 from kvstore.job import control
 from odsgd import __version__
+from odsgd.board import Board
 from odsgd.config.train import TrainConfig
 from odsgd.training.metrics import MetricsFile
 from odsgd.training.progress import Progress
 
 STALENESS = "staleness.json"
+
+LIVE = {"lr": "rates/lr", "lr_local": "rates/lr_local", "samples_per_s": "speed/samples_per_s",
+        "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms", "staleness_mean": "staleness/mean",
+        "updates_per_s": "staleness/updates_per_s", "virtual_samples_per_s": "speed/virtual_samples_per_s",
+        "virtual_iteration_ms": "speed/virtual_iteration_ms"}
+"""Numbers of an interval by their names on the board, beside loss and accuracy."""
+ON_BOARD = {**LIVE, "test_loss": "test/loss", "test_accuracy": "test/accuracy"}
 
 UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
@@ -30,9 +38,10 @@ class Journal(Progress):
     """The lines and the files of a run, which begins with `iteration` of `total`; of a silent worker, neither."""
 
     def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:
-        super().__init__(total, iteration, silent)
+        super().__init__(total, iteration, silent, config.epochs, str(config.out))
         self._config, self._iteration, self._began = config, iteration, time.perf_counter()
         self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
+        self._board: Optional[Board] = None
         if not silent:
             self._open(append=config.resume or control.restarts() > 0)
 
@@ -40,6 +49,7 @@ class Journal(Progress):
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "config.yaml").write_text(self._config.to_yaml(), encoding="utf-8")
         self._file = MetricsFile(self._folder, append)
+        self._board = Board(self._folder) if self._config.board else None
 
     def take_over(self, worker_rank: int) -> None:
         """Speak from here on, in the place of a worker that is lost."""
@@ -78,10 +88,17 @@ class Journal(Progress):
 
     def interval(self, record: Dict[str, Any]) -> None:
         self._write("interval", record)
+        self._show_on_board(record, "train")
         super().interval(record)
+
+    def arrived(self, iteration: int, counts: Dict[int, int]) -> None:
+        """Gradients by their staleness, since the last call."""
+        if self._board is not None:
+            self._board.add_counts(iteration, "staleness/gradients", counts)
 
     def epoch(self, record: Dict[str, Any], epochs: int) -> None:
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
+        self._show_on_board(record, "epoch")
         super().epoch(record, epochs)
 
     def staleness(self, record: Dict[str, Any]) -> None:
@@ -103,6 +120,15 @@ class Journal(Progress):
         super().close()
         if self._file is not None:
             self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def _show_on_board(self, record: Dict[str, Any], kind: str) -> None:
+        """`kind`: what its training loss and accuracy are of."""
+        if self._board is not None:
+            names = {**ON_BOARD, "train_loss": f"{kind}/loss", "train_accuracy": f"{kind}/accuracy"}
+            self._board.add(record["iteration"], {names[key]: value for key, value in record.items()
+                                                  if key in names and (kind == "train" or key not in LIVE)})
 
     def _write(self, event: str, fields: Dict[str, Any]) -> None:
         if self._file is not None:

@@ -57,6 +57,7 @@ class Lap:
     iteration: int
     clock_s: float
     virtual_s: Optional[float]
+    waited_s: float = 0.0
     sums: Sums = dataclasses.field(default_factory=Sums)
 
 

@@ -1,19 +1,48 @@
-"""What a user sees of a run: a bar on a terminal, plain lines in a log. One worker speaks, the others do not."""
+"""What a user sees of a run: one line on a terminal that is redrawn, plain lines in a log. One worker speaks, the
+others do not.
+
+In a job the terminal is the launcher's. It draws the line by the beats of this process (`odsgd.launch.overview`), and
+says by ODSGD_LIVE that it does.
+"""
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Dict, Optional
 
 from tqdm import tqdm
 
+from kvstore.job import control
+
 
 class Progress:
-    """Lines on standard output; on a terminal also a bar over the iterations."""
+    """Lines on standard output; on a terminal also a bar over the iterations.
 
-    def __init__(self, total: int, done: int, silent: bool) -> None:
-        self._total, self.silent = total, silent
+    `out`: where the run lies, for those who ask the launcher for it.
+    """
+
+    def __init__(self, total: int, done: int, silent: bool, epochs: int = 0, out: str = "") -> None:
+        self._total, self._epochs, self._out, self.silent = total, epochs, os.path.abspath(out), silent
+        self._live = control.launched() and bool(os.environ.get("ODSGD_LIVE"))
         bar = not silent and sys.stderr.isatty()
         self._bar: Optional[Any] = tqdm(total=total, initial=done, unit="it", dynamic_ncols=True) if bar else None
+        self._show({})
+
+    def _show(self, record: Dict[str, Any]) -> None:
+        """On the line that is redrawn: the epoch, and numbers of the last iterations."""
+        if self.silent:
+            return
+        head = tail = ""
+        if record:
+            head = f"epoch {record['epoch']}/{self._epochs}"
+            tail = f"{learned(record, 'loss {:.4f}, {:.2%}')}, {record['samples_per_s']:.0f} samples/s"
+        if "staleness_mean" in record:
+            tail += f", staleness {record['staleness_mean']:.2f}"
+        if self._bar is not None:
+            self._bar.set_description_str(head, refresh=False)
+            self._bar.set_postfix_str(tail)
+        told = {"total": self._total, "head": head, "tail": tail, "out": self._out}
+        control.pulse.more["run"] = lambda: told
 
     def say(self, line: str) -> None:
         """One line (or several)."""
@@ -29,9 +58,8 @@ class Progress:
 
     def interval(self, record: Dict[str, Any]) -> None:
         """Numbers of the last iterations: into the bar, or as a line."""
-        if self._bar is not None:
-            self._bar.set_postfix_str(learned(record, "loss {:.4f}, {:.2%}") + stale(record))
-        else:
+        self._show(record)
+        if self._bar is None and not self._live:
             self.say(f"iteration {record['iteration']}/{self._total}: {measured(record)}")
 
     def epoch(self, record: Dict[str, Any], epochs: int) -> None:

@@ -24,10 +24,15 @@ class Gauge:
     def __init__(self, store: Store, clock: Union[Clock, VirtualClock]) -> None:
         self._store, self._clock = store, clock
         self._first = self._last = self._read()
+        self.arrived: Dict[int, int] = {}
+        """Gradients by their staleness, between the last two calls of `interval`."""
 
     def interval(self) -> Dict[str, float]:
         """Mean staleness of the gradients that arrived since the last call, and updates of the weights per second."""
         before, self._last = self._last, self._read()
+        earlier = before.counted.histogram
+        self.arrived = {tau: count - earlier.get(tau, 0) for tau, count in self._last.counted.histogram.items()
+                        if count > earlier.get(tau, 0)}
         return {"staleness_mean": self._last.mean_since(before), "updates_per_s": self._last.speed_since(before)}
 
     def result(self) -> Dict[str, Any]:

@@ -252,7 +252,7 @@ class Training:
 
     def _lap(self) -> Lap:
         """Count from here on."""
-        return Lap(self.store.iteration, self.clock.read(), self.virtual.read())
+        return Lap(self.store.iteration, self.clock.read(), self.virtual.read(), self.store.waited_s)
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -276,6 +276,8 @@ class Training:
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
             live = {} if self.gauge is None else self.gauge.interval()
             self.journal.interval({**self._record(self.interval), **live})
+            if self.gauge is not None:
+                self.journal.arrived(self.store.iteration, self.gauge.arrived)
             self.interval = self._lap()
 
     def _record(self, lap: Lap) -> Dict[str, Any]:
@@ -290,7 +292,8 @@ class Training:
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local,
-                **self._virtual_record(lap, iterations)}
+                **(self._virtual_record(lap, iterations) if self.config.cluster is not None else
+                   {"waiting_ms": 1000 * (self.store.waited_s - lap.waited_s) / iterations})}
 
     def _virtual_record(self, lap: Lap, iterations: int) -> Dict[str, float]:
         """The same numbers in virtual time, where there is one."""

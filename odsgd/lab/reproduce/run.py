@@ -25,7 +25,7 @@ from kvstore.errors import ConfigError
 from odsgd.config.train import DATASETS, TrainConfig
 from odsgd.lab.command import cpu, output
 from odsgd.lab.processes import GRACE_S
-from odsgd.lab.report import METRICS, events_of
+from odsgd.lab.report.runs import METRICS, events_of
 from odsgd.lab.reproduce import results
 from odsgd.lab.reproduce.declarations import Trial
 from odsgd.lab.reproduce.results import COLUMNS, Result

@@ -105,7 +105,7 @@ def test_strangers_are_not_imported_without_a_secret() -> None:
         optimizers.build({"class": "subprocess:Popen", "settings": {}}, trusted=False)
 
 
-@pytest.mark.parametrize("name", ["kvstore.server.server:Server", "kvstore.server.server:main",
+@pytest.mark.parametrize("name", ["kvstore.server.server:Server", "kvstore.server.roles:main",
                                   "mxnet.optimizer:nothing"])
 def test_only_optimizers_are_built(name: str) -> None:
     with pytest.raises(ConfigError, match="is not an optimizer; expected a subclass"):

@@ -3,13 +3,18 @@ from __future__ import annotations
 import doctest
 import json
 import math
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any, Dict, List
 
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.lab import report
+from odsgd.lab.report import page, runs
+from odsgd.lab.report.breakdown import breakdown_of
+from odsgd.lab.report.cli import main
 
 
 def write_run(folder: Path, events: List[Dict[str, Any]]) -> Path:
@@ -24,19 +29,19 @@ def epoch(number: int, accuracy: float, samples_per_s: float, seconds: float) ->
 
 
 def test_the_example_in_the_docstring_is_what_it_prints() -> None:
-    assert doctest.testmod(report).failed == 0
+    assert doctest.testmod(runs).failed == 0
 
 
 def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path) -> None:
     run = write_run(tmp_path / "odsgd", [
         epoch(0, 0.5, 100, 3.0), {"event": "interval", "loss": 1.0}, epoch(1, 0.7, 900, 1.0), epoch(2, 0.9, 300, 1.5)])
-    outcome = report.read_run(run)
+    outcome = runs.read_run(run)
     assert outcome[:5] == ("odsgd", 3, 0.9, 300.0, 5.5) and outcome.staleness is None
 
 
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
-    assert report.table([report.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
+    assert runs.table([runs.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]
 
 
 def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated(tmp_path: Path) -> None:
@@ -44,38 +49,38 @@ def test_accuracy_is_averaged_over_the_last_five_epochs_where_all_were_evaluated
     epochs = [epoch(number, accuracy, 100, 1.0) for number, accuracy in enumerate(accuracies)]
     again = [epochs[5], {**epochs[5], "test_accuracy": 0.75}]  # resumed: the later counts
     run = write_run(tmp_path / "run", [*epochs[:5], *again])
-    assert report.read_run(run).last_five == 2.75 / 5
-    assert report.table([report.read_run(run)]).splitlines()[1].split()[2:6] == ["75.00", "%", "55.00", "%"]
-    few = report.read_run(write_run(tmp_path / "few", epochs[:4]))
-    unknown = report.read_run(write_run(tmp_path / "unknown", [*epochs[:4], {**epochs[4], "test_accuracy": None}]))
+    assert runs.read_run(run).last_five == 2.75 / 5
+    assert runs.table([runs.read_run(run)]).splitlines()[1].split()[2:6] == ["75.00", "%", "55.00", "%"]
+    few = runs.read_run(write_run(tmp_path / "few", epochs[:4]))
+    unknown = runs.read_run(write_run(tmp_path / "unknown", [*epochs[:4], {**epochs[4], "test_accuracy": None}]))
     for outcome in (few, unknown):
-        assert math.isnan(outcome.last_five) and " -  " in report.table([outcome])
+        assert math.isnan(outcome.last_five) and " -  " in runs.table([outcome])
 
 
 def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0), epoch(1, 0.6, 100, 1.0), epoch(1, 0.7, 100, 2.0)])
-    assert report.read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
+    assert runs.read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
 
 
 def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0)])
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"event": "epo')
-    assert report.read_run(run).epochs == 1
+    assert runs.read_run(run).epochs == 1
 
 
 def test_staleness_has_columns_where_a_run_measured_it(tmp_path: Path) -> None:
     stale = {"event": "staleness", "staleness_mean": 2.951, "staleness_max": 7, "updates_per_s": 412.3}
-    runs = [write_run(tmp_path / "asgd", [epoch(1, 0.9, 100, 1.0), {**stale, "staleness_max": 4}, stale]),
-            write_run(tmp_path / "ssgd", [epoch(1, 0.9, 100, 1.0)])]
-    header, asgd, ssgd = report.table([report.read_run(run) for run in runs]).splitlines()
+    folders = [write_run(tmp_path / "asgd", [epoch(1, 0.9, 100, 1.0), {**stale, "staleness_max": 4}, stale]),
+               write_run(tmp_path / "ssgd", [epoch(1, 0.9, 100, 1.0)])]
+    header, asgd, ssgd = runs.table(list(map(runs.read_run, folders))).splitlines()
     assert header.endswith("seconds  staleness  max  updates/s")
     assert asgd.split()[-3:] == ["2.95", "7", "412"] and ssgd.split()[-3:] == ["-", "-", "-"]
 
 
 def test_a_missing_run_is_named_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        report.main([str(tmp_path / "nothing")])
+        main([str(tmp_path / "nothing")])
     assert str(error.value) == (
         f"{tmp_path}/nothing/metrics.jsonl: No such file or directory; expected the folder of a run (--out)")
 
@@ -83,18 +88,102 @@ def test_a_missing_run_is_named_with_what_was_expected(tmp_path: Path) -> None:
 def test_a_run_without_an_epoch_is_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "interval"}])
     with pytest.raises(ConfigError, match="no finished epoch"):
-        report.read_run(run)
+        runs.read_run(run)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--all"]])
 def test_bad_usage_is_told_with_where_to_read_on(arguments: List[str]) -> None:
     with pytest.raises(ConfigError, match="RUN; `odsgd report --help` says how"):
-        report.main(arguments)
+        main(arguments)
 
 
 def test_the_table_is_printed_and_help_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert report.main([str(write_run(tmp_path / "one", [epoch(0, 0.5, 100, 1.0)]))]) == 0
+    assert main([str(write_run(tmp_path / "one", [epoch(0, 0.5, 100, 1.0)]))]) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[0] == "one"
     with pytest.raises(SystemExit) as stop:
-        report.main(["--help"])
+        main(["--help"])
     assert stop.value.code == 0 and "usage: odsgd report" in capsys.readouterr().out
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+def bar(stage: str, start_ms: float, end_ms: float, **args: int) -> Dict[str, Any]:
+    return {"ph": "X", "name": stage, "cat": stage, "pid": 1, "tid": 0, "ts": 1000 * start_ms,
+            "dur": 1000 * (end_ms - start_ms), "args": args}
+
+
+def traced_run(folder: Path) -> Path:
+    """Two epochs of three iterations. In an iteration of 10 ms the device computes 6, and an exchange of 5 ms begins
+    beside the last 3 of them. An evaluation of 100 ms stands between the epochs.
+    """
+    begins_ms = [0, 10, 20, 130, 140, 150]
+    bars = [event for number, ms in enumerate(begins_ms) for event in (
+        bar("compute", ms, ms + 6, iteration=number), bar("exchange", ms + 3, ms + 8, bucket=0, bytes=4, round=number))]
+    about = {"ph": "M", "name": "odsgd", "pid": 1, "tid": 0, "args": {
+        "role": "worker", "rank": 0, "host": "here", "boot": "1", "job": "1", "wall_s": 0.0, "monotonic_s": 0.0}}
+    run = write_run(folder, [
+        {"event": "start", "iteration": 0, "batches_per_epoch": 3, "num_workers": 1, "host": "<here>",
+         "config": {"trace": str(folder / "trace"), "kvstore": "asgd", "lr": 0.1}},
+        *({"event": "interval", "iteration": at, "samples_per_s": 100 * at, "staleness_mean": 1.0} for at in (2, 4)),
+        {**epoch(1, 0.5, 100, 1.0), "iteration": 3}, {**epoch(2, 0.75, 100, 1.0), "iteration": 6},
+        {"event": "staleness", "staleness_mean": 1.0, "staleness_max": 2, "updates_per_s": 10.0,
+         "histogram": {"0": 1, "1": 4, "2": 1}}])
+    (run / "trace").mkdir()
+    (run / "trace" / "worker-0.json").write_text(json.dumps([about, *bars]))
+    return run
+
+
+def test_an_iteration_is_split_by_the_timeline_without_the_ends_of_epochs(tmp_path: Path) -> None:
+    breakdown = breakdown_of(runs.read_records(traced_run(tmp_path / "run")))
+    assert breakdown is not None
+    assert [round(ms, 6) for ms in (breakdown.iteration_ms, *breakdown.parts_ms.values())] == [10, 3, 3, 2, 2]
+
+
+def test_an_iteration_is_split_by_samples_where_there_is_no_timeline(tmp_path: Path) -> None:
+    epochs = [{**epoch(at, 0.9, 100, 1.0), "iteration_ms": 10.0 * at, "waiting_ms": 1.0 * at} for at in (1, 3, 2)]
+    breakdown = breakdown_of(runs.read_records(write_run(tmp_path / "sampled", epochs)))
+    assert breakdown == (20.0, {"not waiting": 18.0, "waiting": 2.0})
+    assert breakdown_of(runs.read_records(write_run(tmp_path / "neither", [epoch(1, 0.9, 100, 1.0)]))) is None
+
+
+def test_the_page_is_one_file_and_its_markdown_has_the_same_numbers(tmp_path: Path,
+                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(traced_run(tmp_path / "runs" / "asgd")),
+               str(write_run(tmp_path / "runs" / "s&gd", [{**epoch(1, 0.9, 100, 1.0), "iteration": 3}]))]
+    assert main(folders) == 0
+    named = capsys.readouterr().out.splitlines()[-1]
+    assert named == f"page: {tmp_path}/runs/report.html"
+    text = (tmp_path / "runs" / "report.html").read_text()
+    assert text.count('src="data:image/svg+xml;base64,') == 4 and not re.search(r'(src|href)="(?!data:)', text)
+    assert "<td>s&amp;gd</td>" in text and "<td>&lt;here&gt;</td>" in text
+    assert main([*folders, "-o", str(tmp_path / "pull" / "request.md")]) == 0
+    written = (tmp_path / "pull" / "request.md").read_text()
+    assert "| asgd | 10.00 | 3.00 | 3.00 | 2.00 | 2.00 |" in written
+    pictures = re.findall(r"!\[.*\]\((.*)\)", written)
+    assert len(pictures) == 4 and all((tmp_path / "pull" / name).stat().st_size > 5000 for name in pictures)
+
+
+def test_a_page_is_written_only_where_it_is_asked_for_and_by_a_known_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [epoch(1, 0.9, 100, 1.0)])
+    assert main([str(run), "--table"]) == 0 and [path.name for path in run.iterdir()] == ["metrics.jsonl"]
+    with pytest.raises(ConfigError, match=r"-o page.pdf: expected a name that ends in .html or .md"):
+        main([str(run), "-o", "page.pdf"])
+
+
+@pytest.mark.slow
+def test_a_browser_shows_the_page(tmp_path: Path) -> None:
+    """Its text is in the document, and the colours of its pictures are on the screen."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    path = tmp_path / "report.html"
+    path.write_text(page.html([runs.read_records(traced_run(tmp_path / "asgd"))]), encoding="utf-8")
+    shot = tmp_path / "shot.png"
+    done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                           f"--user-data-dir={tmp_path}/profile", "--window-size=1000,2600", f"--screenshot={shot}",
+                           path.as_uri()], capture_output=True, text=True, timeout=120)
+    assert shot.exists(), done.stderr
+    from matplotlib import image
+    pixels = (image.imread(str(shot))[..., :3] * 255).round().astype(int)
+    for colour in ((0x44, 0x77, 0xAA), (0xEE, 0x77, 0x33)):  # of the first run, and of what is exposed
+        assert (abs(pixels - colour).max(axis=-1) <= 2).sum() > 500

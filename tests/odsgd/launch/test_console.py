@@ -51,3 +51,26 @@ def test_a_stream_that_lacks_a_character_shows_its_number() -> None:
     stream = io.TextIOWrapper(buffer, encoding="ascii")
     Console(stream, stream).line("worker 0", "50 \u2588", "stdout")
     assert buffer.getvalue() == b"worker 0 | 50 \\u2588\n"
+
+
+def test_the_jobs_own_line_stays_at_the_bottom_until_a_script_draws_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen = Screen(True)
+    console = Console(screen, screen)
+    clear = "\r\x1b[K"
+    console.stand("half")
+    console.line("worker 0", "hello", "stdout")
+    console.say("word")
+    assert screen.getvalue() == (clear + "half" + clear + "worker 0 | hello\n" + clear + "half"
+                                 + clear + "odsgd launch: word\n" + clear + "half")
+    console.stand("")
+    assert screen.getvalue().endswith(clear + "half" + clear)
+    console.progress("worker 0", " 10%")
+    console.stand("more than half")
+    assert screen.getvalue().endswith(clear + "worker 0 |  10%")
+
+
+def test_where_there_is_no_terminal_the_jobs_line_is_not_shown() -> None:
+    err = Screen(False)
+    Console(Screen(False), err).stand("half")
+    assert err.getvalue() == ""

@@ -1,0 +1,109 @@
+"""TensorBoard's event files: of ``odsgd train --board``, and of any script.
+
+    from odsgd import board
+
+    board.log(iteration, {"train/loss": loss, "test/accuracy": accuracy}, lr=trainer.learning_rate)
+
+and ``tensorboard --logdir runs`` shows them. A script's files lie in ``runs/board``, or where ODSGD_BOARD or
+`board.to(folder)` says. Of a job's workers worker 0 writes, and the calls of the others do nothing, so all may make
+them. `log` adds what it can tell by itself: the time of an iteration since the call before, and how much of that this
+worker has waited for weights. An Estimator has `odsgd.callbacks.OnBoard`.
+"""
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional, Tuple, Union
+
+from kvstore.errors import ConfigError
+from kvstore.job import control
+
+FOLDER = "runs/board"
+FLUSH_S = 5
+
+
+class Board:
+    """Writes one event file below `folder`. What it is given is in the file some seconds later."""
+
+    def __init__(self, folder: Union[str, Path]) -> None:
+        try:
+            self._writer: Any = importlib.import_module("tensorboardX").SummaryWriter(str(folder), flush_secs=FLUSH_S)
+        except ImportError:
+            raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
+        except OSError as error:
+            raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
+        self._last: Optional[Tuple[int, float, float]] = None  # iteration, time, seconds waited
+
+    def add(self, iteration: int, values: Mapping[str, Optional[float]]) -> None:
+        """Numbers by their names, which TensorBoard groups by what stands before a `/`; None is left out."""
+        for name, value in values.items():
+            if value is not None:
+                self._writer.add_scalar(name, float(value), iteration)
+
+    def add_counts(self, iteration: int, name: str, counts: Mapping[int, int]) -> None:
+        """How often each whole number came, as a histogram with a bar for each."""
+        if not counts:
+            return
+        numbers = range(max(counts) + 1)
+        self._writer.add_histogram_raw(
+            name, min=min(counts), max=max(counts), num=sum(counts.values()),
+            sum=sum(number * count for number, count in counts.items()),
+            sum_squares=sum(number * number * count for number, count in counts.items()),
+            bucket_limits=[number + 0.5 for number in numbers], bucket_counts=[counts.get(n, 0) for n in numbers],
+            global_step=iteration)
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Those of a caller, with what we can tell by ourselves of the iterations since the last call."""
+        waited_s = control.pulse.more.get("waited_s", float)()
+        before, self._last = self._last, (iteration, time.monotonic(), waited_s)
+        own: Dict[str, float] = {}
+        if before is not None and iteration > before[0]:
+            _, *since_ms = (1000 * (now - then) / (iteration - before[0]) for now, then in zip(self._last, before))
+            own = dict(zip(("speed/iteration_ms", "speed/waiting_ms"), since_ms))
+        self.add(iteration, {**own, **values})
+
+    def close(self) -> None:
+        """Nothing more will be added."""
+        self._writer.close()
+
+
+_board: Optional[Board] = None
+"""Of a script."""
+
+
+def to(folder: Union[str, Path]) -> None:
+    """From here on `log` writes there."""
+    global _board
+    if _writes():
+        close()
+        _board = Board(folder)
+
+
+def log(iteration: int, values: Optional[Mapping[str, float]] = None, **more: float) -> None:
+    """Write numbers of an iteration by their names. One that is an MXNet array of one element is waited for."""
+    if not _writes():
+        return
+    if _board is None:
+        to(os.environ.get("ODSGD_BOARD") or FOLDER)
+    assert _board is not None
+    _board.log(iteration, {**(values or {}), **more})
+
+
+def close() -> None:
+    """Have all of it in the file; the end of the process does so, too."""
+    global _board
+    if _board is not None:
+        _board.close()
+        _board = None
+
+
+atexit.register(close)
+
+
+def _writes() -> bool:
+    """Whether this process is the one of its job that does."""
+    rank = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID") or "0"
+    return os.environ.get("DMLC_ROLE", "worker") == "worker" and rank == "0"

@@ -1,0 +1,194 @@
+"""How a job stands, by the beats of its processes, for its user: the line at the bottom of the screen, and the facts
+that `odsgd watch` shows. Beats in, text and numbers out; no process, pipe, clock or terminal here.
+
+Rates and shares are those of the last `WINDOW_S`.
+"""
+import collections
+import statistics
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from tqdm import tqdm
+
+from odsgd.launch.vigil import FRESH_S, number
+
+WINDOW_S = 10.0
+SLOW = 1.25
+"""A worker that computes so many times as long as the median worker is called slow."""
+MOST_TEXT = 200
+
+Facts = Dict[str, Any]
+
+
+class _Sign(NamedTuple):
+    """What one beat said, and when it came."""
+
+    at_s: float
+    at: int
+    waited_s: float
+    nbytes: float
+    pushes: float  # of a server of an asynchronous job: gradients
+    taus: float    # and the sum of their staleness
+
+
+class Overview:
+    """Of one job: process -> host."""
+
+    def __init__(self, hosts: Mapping[str, str]) -> None:
+        self._hosts = dict(hosts)
+        self._signs: Dict[str, Deque[_Sign]] = {}
+        self._beats: Dict[str, Facts] = {}
+        self._stale: Dict[int, Deque[Tuple[float, float, float]]] = {}  # worker rank -> time, pushes, sum of staleness
+        self._began: Optional[Tuple[float, int]] = None  # the first iteration that was told of, and when
+        self._speaker = ""  # the worker that tells how far the run is
+
+    # Events
+
+    def placed(self, name: str, host: str) -> None:
+        """Now it is known where it runs."""
+        self._hosts[name] = host
+
+    def beats(self, beats: Mapping[str, Any], now: float) -> None:
+        """An agent has passed on the beats of its processes."""
+        for name, beat in beats.items():
+            if name in self._hosts and isinstance(beat, dict):
+                self._beats[name] = beat
+                if isinstance(beat.get("run"), dict):
+                    self._speaker = name
+                if beat.get("silent_s") is not None and "at" in beat:
+                    self._add(name, beat, now)
+        self._count_stale(now)
+
+    def ended(self, name: str) -> None:
+        """It is not shown any more."""
+        self._beats.pop(name, None)
+        self._signs.pop(name, None)
+        self._hosts.pop(name, None)
+
+    def _add(self, name: str, beat: Facts, now: float) -> None:
+        stale = _stale(beat)
+        at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
+        signs = self._signs.setdefault(name, collections.deque())
+        signs.append(_Sign(now, int(at), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
+                          sum(taus for _, _, taus in stale)))
+        while signs[-1].at_s - signs[0].at_s > WINDOW_S:
+            signs.popleft()
+        if self._began is None and at and name.startswith("worker"):
+            self._began = now, int(at)
+
+    def _count_stale(self, now: float) -> None:
+        """What all servers have counted of each worker."""
+        totals: Dict[int, Tuple[float, float]] = {}
+        for beat in self._beats.values():
+            for rank, pushes, taus in _stale(beat):
+                before = totals.get(rank, (0.0, 0.0))
+                totals[rank] = before[0] + pushes, before[1] + taus
+        for rank, total in totals.items():
+            counted = self._stale.setdefault(rank, collections.deque())
+            counted.append((now, *total))
+            while counted[-1][0] - counted[0][0] > WINDOW_S:
+                counted.popleft()
+
+    # What is to be told
+
+    def line(self, now: float, columns: int) -> str:
+        """How far the job is; empty until a worker has begun to train."""
+        name = self._speaker or min((name for name in self._signs if name.startswith("worker")), default="")
+        if self._began is None or name not in self._signs:
+            return ""
+        run = self._beats[name].get("run") or {}
+        at, total, rate = self._signs[name][-1].at, number(run.get("total")), self._rate(name)
+        head = _text(run.get("head")) or name
+        doing = _text(self._beats[name].get("activity"))
+        text: str = tqdm.format_meter(
+            at, None if total is None else int(total), now - self._began[0],  # type: ignore[arg-type]  # None: no end ncols=columns, unit="it",
+            initial=self._began[1], prefix=head + (f", {doing}" if doing not in ("", "training") else ""), rate=rate,
+            postfix=_text(run.get("tail")) or self._waiting_words(name))
+        return text
+
+    def _waiting_words(self, name: str) -> str:
+        share = self._waiting(name)
+        return "" if share is None else f"waiting for weights {share:.0%}"
+
+    def out(self) -> Optional[str]:
+        """The folder of the run, if it is one."""
+        return _text((self._beats.get(self._speaker, {}).get("run") or {}).get("out")) or None
+
+    def table(self) -> List[Facts]:
+        """A row of facts for each process, workers first."""
+        names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
+        rows = [self._row(name) for name in names if name != "scheduler"]
+        own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
+        farthest = max((row["at"] for row in rows if row["name"].startswith("worker")), default=0)
+        for row in rows:
+            if row["name"].startswith("worker"):
+                row["behind"] = farthest - row["at"]
+                row["slow"] = len(own) > 1 and (row["own_ms"] or 0.0) > SLOW * statistics.median_low(own)
+        return rows
+
+    def _row(self, name: str) -> Facts:
+        beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
+        signs = self._signs.get(name)
+        own_ms = 1000 * (1 - min(waiting or 0.0, 1.0)) / rate if rate and name.startswith("worker") else None
+        return {"name": name, "host": self._hosts[name], "at": signs[-1].at if signs else 0, "rate": rate,
+                "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
+                "staleness": self._staleness(name), "doing": self._doing(beat)}
+
+    def _doing(self, beat: Facts) -> str:
+        silent_s, waits_s = number(beat.get("silent_s")), number(beat.get("waits_s"))
+        if not beat:
+            return "starting"
+        if silent_s is not None and silent_s > FRESH_S:
+            return f"silent for {silent_s:.0f} s"
+        if waits_s is not None and waits_s > FRESH_S:
+            return f"has waited for {waits_s:.0f} s"
+        return _text(beat.get("activity"))
+
+    # Rates
+
+    def _per_s(self, name: str, field: str) -> Optional[float]:
+        signs = self._signs.get(name)
+        if not signs or signs[-1].at_s <= signs[0].at_s:
+            return None
+        change = getattr(signs[-1], field) - getattr(signs[0], field)
+        return float(change) / (signs[-1].at_s - signs[0].at_s)
+
+    def _rate(self, name: str) -> Optional[float]:
+        return self._per_s(name, "at")
+
+    def _waiting(self, name: str) -> Optional[float]:
+        """The share of its time; a server's is not known, nor that of a worker without one of our stores."""
+        if "waited_s" not in self._beats.get(name, {}):
+            return None
+        return self._per_s(name, "waited_s")
+
+    def _staleness(self, name: str) -> Optional[float]:
+        """The mean of a worker's gradients, or of those that a server got."""
+        if name.startswith("server"):
+            counted = [(sign.pushes, sign.taus) for sign in self._signs.get(name, ())]
+        else:
+            counted = [(pushes, taus) for _, pushes, taus in self._stale.get(_rank(name), ())]
+        if not counted or counted[-1][0] <= counted[0][0]:
+            return None
+        return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
+
+
+def _stale(beat: Facts) -> List[Tuple[int, float, float]]:
+    """Workers with their pushes and the sum of their staleness, as a server has counted them."""
+    told = beat.get("stale")
+    found = []
+    for entry in told if isinstance(told, list) else []:
+        numbers = [number(value) for value in entry] if isinstance(entry, list) and len(entry) == 3 else []
+        if numbers and None not in numbers:
+            rank, pushes, taus = numbers
+            found.append((int(rank or 0), pushes or 0.0, taus or 0.0))
+    return found
+
+
+def _rank(name: str) -> int:
+    _, _, rank = name.partition(" ")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _text(value: object) -> str:
+    """What a process has sent, fit for a terminal."""
+    return "".join(filter(str.isprintable, str(value or "")))[:MOST_TEXT]

@@ -1,0 +1,85 @@
+"""A job on a terminal, and watched from another one."""
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+from typing import List
+
+import pytest
+
+from tests.integration.launching import PATIENCE_S
+from tests.jobs import ROOT, environment
+
+COLUMNS = 130
+
+
+class Terminal:
+    """A program on a terminal of its own, and all that it has written there."""
+
+    def __init__(self, *words: str) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+        self.fd, self.text = ours, ""
+        self.process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT,
+                                        env={**environment(), "NO_COLOR": "1"}, start_new_session=True)
+        os.close(theirs)
+
+    def read(self) -> bool:
+        """Some more; False when the program has closed it."""
+        try:
+            self.text += os.read(self.fd, 65536).decode("utf-8", "replace")
+        except OSError:
+            return False
+        return True
+
+    def wait_for(self, pattern: str) -> "re.Match[str]":
+        """Until this has been written."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            found = re.search(pattern, self.text)
+            if found:
+                return found
+            assert time.monotonic() < deadline and self.read(), f"never saw {pattern}:\n{self.text}"
+
+
+def odsgd(*words: str) -> List[str]:
+    return [sys.executable, "-m", "odsgd", *words]
+
+
+@pytest.mark.slow
+def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    job = Terminal(*odsgd("launch", "-n", "2", "-s", "1"), *odsgd(
+        "train", "--dataset", "synthetic", "--batch-size", "4", "--kvstore", "asgd", "--lr", "0.01", "--epochs", "9",
+        "--emulate-compute", "20ms", "--iterations", "300", "--log-interval", "10", "--out", out))
+    try:
+        line = job.wait_for(r"epoch \d/9: [^\r]*\| \d+/300 \[[^\r]*it/s, emulated compute, \d+ samples/s, staleness "
+                            r"\d\.\d\d[^\r]*\]").group()
+        assert len(line) < COLUMNS
+        time.sleep(1.5)  # for a second look, by which a rate can be told
+        seen = subprocess.run(odsgd("watch", out), cwd=ROOT, env=environment(), capture_output=True, text=True,
+                              timeout=PATIENCE_S, check=True).stdout
+        while job.read():
+            pass
+        assert job.process.wait(PATIENCE_S) == 0, job.text
+    finally:
+        job.process.kill()
+        job.process.wait()
+        os.close(job.fd)
+    assert "iteration 10/300" not in job.text and "done after 300 iterations" in job.text
+    assert re.search(r"\r\x1b\[K\Z", job.text) or "samples/s" not in job.text.splitlines()[-1]  # nothing of it is left
+    rows = [row.split() for row in seen.splitlines() if re.match(r"(worker|server) \d", row)]
+    assert [row[:2] for row in rows] == [["worker", "0"], ["worker", "1"], ["server", "0"]], seen
+    for row in rows[:2]:
+        at, _, rate, waiting, own_ms, mb_per_s, staleness, doing = [cell for cell in row if cell != "(slow)"][3:]
+        assert 0 < int(at) < 300 and 5 < float(rate) < 50 and waiting.endswith("%") and float(own_ms) > 0, seen
+        assert float(mb_per_s) > 0 and float(staleness) >= 0 and doing == "training", seen
+    gone = subprocess.run(odsgd("watch", out), cwd=ROOT, env=environment(), capture_output=True, text=True,
+                          timeout=PATIENCE_S)
+    assert gone.returncode == 64 and gone.stderr.startswith("odsgd watch: ") and gone.stderr.count("\n") == 1

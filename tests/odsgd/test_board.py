@@ -1,0 +1,101 @@
+"""Event files for TensorBoard, read back."""
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Tuple
+
+import pytest
+
+pytest.importorskip("tensorboardX")
+
+from odsgd import board, callbacks
+from tests.jobs import ROOT, environment
+from tests.odsgd.training.runs import records, tiny, train_together
+
+Scalars = Dict[str, List[Tuple[int, float]]]
+
+
+def events(folder: Path) -> Iterator[Any]:
+    """All that was written there: records of a length, its checksum, an event and its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            yield Event.FromString(content[at + 12:at + 12 + length])
+            at += length + 16
+
+
+def scalars(folder: Path) -> Scalars:
+    found: Scalars = {}
+    for event in events(folder):
+        for value in event.summary.value:
+            if value.HasField("simple_value"):
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def shown(of: List[Dict[str, Any]], key: str) -> List[Any]:
+    return [(one["iteration"], pytest.approx(one[key])) for one in of]
+
+
+def histograms(folder: Path) -> List[Dict[float, float]]:
+    return [dict(zip(value.histo.bucket_limit, value.histo.bucket)) for event in events(folder)
+            for value in event.summary.value if value.HasField("histo")]
+
+
+def test_a_run_writes_what_its_metrics_say(tmp_path: Path) -> None:
+    train_together([tiny(tmp_path / "run", kvstore="asgd", board=True)] * 2)
+    found, intervals = scalars(tmp_path / "run"), records(tmp_path / "run", "interval")
+    epochs = records(tmp_path / "run", "epoch")
+    for tag, key in (("train/loss", "train_loss"), ("rates/lr", "lr"), ("speed/samples_per_s", "samples_per_s"),
+                     ("speed/waiting_ms", "waiting_ms"), ("staleness/mean", "staleness_mean")):
+        assert found[tag] == shown(intervals, key), tag
+    for tag, key in (("epoch/accuracy", "train_accuracy"), ("test/loss", "test_loss")):
+        assert found[tag] == shown(epochs, key), tag
+    stale = records(tmp_path / "run", "staleness")[-1]
+    counted = [sum(histogram.values()) for histogram in histograms(tmp_path / "run")]
+    assert counted and 0 < sum(counted) <= stale["pushes"]
+
+
+def test_a_script_logs_with_the_time_of_its_iterations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_BOARD", str(tmp_path))
+    board.log(10, {"train/loss": 0.5}, lr=0.1)
+    board.log(30, lr=0.05)
+    board.close()
+    found = scalars(tmp_path)
+    assert found["train/loss"] == [(10, 0.5)] and [step for step, _ in found["lr"]] == [10, 30]
+    assert [step for step, _ in found["speed/iteration_ms"]] == [30] and found["speed/waiting_ms"] == [(30, 0.0)]
+
+
+def test_of_a_jobs_workers_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_WORKER_RANK", "1")
+    board.to(tmp_path / "other")
+    board.log(1, loss=1.0)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_logged_last_is_in_the_file_when_the_process_has_ended(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", f"from odsgd import board; board.to({str(tmp_path)!r}); board.log(7, x=1)"],
+                   env=environment(), cwd=ROOT, check=True, timeout=100)
+    assert scalars(tmp_path)["x"] == [(7, 1.0)]
+
+
+def test_an_estimator_logs_its_metrics(tmp_path: Path) -> None:
+    from kvstore.engine._mxnet import mx
+    from tests.odsgd.test_callbacks import data
+    board.to(tmp_path)
+    net = mx.gluon.nn.Dense(3, in_units=5)
+    net.initialize()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25})
+    estimator = callbacks.events.Estimator(net, mx.gluon.loss.SoftmaxCrossEntropyLoss(), trainer=trainer,
+                                           context=mx.cpu(), train_metrics=mx.metric.Accuracy(),
+                                           val_metrics=mx.metric.Accuracy())
+    estimator.logger.setLevel("ERROR")
+    batches = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(*data(0)), batch_size=4)
+    estimator.fit(batches, val_data=batches, epochs=2, event_handlers=[callbacks.OnBoard(interval=3)])
+    board.close()
+    found = scalars(tmp_path)
+    assert [step for step, _ in found["train/accuracy"]] == [3, 6] and found["rates/lr"] == [(3, 0.25), (6, 0.25)]
+    assert [step for step, _ in found["test/accuracy"]] == [4, 8]
