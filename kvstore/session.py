@@ -13,12 +13,13 @@ from kvstore.algorithms.method import Method, Options, Step, Update, Worker
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.engine.updates import Queued
+from kvstore.engine.updates import Queued, is_in_numpy
 from kvstore.errors import ConfigError
 from kvstore.job.control import pulse, watch
 from kvstore.tracing import recorder, wraps
 from kvstore.transports.parts import Parts
 from kvstore.transports.replicas import Replicas, Resident
+from kvstore.wire.finite import finite
 from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport, kind_of
 
 
@@ -69,6 +70,13 @@ class Session:
         if local is not None:
             settings = {**local[1], "wd": optimizer.wd if local[1].get("wd") is None else local[1]["wd"]}
             self.local_optimizer = optimizers.create_local(local[0], settings)
+        self._check_skips()
+
+    def _check_skips(self) -> None:
+        on_this_worker = [self.local_optimizer, self.optimizer if isinstance(self.wire, Resident) else None]
+        if self.method.options.on_nan == "skip" and not all(one is None or is_in_numpy(one) for one in on_this_worker):
+            raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
+                              "`stop`, or that one where workers take the steps (optimizer_local; rings)")
 
     def change(self, options: Dict[str, Any]) -> None:
         """Other values for some options of the method. Before `plan`."""
@@ -129,6 +137,8 @@ class Session:
         multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
         step = self.local_steps[bucket.id] = Queued(self.local_optimizer, bucket.id, bucket.shape)
         step.start(w)
+        if self.method.options.on_nan == "skip":
+            step.skips = lambda grad: not finite(grad)
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
@@ -158,6 +168,11 @@ class Session:
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
         return self.wire.room(bucket) if self._has_room else None
+
+    def multiplied(self, factor: float) -> None:
+        """The gradients of this iteration are as many times a worker's own mean, which its own steps are to take."""
+        for step in self.local_steps.values():
+            step.factor = 1.0 / factor
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""

@@ -71,6 +71,8 @@ class Server:
     """Worker m and its gradient -> what arrives of it, where messages have a codec."""
     answer: Any = None
     """W -> the weights as workers have them."""
+    adds: bool = False
+    """G_t is the sum, as MXNet's servers have it."""
 
     def receive_gradient(self, g: np.ndarray) -> None:
         if self.push:
@@ -80,8 +82,8 @@ class Server:
             total = self.received[0].copy()
             for one in self.received[1:]:
                 total = total + one
-            mean = (total / F(self.num_workers)).astype(F)
-            self.w = self.update(self.w, mean, self.t, self.w)                      # l.6
+            g = total if self.adds else (total / F(self.num_workers)).astype(F)
+            self.w = self.update(self.w, g, self.t, self.w)                         # l.6
             self.sent = self.answer(self.w) if self.answer else self.w              # l.10
             self.t += 1                                                             # l.7
             self.received = []                                                      # l.8

@@ -161,6 +161,7 @@ SCENARIOS: Dict[str, Scenario] = {
     "ssgd_lr_at": Scenario("ssgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
     "ssgd_mult": Scenario("ssgd", optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
     "ssgd_tiny": Scenario("ssgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "ssgd_sum": Scenario("ssgd", {"reduction": "sum"}, optimizer_params=MOMENTUM),
     "ssgd_two_devices": Scenario("ssgd", optimizer_params=MOMENTUM, devices=2),
     "odsgd": Scenario("odsgd", LOCAL, optimizer_params=MOMENTUM),
     "odsgd_tiny": Scenario("odsgd", {**LOCAL, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
@@ -173,6 +174,7 @@ SCENARIOS: Dict[str, Scenario] = {
     "odsgd_schedule": Scenario("odsgd", {"warmup": 0}, optimizer_params=MOMENTUM, schedule=(2, 0.5)),
     "odsgd_momentum": Scenario("odsgd", {**LOCAL, "momentum_local": 0.5, "wd_local": 0.0}, optimizer_params=MOMENTUM),
     "odsgd_adam": Scenario("odsgd", {**LOCAL, "optimizer_local": "adam"}, optimizer_params=MOMENTUM),
+    "odsgd_sum": Scenario("odsgd", {**LOCAL, "reduction": "sum"}, optimizer_params=MOMENTUM),
     "odsgd_none": Scenario("odsgd", {"warmup": 0, "optimizer_local": "none"}, optimizer_params=MOMENTUM),
     "delayed": Scenario("delayed", optimizer_params=MOMENTUM),
     "odsgd_c": Scenario("odsgd", {**LOCAL, "optimizer_local": "dcasgd_c", "lamda": 0.5}, optimizer_params=MOMENTUM),
@@ -203,6 +205,7 @@ ASYNC: Dict[str, Scenario] = {
     "dcasgd_a_zero": Scenario("dcasgd_a", {"lamda": 0.0}, optimizer_params=MOMENTUM, order=ORDER),
     "softsync": Scenario("softsync", optimizer_params=MOMENTUM, order=ORDER),
     "softsync_1": Scenario("softsync", {"n": 1}, optimizer_params=MOMENTUM, order=ORDER),
+    "softsync_sum": Scenario("softsync", {"n": 1, "reduction": "sum"}, optimizer_params=MOMENTUM, order=ORDER),
     "softsync_off": Scenario("softsync", {"modulate": False}, optimizer_params=MOMENTUM, order=ORDER),
     "asgd_bare": Scenario("asgd", optimizer_params=BARE, order=ORDER),
     "downpour_bare": Scenario("downpour", optimizer_params=BARE, order=ORDER),
@@ -229,6 +232,7 @@ RING: Dict[str, Scenario] = {
     "gluon_adam": Scenario(None, optimizer="adam", optimizer_params=PLAIN),
     "dsync": Scenario("dsync", optimizer_params=MOMENTUM),
     "dsync_plain": Scenario("dsync", optimizer_params=PLAIN),
+    "dsync_sum": Scenario("dsync", {"reduction": "sum"}, optimizer_params=MOMENTUM),
     "dsync_adam": Scenario("dsync", optimizer="adam", optimizer_params=PLAIN),
     "dsync_lamb": Scenario("dsync", optimizer="lamb", optimizer_params=PLAIN),
     "dsync_schedule": Scenario("dsync", optimizer_params=MOMENTUM, schedule=(2, 0.5)),
@@ -254,7 +258,7 @@ RING: Dict[str, Scenario] = {
     "delayed_lr_at": Scenario("delayed", {"transport": "ring"}, optimizer_params=MOMENTUM,
                               lr_at={"3": 0.02, "5": 0.2}),
     **{name: dataclasses.replace(SCENARIOS[name], options={**SCENARIOS[name].options, "transport": "ring"})
-       for name in ("odsgd", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
+       for name in ("odsgd", "odsgd_sum", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
 }
 CODED: Dict[str, Scenario] = {
     f"{name}_{codec}": Scenario(store, {**options, "codec": codec}, optimizer_params=MOMENTUM)

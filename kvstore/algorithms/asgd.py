@@ -87,6 +87,9 @@ class AsyncUpdate(Rule):
         self.update(w, grad, lr)
         self.version += 1
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """As if it had not been pushed."""
+
     def statistics(self) -> Dict[str, Any]:
         return {"version": self.version, "lr_sum": self.lr_sum,
                 "staleness": [[*map(int, key.split()), count] for key, count in self.staleness.items()]}
@@ -99,4 +102,5 @@ class ASGD(Method):
     Options = method.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
+    reduces = False
     resumes_from_optimizer = False

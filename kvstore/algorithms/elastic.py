@@ -38,6 +38,7 @@ import numpy as np
 from kvstore.algorithms import method
 from kvstore.algorithms.asgd import ASGD, Asynchronous, AsyncUpdate
 from kvstore.algorithms.method import Step
+from kvstore.errors import ConfigError
 from kvstore.options import integer, option, real
 from kvstore.wire.interfaces import Array, Pending
 
@@ -103,6 +104,9 @@ class EASGD(ASGD):
         delta = 0.0
 
         def check(self) -> None:
+            if self.on_nan == "skip":
+                raise ConfigError("on_nan `skip` has no meaning in elastic averaging, where weights travel and no "
+                                  "gradients; take `stop`")
             if self.alpha is not None:
                 self.refuse(["beta"], "beside alpha; leave one of them out")
             elif self.beta is None:

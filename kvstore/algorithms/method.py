@@ -29,13 +29,18 @@ from kvstore.wire.messages import Header
 class Options:
     """Options of every method."""
 
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what workers' gradients of one round come "
+                            "to: their mean, or their sum, as MXNet's servers add up")
     bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
                                           otherwise="what suits the transport", result=False)
     timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
                               group="Run", result=False)
+    uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
+                         "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
     on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
                          "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
-                         "that it is always named; continue", group="Run", result=False)
+                         "that it is always named; skip: leave the round out on all workers; continue", group="Run",
+                         result=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -54,6 +59,10 @@ class Options:
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ConfigError(f"{name} has no meaning {because}")
 
+    def share(self, gradients: int) -> float:
+        """What each of so many gradients counts."""
+        return 1.0 / gradients if self.reduction == "mean" else 1.0
+
     def plain(self) -> Dict[str, Any]:
         """As JSON and YAML have them."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
@@ -66,6 +75,8 @@ class Options:
 
 
 CODEC = one_of("codec", tuple(CODECS))
+AS_FLOATS = ("none", "float16", "truncate")
+"""Codecs in which a number that is none remains one."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +210,11 @@ class Rule:
         """Bring `w` to what the answer shall be, in place. `grad`, what was pushed, may be overwritten."""
         raise NotImplementedError
 
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """In place of `receive`, where what was pushed is not finite and is left out: the answer is `w` as it is."""
+        raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
+                          "write its `skip`, or take another on_nan")
+
     def statistics(self) -> Dict[str, Any]:
         """What is of interest while it runs, as JSON."""
         return {"version": self.version}
@@ -216,6 +232,7 @@ class Method:
     """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
     own runs on servers, which alone know rules, unless it says otherwise."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
+    reduces: ClassVar[bool] = True  # whether one update takes several gradients
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
     """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
@@ -272,8 +289,17 @@ class Method:
 
     @classmethod
     def check_transport(cls, options: Any, transport: str) -> None:
-        """ConfigError for options that do not go with the transport: `server`, `ring` or `sharded`."""
+        """ConfigError for options that do not go with the method and its transport: `server`, `ring` or `sharded`."""
+        if not cls.reduces:
+            options.refuse(["reduction"], f"in store {cls.name}, whose every gradient is an update by itself; leave it "
+                           "out")
+        if cls.asynchronous:
+            options.refuse(["uneven"], f"in store {cls.name}, whose workers wait for nobody; leave it out")
         codec = getattr(options, "codec", "none")
+        if options.on_nan == "skip" and (transport == "sharded" or codec not in AS_FLOATS):
+            where = "on transport `sharded`, whose workers each see a part" if transport == "sharded" else \
+                f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(AS_FLOATS)})"
+            raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
         if transport == "sharded" and isinstance(options, CodedOptions):
             options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
                            "as they are")

@@ -69,7 +69,7 @@ class Pipelined(Worker):
         K = self.options.K if step.t > self.options.warmup.count else 1
         if len(self.in_flight) >= K:
             g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                 # l.3
-            self.update(self.w, g_sum.result(), lr, share=1.0 / self.num_workers)   # l.4-5
+            self.update(self.w, g_sum.result(), lr, share=self.options.share(self.num_workers))  # l.4-5
         return self.w
 
     def global_weights(self, step: Step) -> Array:

@@ -72,7 +72,7 @@ class SparseAggregation(Worker):
     def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
         """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
         if self.options.gamma_p is None:
-            gamma_p, share = step.lr_local, 1.0 / self.num_workers
+            gamma_p, share = step.lr_local, self.options.share(self.num_workers)
         else:
             gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
         self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)

@@ -45,7 +45,7 @@ class Softsync(AsyncUpdate):
         self.sum += np.float32(factor) * grad
         self.held += 1
         if self.held == self.c:
-            grad[:] = self.sum / np.float32(self.c)
+            grad[:] = self.sum / np.float32(self.c if self.options.reduction == "mean" else 1)
             self.step(w, grad, header.lr)
             self.sum[:], self.held = 0, 0
         return factor
@@ -56,6 +56,7 @@ class SoftsyncSGD(ASGD):
 
     name = "softsync"
     rule = Softsync
+    reduces = True
 
     @dataclass(frozen=True)
     class Options(method.CodedOptions):

@@ -20,6 +20,7 @@ How the loop is cut. A pass of the worker begins where its gradient is there:
              l.7-8 t <- t + 1, count <- 0          receive counts the version; MXNet's server loop
              l.9-10 pull request: send W_{t+1}     the transport: one round trip for push and pull
 
+Reading: G_t is the mean, unless `reduction` says `sum`, which is what MXNet's servers make of the gradients.
 Deviation: Algorithm 1 counts pushes; the version in each message is compared as well, so that a push counted into a
 round it does not belong to is an error and not a silent mix of two iterations.
 """
@@ -60,8 +61,13 @@ class SyncUpdate(Rule):
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self._check(header)
-        self.update(w, total, header.lr, share=1.0 / self.num_workers)                   # l.6
+        self.update(w, total, header.lr, share=self.options.share(self.num_workers))     # l.6
         self.version += 1                                                                # l.7
+
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """The round is one, without an update."""
+        self._check(header)
+        self.version += 1
 
     def _check(self, header: Header) -> None:
         everyone = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)

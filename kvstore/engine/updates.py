@@ -1,5 +1,5 @@
 """An optimizer applied to a bucket: at once on a server, or queued on a worker."""
-from typing import Any, Dict, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -71,10 +71,15 @@ class AtOnce(Applied):
 class Queued(Applied):
     """L, or U on a ring: operations of the engine."""
 
+    factor = 1.0
+    """What gradients are to be multiplied with."""
+    skips: Optional[Callable[[np.ndarray], bool]] = None
+    """Whether a step along this gradient is to be left out; plain SGD only."""
+
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
-        self._set(lr, share)
+        self._set(lr, share * self.factor)
         step = in_numpy(self.optimizer, self.index)
         if step is not None:
             self._queue(step, w, grad, out)
@@ -97,9 +102,12 @@ class Queued(Applied):
         state = list(self.arrays().values())
 
         def update() -> None:
-            after = engine.view(out)
-            step(engine.view(w), engine.view(grad), [engine.view(array) for array in state], out=after,
-                 room=None if out is w else after)
+            before, g, after = engine.view(w), engine.view(grad), engine.view(out)
+            if self.skips is not None and self.skips(g):
+                if out is not w:
+                    after[:] = before
+                return
+            step(before, g, [engine.view(array) for array in state], out=after, room=None if out is w else after)
 
         engine.push(update, [grad] if out is w else [w, grad], [out, *state])
 
@@ -118,9 +126,14 @@ class _InNumPy(Protocol):
 
 def in_numpy(optimizer: mx.optimizer.Optimizer, index: Any) -> Optional[_InNumPy]:
     """The next update of array `index`, at the rate of now, which counts as done; None: MXNet's operators do it."""
-    if isinstance(optimizer, Formula):
-        return optimizer.at(index)
-    return SGD(optimizer, index) if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient else None
+    if not is_in_numpy(optimizer):
+        return None
+    return optimizer.at(index) if isinstance(optimizer, Formula) else SGD(optimizer, index)
+
+
+def is_in_numpy(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether NumPy does what `optimizer` does."""
+    return isinstance(optimizer, Formula) or (type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient)
 
 
 class SGD:

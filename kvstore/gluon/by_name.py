@@ -2,7 +2,8 @@
 
 MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
 at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
-and to refuse all that neither of us knows. Nothing here imports MXNet.
+and to refuse all that neither of us knows. In a job of `odsgd launch --store` its own names mean that store, too
+(`standin`). Nothing here imports MXNet.
 """
 import functools
 import importlib.machinery
@@ -12,6 +13,7 @@ import types
 from typing import Any, Callable, Iterable
 
 from kvstore import algorithms
+from kvstore.algorithms import standin
 from kvstore.errors import ConfigError
 from kvstore.job import control
 
@@ -19,7 +21,7 @@ MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_syn
 _WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync", "async", "p3"}
 """MXNet's names are made of these, in any order: it looks for words in them."""
 
-Create = Callable[[Any], Any]
+Create = Callable[..., Any]
 
 
 def install(mx: Any, create: Create) -> None:
@@ -58,13 +60,31 @@ def _ours(mx: Any, create: Create, store: Any) -> Any:
     """A store for a name of ours; anything else as it is. ConfigError for a name that nobody knows."""
     if not _is_ours(mx, store):
         return store
+    if _is_mxnets(store):
+        return _stand_in(create, store.lower())
     algorithms.find(store.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
     return create(store.lower())
 
 
 def _is_ours(mx: Any, store: Any) -> bool:
-    return isinstance(store, str) and not set(store.lower().split("_")) <= _WORDS \
-        and store.lower() not in mx.kvstore.KVStoreBase.kv_registry
+    return isinstance(store, str) and store.lower() not in mx.kvstore.KVStoreBase.kv_registry \
+        and (not _is_mxnets(store) or standin.VARIABLE in os.environ)
+
+
+def _is_mxnets(store: str) -> bool:
+    return set(store.lower().split("_")) <= _WORDS
+
+
+def _stand_in(create: Create, name: str) -> Any:
+    """The job's store, in place of MXNet's `name`. Where that is one for several workers, it goes by that name."""
+    asked = standin.of_job()
+    assert asked is not None
+    store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))
+    if "dist" in name:
+        store.stands_for = name
+    if store.rank == 0:
+        print(f"{control.who()}: `{asked.kvstore}` in place of `{name}`, which the script asks for", file=sys.stderr)
+    return store
 
 
 def _creating(mxnets: Create, ours: Create) -> Create:
@@ -78,10 +98,18 @@ def _creating(mxnets: Create, ours: Create) -> Create:
 
 
 def _preparing(mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
-    """``mx.model._create_kvstore``, which makes Module's store, with our names."""
+    """``mx.model._create_kvstore``, which makes Module's store, with our names.
+
+    Where the store's type says so, Module divides its gradients by the number of workers.
+    """
     @functools.wraps(mxnets)
     def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
-        return mxnets(ours(kvstore), *arguments)
+        store, updates = mxnets(ours(kvstore), *arguments)
+        name = getattr(store, "stands_for", None) or ""
+        if "dist" in name and "_sync" in name:
+            asked = standin.of_job()
+            store._multiply_back(mean=asked is None or "reduction" not in asked.options)
+        return store, updates
 
     return create_kvstore
 
@@ -94,9 +122,18 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
         asked = trainer._kvstore_params
         if _is_ours(mx, asked["kvstore"]) or type(asked["kvstore"]).__module__.startswith("kvstore."):
             _check_updates(asked["update_on_kvstore"])
-        asked["kvstore"] = ours(asked["kvstore"])
+            asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
+            asked["kvstore"] = ours(asked["kvstore"])
+            _admit(mx, type(asked["kvstore"]))
 
     return __init__
+
+
+def _admit(mx: Any, kind: Any) -> None:
+    """The Trainer takes row-sparse gradients to stores of the classes that it calls `KVStore`: let this be one."""
+    trainer = mx.gluon.trainer
+    known = trainer.KVStore if isinstance(trainer.KVStore, tuple) else (trainer.KVStore,)
+    trainer.KVStore = known if kind in known else (*known, kind)
 
 
 def _saving(save: Callable[..., None], names: Callable[..., Iterable[str]]) -> Callable[..., None]:
@@ -106,7 +143,7 @@ def _saving(save: Callable[..., None], names: Callable[..., Iterable[str]]) -> C
         stores = getattr(sys.modules.get("kvstore.gluon.store"), "begun", ())
         own = [store for store in stores if store.holds_own(names(*arguments, **options))]
         if own:
-            _warn(own[0].type)
+            _warn(own[0].name)
         save(*arguments, **options)
 
     return save_parameters

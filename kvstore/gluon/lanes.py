@@ -36,6 +36,14 @@ class Keyed:
     def __init__(self, parameter: Parameter, weights: List[NDArray]) -> None:
         self.parameter, self.weights = parameter, weights
         self.grads: List[NDArray] = []
+        self._dense: List[NDArray] = []
+
+    def dense(self, grads: Sequence[NDArray]) -> List[NDArray]:
+        """Row-sparse gradients, with all rows: always in the same arrays."""
+        self._dense = self._dense or [mx.nd.zeros(grad.shape, grad.context, grad.dtype) for grad in grads]
+        for grad, whole in zip(grads, self._dense):
+            grad.tostype("default").copyto(whole)
+        return self._dense
 
 
 class Lane:
@@ -84,6 +92,12 @@ class Lane:
         if self._grads is None:
             self._grads = self._views([one.grads for one in self.keyed])
         return self.gather(self._grads, scale, self.grad if room is None else room)
+
+    def nothing(self, room: Optional[NDArray] = None) -> NDArray:
+        """No gradient at all, in `room` if there is one."""
+        out = self.grad if room is None else room
+        out[:] = 0
+        return out
 
     def show(self, flat: NDArray) -> None:
         """Let the parameters hold `flat`."""

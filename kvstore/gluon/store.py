@@ -6,6 +6,7 @@ algorithm; the last layer's go first, since its gradients appear first:
 
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
+import atexit
 import contextlib
 import functools
 import itertools
@@ -53,22 +54,31 @@ class Store(mx.kvstore.KVStoreBase):
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)
         self._keyed: Dict[Any, Keyed] = {}
         self._lanes: List[Lane] = []
+        self._joined = False  # this worker's data have ended, and not all others'
         self._lanes_of: Dict[Any, List[Lane]] = {}
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
         self._shows_shared = False  # the parameters hold the global weights
+        self._factor = 1.0  # of all gradients
+        self.stands_for: Optional[str] = None
+        """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
         self._closed = False
         self._waits = Waits()
 
     def __repr__(self) -> str:
-        return f"<kvstore {self.type}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
+        return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
 
     @property
     def type(self) -> str:
+        return self.stands_for or self.name
+
+    @property
+    def name(self) -> str:
+        """The method's."""
         return self.session.method.name
 
     @property
@@ -114,8 +124,19 @@ class Store(mx.kvstore.KVStoreBase):
         if params:
             raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
         given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
-        self.session.change(given)
+        self._change(given)
+
+    def _change(self, options: Dict[str, Any]) -> None:
+        self.session.change(options)
         self.options = self.session.method.options
+
+    def _multiply_back(self, mean: bool) -> None:
+        """The script divides gradients by the number of workers, for servers that add up: make them again what a method
+        is written for, each worker's own mean. `mean`: of which the global step then takes the mean.
+        """
+        self._factor = float(self.num_workers)
+        if mean and self.session.method.reduces:
+            self._change({"reduction": "mean"})
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -158,7 +179,7 @@ class Store(mx.kvstore.KVStoreBase):
 
     def init(self, key: Any, value: Any) -> None:
         """The initial weights of `key`: worker 0's. Collective; waits."""
-        values = [_as_list(its)[0] for _, its in _each(key, value)]
+        values = [_as_list(its)[0].tostype("default") for _, its in _each(key, value)]
         keys = [one for one, _ in _each(key, value)]
         self.broadcast(keys, values, out=[its.copy() for its in values])
 
@@ -176,13 +197,24 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         self._share()
         for one, outs in _each(key, out):
+            weight = self._known(one).weights[0]
             for array in _as_list(outs):
-                self._known(one).weights[0].copyto(array)
+                if array is not weight and not (ignore_sparse and array.stype != "default"):
+                    weight.copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """ConfigError: these stores keep whole arrays."""
-        raise ConfigError(f"row_sparse_pull of {key}: the stores of odsgd keep dense weights; create the parameter "
-                          "with stype and grad_stype `default` (sparse_grad=False)")
+        """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
+        if row_ids is None:
+            raise ConfigError(f"row_sparse_pull of {key} without row_ids; say which rows, or use pull")
+        self._check_usable()
+        self._share()
+        for one, outs, rows in _each(key, out, row_ids):
+            weight, arrays = self._known(one).weights[0], _as_list(outs)
+            ids = _as_list(rows)
+            for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
+                unique = mx.nd.array(np.unique(wanted.asnumpy()), dtype=np.int64)
+                mx.nd.sparse.row_sparse_array((weight.take(unique), unique), weight.shape,
+                                              dtype=weight.dtype).copyto(array)
 
     def _barrier(self) -> None:
         """MXNet's name of `barrier`."""
@@ -205,7 +237,7 @@ class Store(mx.kvstore.KVStoreBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
         if not self.session.method.resumes_from_optimizer:
-            raise ConfigError(f"optimizer states alone do not continue a `{self.type}` run, which keeps more than "
+            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
                               "them (versions and backups, unfinished intervals, sums in flight); use load_state "
                               "(`odsgd train --resume`)")
         if getattr(self.options, "codec_weights", "none") != "none":
@@ -221,12 +253,40 @@ class Store(mx.kvstore.KVStoreBase):
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
         self._check_usable()
+        self._meet()
         return self.session.transport.total(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def barrier(self) -> None:
         """Wait until every worker is here with nothing in flight. Collective."""
+        self._check_usable()
+        self._meet()
         self.wait()
-        self.allreduce(np.zeros(1))
+        self.session.transport.total(np.zeros(1))
+
+    def join(self) -> None:
+        """This worker's data have ended. Take part in the iterations of those whose data have not, without a gradient,
+        and return when all have come to a `join`. Collective; waits.
+
+        With A workers left, an iteration takes the mean of A gradients. For stores made with ``uneven="join"``; there
+        every other collective call joins first, and so does the end of the process.
+        """
+        self._check_usable()
+        if self.options.uneven != "join":
+            raise ConfigError("join: every worker has to know that others may end before it; make the store with "
+                              "uneven=\"join\"")
+        self.begin()
+        if self._handed:
+            raise ProtocolError(f"join in the middle of iteration {self.iteration}, while "
+                                f"{len(self._lanes_of) - len(self._handed)} parameters are still missing")
+        self._joined = True
+        while self._iterate():
+            self.session.wait()
+        self._joined = False
+
+    def _meet(self) -> None:
+        """All workers come here: those whose data have ended go on without, until all have."""
+        if self.options.uneven == "join" and self._lanes and not self._shows_shared:
+            self.join()
 
     def begin(self) -> None:
         """Lay out the buckets and give the servers their weights, after all `broadcast`s. Collective; waits.
@@ -257,6 +317,8 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         begun.add(self)
+        if self.options.uneven == "join":
+            atexit.register(_join_at_exit, weakref.ref(self))
         control.pulse.more["waited_s"] = self._waits.told
 
     def wait(self) -> None:
@@ -275,6 +337,7 @@ class Store(mx.kvstore.KVStoreBase):
         inside. Afterwards this worker's own are back.
         """
         self._check_usable()
+        self._meet()
         self._idle()
         self.session.wire.check()
         own = self._statistics()
@@ -296,6 +359,7 @@ class Store(mx.kvstore.KVStoreBase):
     def worker_state(self) -> Saved:
         """What this worker knows: `saving.worker_state`, and ``aux/DEVICE/NAME``. Collective; waits."""
         self._check_begun("worker_state")
+        self._meet()
         self._idle()
         arrays, meta = saving.worker_state(self.session)
         arrays.update({f"aux/{device}/{self._keyed[key].parameter.name}": array
@@ -352,8 +416,8 @@ class Store(mx.kvstore.KVStoreBase):
         """
         if self._lanes:
             raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
-        if worker[1]["store"] != self.type:
-            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
+        if worker[1]["store"] != self.name:
+            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
         self._saved, self._saved_servers = worker, server
         saving.check_form(worker, "lr_local")
         self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
@@ -366,6 +430,7 @@ class Store(mx.kvstore.KVStoreBase):
     def close(self) -> None:
         """Leave the job. Collective; waits."""
         if not self._closed:
+            self._meet()
             self.wait()
             self._closed = True
             self.session.transport.close()
@@ -442,8 +507,12 @@ class Store(mx.kvstore.KVStoreBase):
 
     # -- every step --------------------------------------------------------------------------------------------
 
-    def _iterate(self) -> None:
-        """All gradients have been handed in."""
+    def _iterate(self) -> bool:
+        """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
+        counts = self._counts()
+        if not counts:
+            return False
+        self.session.multiplied(counts)
         optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
         step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
@@ -451,8 +520,22 @@ class Store(mx.kvstore.KVStoreBase):
         # first leaves first, on all workers alike.
         with self._waits.around(self._keyed[key] for key in self._lanes_of):
             for lane in self._lanes:
-                grad = lane.take(optimizer.rescale_grad, self.session.room(lane.bucket))
+                room = self.session.room(lane.bucket)
+                grad = lane.nothing(room) if self._joined else \
+                    lane.take(counts * self._factor * optimizer.rescale_grad, room)
                 lane.show(self.session.iterate(lane.bucket, grad, step))
+        return True
+
+    def _counts(self) -> float:
+        """What a gradient counts in this iteration, of which all workers' are M together: M / A where A workers have
+        one, 0 where none has. Waits, where data may be uneven.
+        """
+        if self.options.uneven != "join":
+            return 1.0
+        active = float(self.session.transport.total(np.array([not self._joined]))[0])
+        if not active or self.options.reduction == "sum":
+            return float(active > 0)
+        return self.num_workers / active
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:
@@ -468,6 +551,8 @@ class Store(mx.kvstore.KVStoreBase):
                                 f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
                                 "parameter takes part in every step")
         self._handed.add(key)
+        if grads[0].stype != "default":
+            grads = known.dense(grads)
         if not _same(known.grads, grads) or not _same(known.weights, weights):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
@@ -496,12 +581,19 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _check_usable(self) -> None:
         if self._closed:
-            raise StoreClosedError(f"the `{self.type}` store of worker {self.rank} is closed")
+            raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
 
     def _check_begun(self, what: str) -> None:
         self._check_usable()
         if not self._lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
+
+
+def _join_at_exit(store: "weakref.ref[Store]") -> None:
+    """A worker that ends does not leave the others alone."""
+    mine = store()
+    if mine is not None and not mine._closed:
+        mine.join()
 
 
 def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

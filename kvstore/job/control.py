@@ -67,8 +67,9 @@ def die(message: str, status: int, consequence: bool = False) -> None:
 
     Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
     """
+    name = "" if message.startswith((f"{who()}, ", f"{who()}: ")) else f"{who()}: "  # errors may say it themselves
     try:
-        print(f"{who()}: {message}", file=sys.stderr, flush=True)
+        print(f"{name}{message}", file=sys.stderr, flush=True)
         report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone

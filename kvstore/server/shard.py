@@ -16,6 +16,7 @@ from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import AtOnce
 from kvstore.errors import DivergedError, ProtocolError
+from kvstore.job import control
 from kvstore.wire import finite
 from kvstore.wire.finite import Names
 from kvstore.wire.interfaces import State
@@ -52,17 +53,23 @@ class Entry:
         """One push, or the sum of all workers'."""
         self.start(stored)
         w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
-        if self.rule.options.on_nan != "continue":
-            self._look(header, engine.memory(pushed)[:self.size])
+        on_nan = self.rule.options.on_nan
+        if on_nan == "skip" and finite.skips(f"{control.who()}, {self._where(header)}", self.names, grad):
+            self.rule.skip(header, w)
+            return
+        if on_nan in ("stop", "find"):
+            self._look(header, grad)
         self.rule.receive(header, grad, w)
 
     def _look(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
-            found, alone = finite.wrong(grad, self.names), self.marks == 1
-            where = f"worker {header.worker_rank}, at update {self.rule.version + 1}" if alone else \
-                f"iteration {self.rule.version + 1}, the sum over the workers"
-            which = "" if alone else "; on_nan `find` finds the worker"
-            raise DivergedError(f"{where}: {found}{which}. {finite.ADVICE}")
+            which = "" if self.marks == 1 else "; on_nan `find` finds the worker"
+            raise DivergedError(f"{self._where(header)}: {finite.wrong(grad, self.names)}{which}. {finite.ADVICE}")
+
+    def _where(self, header: Header) -> str:
+        if self.marks == 1:
+            return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
+        return f"iteration {self.rule.version + 1}, the sum over the workers"
 
     def saved(self) -> Dict[str, np.ndarray]:
         """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.

@@ -54,6 +54,9 @@ class TorchStore:
     """
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        if options.uneven == "join":
+            raise ConfigError("uneven `join` is for stores of Gluon; give all workers of a PyTorch script as many "
+                              "batches")
         self.session = Session(method, options, transport)
         self.options = self.session.method.options
         self.lr_local: Optional[float] = getattr(options, "lr_local", None)

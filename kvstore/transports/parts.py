@@ -54,10 +54,10 @@ class Parts(Resident):
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         self.note(lr)
         before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
-        update, share = self.updates[bucket.id], 1.0 / self.sharded.num_workers
+        update = self.updates[bucket.id]
 
         def update_part(total: NDArray) -> None:
-            update(self._part(bucket, before.result()), total, lr, share, out=self._part(bucket, after))
+            update(self._part(bucket, before.result()), total, lr, self.share, out=self._part(bucket, after))
 
         self._arriving[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
         return self._arriving[bucket.id]

@@ -77,7 +77,8 @@ class Connection:
         late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
                 f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
         with watch.deadline(self.timeout_s, late), control.alone():
-            return mx.kvstore.create("dist_sync" if self.synchronous else "dist_async")
+            # Of the module below: `mx.kvstore.create` may have been taught that these names mean us.
+            return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")
 
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""

@@ -7,6 +7,7 @@ each worker's own, the rate at which they move: it must be the same on all, whic
 """
 import struct
 import zlib
+from functools import partial
 from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.job import agreement
+from kvstore.wire import finite
 from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Replicated, Ring, State, Transport
 from kvstore.wire.saved import array_text, below, npz, text_array, un_npz
 
@@ -41,11 +43,14 @@ class Resident(GlobalWeights):
         self._transport = transport
         self.buckets: Sequence[Bucket] = ()
         self.updates: Dict[int, Queued] = {}  # U, by bucket
+        self.share = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
     def optimizer(self, opening: Opening) -> mx.optimizer.Optimizer:
         """U, for the buckets of `opening`."""
         self.buckets = opening.buckets
+        if opening.options.get("reduction") == "sum":
+            self.share = 1.0
         optimizer = optimizers.build(opening.optimizer, trusted=True)  # this process's own
         optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
@@ -100,6 +105,9 @@ class Replicas(Resident, Replicated):
             w = weights(bucket)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
+            if opening.traffic.on_nan == "skip":
+                where = f"worker {self.ring.worker_rank}, the sum over the workers"
+                self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
             self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2, first=[w])
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
@@ -110,7 +118,7 @@ class Replicas(Resident, Replicated):
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
-        update, share = self.updates[bucket.id], 1.0 / self.ring.num_workers
+        update = self.updates[bucket.id]
         self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
-            lambda total: update(before.result(), total, lr, share, out=after))
+            lambda total: update(before.result(), total, lr, self.share, out=after))
         return self._arriving[bucket.id]

@@ -4,10 +4,14 @@ too large for a float (from 2e19 on).
 
 Workers look at the beginning of each bucket, which takes microseconds and finds most: a loss that is not a number makes
 all gradients so. Servers look at what they get, before an update reads it anyway. Where MXNet has added up by then, the
-server knows the round and the parameter, and no worker. With on_nan `find`, workers look at everything they send.
+server knows the round and the parameter, and no worker. With on_nan `find`, workers look at everything they send. With
+`skip`, what is not finite is left out where it would be applied: by servers, by workers without servers, and by a
+worker that takes steps of its own.
 """
 import functools
+import itertools
 import math
+import sys
 from typing import Callable, Optional, Sequence, Tuple
 
 import numpy as np
@@ -21,9 +25,13 @@ Look = Callable[[np.ndarray], None]
 Names = Sequence[Tuple[str, int]]
 """The parameters of a bucket, and where each ends."""
 
-ON_NAN = ("stop", "find", "continue")
+ON_NAN = ("stop", "find", "skip", "continue")
 SAMPLE = 1024
-"""Floats of a bucket that a worker looks at with `stop`."""
+"""Floats of a bucket that a worker looks at with `stop` and `skip`."""
+
+MOST_LINES = 20
+"""That a process says of what is skipped."""
+_lines = itertools.count(1)
 
 ADVICE = "Lower the learning rate, look at the data, or let on_nan be `continue`"
 
@@ -53,6 +61,21 @@ def look(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int]
                             f"not sent. {ADVICE}")
 
 
-def looking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int]) -> Look:
-    """`look`, at what this worker sends of a bucket in this iteration."""
-    return functools.partial(look, worker_rank, iteration, bucket, sample)
+def skips(where: str, of: Names, floats: np.ndarray, sample: Optional[int] = None) -> bool:
+    """Whether floats are not finite, as far as the `sample` tells; then a line says that they are skipped."""
+    if finite(floats[:sample]):
+        return False
+    line = next(_lines)
+    if line <= MOST_LINES:
+        more = "; there will be no more lines like this one" if line == MOST_LINES else ""
+        print(f"{where}: {wrong(floats, of)}, and are skipped{more}", file=sys.stderr, flush=True)
+    return True
+
+
+def _tell(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
+    skips(f"worker {worker_rank}, iteration {iteration}", names(bucket), floats, sample)
+
+
+def looking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool) -> Look:
+    """`look`, at what this worker sends of a bucket in this iteration; with `skip` it only says so."""
+    return functools.partial(_tell if skip else look, worker_rank, iteration, bucket, sample)

@@ -101,7 +101,7 @@ class Transport:
 
     worker_rank: int
     num_workers: int
-    looks_at_all = False  # whether it does with on_nan `stop`, too
+    looks_at_all = False  # whether it does with on_nan `stop` and `skip`, too
     _on_nan = "continue"
     _iteration = 0
 
@@ -131,7 +131,7 @@ class Transport:
         if self._on_nan == "continue":
             return None
         sample = None if self.looks_at_all or self._on_nan == "find" else SAMPLE
-        return looking(self.worker_rank, self._iteration, bucket, sample)
+        return looking(self.worker_rank, self._iteration, bucket, sample, skip=self._on_nan == "skip")
 
     def seconds(self) -> Optional[float]:
         """When the last iteration begun is over, in a time of the transport's own; None: it has none. May wait."""

@@ -404,6 +404,9 @@ class TrainConfig:
             return
         if self.kvstore == "local":
             raise ConfigError("kvstore `local` is for one process without a network; take another one with cluster")
+        if self.options.uneven == "join":
+            raise ConfigError("uneven `join` has no meaning with cluster: its workers' data are of one length; leave "
+                              "it out")
         for key, why in (("emulate_compute", "computing times are the cluster's"), ("num_gpus", "it computes on CPUs"),
                          ("gpus", "it computes on CPUs"), ("trace", "a timeline is of real time")):
             if getattr(self, key):

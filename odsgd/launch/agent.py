@@ -22,7 +22,7 @@ import time
 from typing import Dict, Iterable, List, Optional, Set
 
 from kvstore.job.pulse import STACKS
-from odsgd.launch import handshake, linux
+from odsgd.launch import handshake, hook, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.lines import CHUNK, Pieces, Stream
@@ -176,6 +176,8 @@ class Agent:
         path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
         if not spec["name"].startswith("worker"):
             path.insert(0, "")  # it works elsewhere, and finds the same modules
+        elif "ODSGD_STORE" in spec["env"]:
+            path.insert(0, hook.FOLDER)
         if path:
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
         return env

@@ -11,8 +11,10 @@ import contextlib
 import os
 import shutil
 import sys
-from typing import Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, List, Optional, Sequence, Tuple, TypeVar, Union
 
+from kvstore.algorithms import standin
+from kvstore.algorithms.standin import StandIn
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser, unknown_flag
@@ -49,7 +51,7 @@ def parse(argv: Sequence[str]) -> plan.Job:
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
     command = _command(options.command, launcher)
-    training = _training(command, launcher)
+    training = _training(command, launcher, options.store)
     if options.on_worker_loss == "continue" and training and not training.asynchronous:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
@@ -63,7 +65,8 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env_server=plan.parse_env(options.env_server, "--env-server", os.environ),
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
-        max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss)
+        max_restarts=options.max_restarts, grace_s=options.grace, on_worker_loss=options.on_worker_loss,
+        store=options.store)
 
 
 def flags() -> List[str]:
@@ -100,6 +103,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-restarts", type=_restarts, default=0, metavar="N",
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
+    add("--store", metavar="NAME[,OPTION=VALUE...]",
+        help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker dies: end the job (default), or let an asynchronous one go on")
     parser.add_argument("command", nargs=argparse.REMAINDER,
@@ -132,15 +137,24 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
     return tuple(words)
 
 
-def _training(command: Sequence[str], launcher: str) -> Optional[TrainConfig]:
-    """The configuration that the workers will train with, if the command is ours and it can be known here."""
+def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Union[TrainConfig, StandIn, None]:
+    """What the workers will train with, if the command is ours and it can be known here, or it has been said."""
     try:
-        return check_command(command, elsewhere=launcher != "local")
+        training = check_command(command, elsewhere=launcher != "local")
     except ConfigError as error:
         raise ConfigError(f"the workers' command: {error}") from None
+    if store is None:
+        return training
+    if training is not None:
+        raise ConfigError("--store is for scripts that ask for a store of MXNet's; `odsgd train` has a flag of its "
+                          "own, --kvstore")
+    try:
+        return standin.parse(store)
+    except ConfigError as error:
+        raise ConfigError(f"--store {shown(store)}: {error}") from None
 
 
-def _num_servers(asked: Optional[str], num_workers: int, training: Optional[TrainConfig]) -> int:
+def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
     """As asked, or by default as many as workers, or none for a training that needs none."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)

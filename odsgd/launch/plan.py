@@ -37,8 +37,8 @@ FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, 
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_VERSIONS", "PMI_PORT",
-    "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_STORE",
+    "ODSGD_VERSIONS", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -68,6 +68,7 @@ class Job:
     max_restarts: int = 0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
+    store: Optional[str] = None  # for scripts that ask for MXNet's
     live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
 
@@ -135,7 +136,8 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
     meetings = [{}] * job.num_workers if job.num_servers else _meetings(job, root)
-    processes += [process("worker", rank, host, worker, {**job.env_worker, **meetings[rank]})
+    standing_in = {"ODSGD_STORE": job.store} if job.store else {}
+    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **meetings[rank]})
                   for rank, host in enumerate(worker_hosts)]
     return Plan(processes, secret, root)
 

@@ -12,7 +12,8 @@ from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
 # MXNet fuses a multiplication and an addition where NumPy rounds in between.
 CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
 
-IN_NUMPY = ["ssgd", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssgd_batch", "ssgd_lr_at", "odsgd", "odsgd_mult",
+IN_NUMPY = ["ssgd", "ssgd_sum", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssgd_batch", "ssgd_lr_at", "odsgd",
+            "odsgd_sum", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
             "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum"]
 
@@ -23,6 +24,11 @@ def rates(first: float, changes: Dict[str, float]) -> Any:
         known = [(int(at), lr) for at, lr in changes.items() if int(at) <= t]
         return max(known)[1] if known else first
     return rate
+
+
+def summed(gradient: Any, workers: int) -> Any:
+    """Gradients whose mean over so many is the sum of these."""
+    return lambda m, t, w: paper.F(workers) * gradient(m, t, w)
 
 
 def scheduled(scenario: Scenario) -> Any:
@@ -46,10 +52,12 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     lr_mult, wd_mult = multipliers(scenario)
     update = paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0) * wd_mult, lr_mult=lr_mult)
     common = (gradient, initial(), workers, scenario.iterations, update)
+    codes["adds"] = scenario.options.get("reduction") == "sum"
     if scenario.store == "ssgd":
         return paper.synchronous(*common, **codes)
     options = dict(scenario.options)
     options.pop("bucket_nbytes", None)
+    options.pop("reduction", None)
     name = "none" if scenario.store == "delayed" else options.pop("optimizer_local", "sgd")
     warmup = options.pop("warmup", 0)
     first = options.pop("lr_local", None)

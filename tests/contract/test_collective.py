@@ -6,7 +6,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import NamedJob, assert_same_bits
-from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled
+from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled, summed
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
 
@@ -33,8 +33,9 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
                            lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p * lr(t) / lr(0))
                            * lr_mult, wd)
     update = paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
+    handed_in = summed(gradient, workers) if options.get("reduction") == "sum" else gradient
     K = 1 if scenario.store == "dsync" else options.get("K", 2)
-    return paper.pipe_sgd(gradient, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
+    return paper.pipe_sgd(handed_in, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
 
 
 @pytest.mark.parametrize("name", IN_NUMPY)

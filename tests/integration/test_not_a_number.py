@@ -50,7 +50,7 @@ def job(tmp_path: Path, name: str, place: Any, servers: int = 1, **options: Any)
 def test_a_worker_whose_gradient_is_not_a_number_stops_the_job(tmp_path: Path, name: str, options: Any) -> None:
     done = job(tmp_path, name, ALL, **options)
     assert done.returncode == 70, done.stderr
-    assert re.search(rf"worker 1, iteration 3: \d+ {FOUND}, and were not sent\. Lower", done.stderr)
+    assert re.search(rf"^worker 1 \| worker 1, iteration 3: \d+ {FOUND}, and were not sent\. Lower", done.stderr, re.M)
     assert "Traceback" not in done.stderr
 
 
@@ -72,6 +72,16 @@ def test_find_names_the_worker_always(tmp_path: Path) -> None:
 def test_continue_goes_on(tmp_path: Path) -> None:
     done = job(tmp_path, "ssgd", ALL, on_nan="continue")
     assert done.returncode == 0 and done.stdout.count("weights nan") == 2, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name, options", [("ssgd", {}), ("odsgd", {"warmup": 0})])
+def test_skip_leaves_the_round_out_and_says_so(tmp_path: Path, name: str, options: Any) -> None:
+    done = job(tmp_path, name, ALL, on_nan="skip", **options)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^worker 1 \| worker 1, iteration 3: \d+ {FOUND}, and are skipped$", done.stderr, re.M)
+    assert re.search(rf"^server 0 \| server 0, iteration 3, the sum over the workers: \d+ {FOUND}", done.stderr, re.M)
+    left = re.findall(r"weights (\S+)", done.stdout)
+    assert len(left) == 2 and "nan" not in left and (name != "ssgd" or left[0] == left[1])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no MPI here: pip install 'odsgd[mpi]'")

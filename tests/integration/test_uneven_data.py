@@ -1,20 +1,24 @@
 """Workers whose data are not of one length, in a script of one's own: who waits for whom is told at once."""
+import importlib.util
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.jobs import launch
 
 SCRIPT = """
+import json
 import sys
 import odsgd
 import mxnet as mx
 import kvstore
 
-store = kvstore.create("ssgd", timeout_s=15)
+store = kvstore.create(sys.argv[2], timeout_s=15, **json.loads(sys.argv[3]))
 net = mx.gluon.nn.Dense(1, in_units=1)
-net.initialize()
+net.initialize(mx.init.One())
 trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
 for t in range(5 if store.rank == 1 else 9):
     with mx.autograd.record():
@@ -24,6 +28,7 @@ for t in range(5 if store.rank == 1 else 9):
     mx.nd.waitall()
 if sys.argv[1] == "evaluates":
     store.barrier()
+print("weight %.4f" % net.weight.data().asscalar())
 """
 
 
@@ -32,6 +37,24 @@ if sys.argv[1] == "evaluates":
 def test_the_worker_that_has_no_more_batches_is_named(then: str, where: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    done = launch(2, 1, [sys.executable, str(script), then])
+    done = launch(2, 1, [sys.executable, str(script), then, "ssgd", "{}"])
     assert done.returncode == 75, done.stderr
     assert f"warning: worker 1 {where}, and worker 0 waits in iteration 6" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store, servers, options", [
+    ("ssgd", 1, {}), ("odsgd", 1, {"warmup": 0, "codec": "float16"}),
+    *([("dsync", 0, {}), ("ssgd", 0, {"transport": "sharded"})] if importlib.util.find_spec("mpi4py") else [])])
+def test_the_others_go_on_where_a_worker_that_has_ended_joins(store: str, servers: int, options: Any,
+                                                              tmp_path: Path) -> None:
+    """Every gradient is 1, and so is the mean of those that there are: W falls by 0.1 in each of the 9 iterations."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    words = [sys.executable, str(script), "ends", store, json.dumps({**options, "uneven": "join"})]
+    done = launch(2, servers, words)
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 | weight 0.1000\n" in done.stdout
+    assert "not of one length" not in done.stderr
+    ends = launch(2, servers, [word if word != "ends" else "evaluates" for word in words])
+    assert ends.returncode == 0 and ends.stdout.count("| weight 0.") == 2, ends.stdout + ends.stderr

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kvstore.algorithms.asgd import AsyncUpdate
-from kvstore.algorithms.method import Rule, Update
+from kvstore.algorithms.method import Options, Rule, Update
 from kvstore.algorithms.sync import SyncUpdate
 from kvstore.errors import ProtocolError
 from kvstore.wire.messages import ASYNC_MODULUS, Header
@@ -20,7 +20,7 @@ class Descent(Update):
 
 
 def started(rule: Type[Rule], workers: int = 3) -> Rule:
-    made = rule(7, None, workers, Descent())
+    made = rule(7, Options(), workers, Descent())
     made.start(np.zeros(2, np.float32))
     return made
 

@@ -98,11 +98,70 @@ def test_barrier_rank_and_dead_nodes() -> None:
     assert on_workers(check) == [(rank, WORKERS, 0, "ssgd") for rank in range(WORKERS)]
 
 
+def rows(shape: Any, ids: List[int], value: float) -> Any:
+    """A row-sparse array with this value in these rows."""
+    return mx.nd.sparse.row_sparse_array((mx.nd.full((len(ids), *shape[1:]), value), ids), shape=shape)
+
+
+@pytest.mark.parametrize("name", ["ssgd", "asgd"])
+def test_row_sparse_gradients_and_pulls(name: str) -> None:
+    """Worker m has gradients of m + 1 in rows 0 and m alone; asynchronous servers add, synchronous ones average."""
+    shape, share = (4, 3), 1 if name == "asgd" else WORKERS
+
+    def check(store: Store) -> None:
+        store.init(["3", "4"], [rows(shape, [0, 1, 2, 3], 1), mx.nd.zeros(5)])
+        for _ in range(2):
+            store.push("3", rows(shape, [0, store.rank], store.rank + 1) if store.rank else rows(shape, [0], 1))
+            store.push("4", gradient(store, (5,)))
+        store.barrier()
+        if name == "asgd":  # an answer has what had come before it
+            with store.global_weights():
+                taken = store._known("3").weights[0].asnumpy()
+        else:
+            out, dense = mx.nd.sparse.zeros("row_sparse", shape), mx.nd.zeros(shape)
+            store.row_sparse_pull("3", out=out, row_ids=mx.nd.array([2, 0, 2], dtype="int64"))
+            assert out.stype == "row_sparse" and out.indices.asnumpy().tolist() == [0, 2]
+            store.pull("3", out=dense)
+            taken = dense.asnumpy()
+            np.testing.assert_array_equal(out.asnumpy()[[0, 2]], taken[[0, 2]])
+            assert not out.asnumpy()[[1, 3]].any()
+        np.testing.assert_allclose(taken[:, 0], [1 + 2 * 6 / share, 1 + 2 * 2 / share, 1 + 2 * 3 / share, 1], rtol=1e-6)
+
+    on_workers(check, name)
+
+
+def test_a_trainer_with_row_sparse_gradients_walks_the_path_of_dense_ones() -> None:
+    """Decay and momentum touch all rows."""
+    def train(sparse: bool) -> List[Any]:
+        def worker(transport: Any) -> Any:
+            net = mx.gluon.nn.Sequential()
+            net.add(mx.gluon.nn.Embedding(7, 3, sparse_grad=sparse, prefix="first_"),
+                    mx.gluon.nn.Dense(2, in_units=12, prefix="second_"))
+            net.initialize(mx.init.Constant(0.5))
+            trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1},
+                                       kvstore=kvstore.create("odsgd", transport=transport, warmup=1))
+            seen = []
+            for t in range(4):
+                with mx.autograd.record():
+                    loss = (net(mx.nd.array([[0, transport.worker_rank, 2, t], [5, 5, 2, 2]])) ** 2).sum()
+                loss.backward()
+                trainer.step(2)
+                seen.append(net[0].weight.data().asnumpy())
+            return np.array(seen)
+
+        return Stage(2).run(worker)
+
+    kvstore.register()
+    for ours, theirs in zip(train(sparse=True), train(sparse=False)):
+        np.testing.assert_array_equal(ours, theirs)
+        assert len(np.unique(ours[-1][:, 0])) > 3
+
+
 @pytest.mark.parametrize("call, said", [
     (lambda store: store.pull("5", out=mx.nd.zeros(1)), "key 5 was not broadcast, nor initialized by `init`"),
     (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
-    (lambda store: store.row_sparse_pull("3"), "keep dense weights"),
+    (lambda store: store.row_sparse_pull("3", out=mx.nd.zeros(1)), "row_sparse_pull of 3 without row_ids"),
     (lambda store: store.set_optimizer(mx.optimizer.SGD()), "set_optimizer after the first step"),
 ])
 def test_what_cannot_be_is_one_line(call: Callable[[Store], None], said: str) -> None:

@@ -314,7 +314,8 @@ def test_a_span_may_count_epochs() -> None:
 
 def test_options_of_no_concern_to_a_store_do_not_reach_it() -> None:
     assert TrainConfig(kvstore="easgd", timeout_s=5).options.plain() == {
-        "bucket_nbytes": None, "timeout_s": 5.0, "on_nan": "stop", "T": 4, "alpha": None, "beta": 0.9}
+        "bucket_nbytes": None, "timeout_s": 5.0, "on_nan": "stop", "uneven": "wait",
+        "reduction": "mean", "T": 4, "alpha": None, "beta": 0.9}
     assert method_options(TrainConfig(kvstore="local")) == {}
     assert "lr_step_epochs_local" not in TrainConfig(lr_local=1, lr_step_epochs_local="3").options.plain()
 
