@@ -34,6 +34,9 @@ MPI = ["mpi4py>=4.1", "mpich>=5.0"]  # both the first that need no compiler: whe
 
 PLOT = ["matplotlib>=3.3"]
 
+# The first with Tensor.register_post_accumulate_grad_hook. Up to 2.2 it is compiled for NumPy 1, later for both.
+TORCH = ["torch>=2.1"]
+
 BOARD = ["tensorboardX>=2.6.2,<3"]  # the first without an upper bound on protobuf; has releases for every Python here
 
 # A later ruff may know rules that this code has never met; the others' releases differ from Python to Python.
@@ -52,6 +55,7 @@ setup(
         **{name: [requirement] for name, requirement in MXNET.items()},
         "mpi": MPI,
         "plot": PLOT,
+        "torch": TORCH,
         "board": BOARD,
         "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
         "check": CHECK,

@@ -33,6 +33,8 @@ class Parameter:
     dtype: str = "float32"
     lr_mult: float = 1.0
     wd_mult: float = 1.0
+    group: int = 0
+    """Only parameters of one group share a bucket: each may have a learning rate of its own in every step."""
 
     @property
     def size(self) -> int:
@@ -136,12 +138,12 @@ def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[
     Buckets of different kinds are filled side by side, so that biases with a multiplier of their own do
     not break the rows of weights into small pieces.
     """
-    filling: Dict[Tuple[str, float, float], List[Segment]] = {}
+    filling: Dict[Tuple[str, float, float, int], List[Segment]] = {}
     for parameter in parameters:
         if capacity is None:
             yield [Segment(parameter, 0, parameter.size, 0)]
             continue
-        kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult)
+        kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult, parameter.group)
         start = 0
         while start < parameter.size:
             group = filling.setdefault(kind, [])

@@ -1,8 +1,8 @@
 """From a name and options to a store."""
-from typing import Any, Optional, Union
+from typing import Any, Dict, Optional, Tuple, Type, Union
 
 from kvstore import algorithms
-from kvstore.algorithms.method import Options
+from kvstore.algorithms.method import Method, Options
 from kvstore.errors import ConfigError, unknown
 from kvstore.gluon.store import Store
 from kvstore.job import control
@@ -11,21 +11,32 @@ from kvstore.wire.interfaces import KINDS, Transport, kind_of
 
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> Store:
     """`kvstore.create`, whose documentation it is."""
+    return Store(*checked(name, transport, options))
+
+
+def make(name: str, options: Options, transport: Transport) -> Store:
+    """A store with checked options on a transport that is there."""
+    return Store(fitting(name, options, transport), options, transport)
+
+
+def checked(name: str, transport: Union[str, Transport, None],
+            options: Dict[str, Any]) -> Tuple[Type[Method], Options, Transport]:
+    """What every front end makes its store of. Waits for the job, the first time in a process."""
     method = algorithms.find(name)
     for option in options:
         if option not in method.option_names():
             raise unknown(f"option of store {name}", option, method.option_names())
     try:
-        checked = method.Options(**options).in_iterations()
+        given = method.Options(**options).in_iterations()
     except ConfigError as error:
         raise ConfigError(f"store {name}: {error}") from None
     if not isinstance(transport, Transport):
-        transport = connect(name, transport, checked.timeout_s)
-    return make(name, checked, transport)
+        transport = connect(name, transport, given.timeout_s)
+    return fitting(name, given, transport), given, transport
 
 
-def make(name: str, options: Options, transport: Transport) -> Store:
-    """A store with checked options on a transport that is there."""
+def fitting(name: str, options: Options, transport: Transport) -> Type[Method]:
+    """The method of this name; ConfigError unless it runs on this transport with these options."""
     method = algorithms.find(name)
     kind = kind_of(transport)
     if not kind:
@@ -35,7 +46,7 @@ def make(name: str, options: Options, transport: Transport) -> Store:
         raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
                           f"`{kind}`")
     method.check_transport(options, kind)
-    return Store(method, options, transport)
+    return method
 
 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:

@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, by_layer
+from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.engine.updates import Queued, is_plain_sgd
+from kvstore.engine.updates import Queued, is_in_numpy
 from kvstore.errors import ConfigError
 from kvstore.job.control import pulse, watch
 from kvstore.tracing import recorder, wraps
@@ -74,7 +74,7 @@ class Session:
 
     def _check_skips(self) -> None:
         on_this_worker = [self.local_optimizer, self.optimizer if isinstance(self.wire, Resident) else None]
-        if self.method.options.on_nan == "skip" and not all(one is None or is_plain_sgd(one) for one in on_this_worker):
+        if self.method.options.on_nan == "skip" and not all(one is None or is_in_numpy(one) for one in on_this_worker):
             raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
                               "`stop`, or that one where workers take the steps (optimizer_local; rings)")
 
@@ -98,11 +98,11 @@ class Session:
         return lines
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
-        """Lay out the buckets."""
+        """Lay out the buckets; those of the last parameters, whose gradients are expected first, come first."""
         assert self.optimizer is not None
         used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
-        self.buckets = self.transport.plan(by_layer(parameters), self._traffic)
+        self.buckets = self.transport.plan(parameters, self._traffic)
         return self.buckets
 
     def begin(self, weights: Callable[[Bucket], NDArray],

@@ -23,8 +23,9 @@ README = TEXT[ROOT / "README.md"]
 DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text in TEXT.items()
         if FOLDER in page.parents}
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
-            "design": "Explanation", "virtual": "How-to guides", "advise": "How-to guides", "benchmarks": "Results",
-            "reliability": "Results", "results": "Results", "timing-models": "Results", "scale": "Results",
+            "design": "Explanation", "virtual": "How-to guides", "advise": "How-to guides", "pytorch": "How-to guides",
+            "benchmarks": "Results", "reliability": "Results", "results": "Results", "timing-models": "Results",
+            "scale": "Results",
             "contributing": "For contributors"}
 """Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
 MEASURED = re.compile(r"benchmarks/\w+_\d{6}$|results/[a-z-]+$")

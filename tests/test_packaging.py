@@ -11,16 +11,18 @@ from typing import Any, Dict, List, Optional
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df")
+TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm", "ln", "cp", "sed", "cut", "df", "tr")
 
 # Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
-# PIP_SAYS (what pip install does), PYTEST_STATUS, RUFF_STATUS, MYPY_STATUS, LAYERS_STATUS, CALLS (how it was called).
+# PIP_SAYS (what pip install does), TORCH (the versions that pip finds), PYTEST_STATUS, RUFF_STATUS, MYPY_STATUS,
+# LAYERS_STATUS, CALLS (how it was called).
 PYTHON = """#!/bin/sh
 echo "$*" | head -n 1 >>"$CALLS"
 case "$1 $2" in
     "-c "*_base_executable*) echo "$VERDICT|$0" ;;
     "-m venv") mkdir -p .venv/bin && for name in python lint-imports; do cp "$0" ".venv/bin/$name"; done ;;
-    "-m pip") [ "$3" != install ] || { echo "$PIP_SAYS"; exit "$PIP_STATUS"; } ;;
+    "-m pip") case $3 in index) echo "torch (2.13.0)"; echo "Available versions: $TORCH" ;; esac
+        [ "$3" != install ] || { echo "$PIP_SAYS"; exit "$PIP_STATUS"; } ;;
     "-m pytest") exit "$PYTEST_STATUS" ;;
     "-m ruff") exit "$RUFF_STATUS" ;;
     "-m mypy") exit "$MYPY_STATUS" ;;
@@ -58,7 +60,7 @@ class Machine:
         """Run a script of the checkout from another folder."""
         self.calls_log.write_text("")
         variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),
-                                     "VERDICT": READY, "PIP_SAYS": ""}
+                                     "VERDICT": READY, "PIP_SAYS": "", "TORCH": "2.13.0, 2.12.1"}
         variables.update({f"{tool}_STATUS": "0" for tool in ("PIP", "PYTEST", "RUFF", "MYPY", "LAYERS")})
         variables.update(environment)
         return subprocess.run([str(self.root / script), *arguments], env=variables, cwd=str(self.bin),
@@ -97,6 +99,15 @@ def test_a_clone_is_set_up_once(machine: Machine) -> None:
     second = machine.run()
     assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
     assert machine.installs() == []
+
+
+def test_of_pytorch_the_newest_cpu_build_is_installed_and_no_other(machine: Machine) -> None:
+    machine.add("python3")
+    assert machine.run("scripts/setup", "cpu,torch", TORCH="2.13.0, 2.12.1+cpu, 2.12.1, 2.11.0+cpu").returncode == 0
+    assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,torch] torch==2.12.1+cpu"
+    assert "has no CPU build of PyTorch" in the_error(machine.run("scripts/setup", "torch"))
+    result = machine.run(".ci/run")  # goes on without it
+    assert result.returncode == 0 and "its tests are skipped" in result.stderr and machine.calls[-1] == "-m pytest"
 
 
 def test_a_changed_setup_installs_again_into_the_same_environment(machine: Machine) -> None:
@@ -271,6 +282,6 @@ def test_both_twins_of_opencv_have_the_same_bounds() -> None:
 
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
     text = (ROOT / "kvstore/engine/_mxnet.py").read_text()
-    extras = set(packaging()["extras_require"]) - {"mpi", "plot", "test", "check"}
+    extras = set(packaging()["extras_require"]) - {"mpi", "plot", "torch", "board", "test", "check"}
     assert {"cpu", "cu112"} < extras
     assert [extra for extra in sorted(extras) if extra not in text] == []

@@ -175,6 +175,11 @@ def view(array: NDArray) -> np.ndarray:
     return np.ctypeslib.as_array(floats(array, 0, array.size))
 
 
+def wait_to_write(array: NDArray) -> None:
+    """Wait until nothing that has been queued reads or writes `array` any more, or what it is a view of."""
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+
+
 def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
     """Elements [start, stop) of a flat single-precision CPU array, in place and past the engine.
 

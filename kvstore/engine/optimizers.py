@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from kvstore.algorithms.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_c
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.formulas import Formula
 from kvstore.errors import ConfigError, unknown
 
 
@@ -111,7 +112,8 @@ ELEMENTWISE = {"SGD", "NAG", "Adam", "AdaGrad", "AdaDelta", "RMSProp", "Ftrl", "
 
 def elementwise(optimizer: Optional[mx.optimizer.Optimizer]) -> bool:
     """Whether `optimizer` may be applied to a bucket of several parameters, or of a part of one."""
-    return optimizer is None or (known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
+    return optimizer is None or isinstance(optimizer, Formula) or (
+        known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
 
 
 def known(optimizer: mx.optimizer.Optimizer) -> bool:

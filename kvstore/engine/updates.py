@@ -1,5 +1,5 @@
 """An optimizer applied to a bucket: at once on a server, or queued on a worker."""
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from kvstore import keeping
 from kvstore.algorithms.method import Update
 from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.formulas import Formula
 
 
 class Applied(Update):
@@ -56,9 +57,9 @@ class AtOnce(Applied):
     def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
         assert w is self._seen[0] and out is None, "a rule updates the weights that `receive` gave it, in place"
         self._set(lr, share)
-        if is_plain_sgd(self.optimizer):
-            momentum = None if self.state is None else engine.memory(self.state)
-            SGD(self.optimizer, self.index)(w, grad, momentum, out=w, room=grad)
+        step = in_numpy(self.optimizer, self.index)
+        if step is not None:
+            step(w, grad, [engine.memory(array) for array in self.arrays().values()], out=w, room=grad)
         else:
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
@@ -79,8 +80,9 @@ class Queued(Applied):
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
         self._set(lr, share * self.factor)
-        if is_plain_sgd(self.optimizer):
-            self._step(w, grad, out)
+        step = in_numpy(self.optimizer, self.index)
+        if step is not None:
+            self._queue(step, w, grad, out)
         else:  # works in place
             if out is not w:
                 self.copy(w, out)
@@ -96,8 +98,8 @@ class Queued(Applied):
         """out <- w"""
         w.copyto(out)
 
-    def _step(self, w: NDArray, grad: NDArray, out: NDArray) -> None:
-        step = SGD(self.optimizer, self.index)
+    def _queue(self, step: "_InNumPy", w: NDArray, grad: NDArray, out: NDArray) -> None:
+        state = list(self.arrays().values())
 
         def update() -> None:
             before, g, after = engine.view(w), engine.view(grad), engine.view(out)
@@ -105,22 +107,39 @@ class Queued(Applied):
                 if out is not w:
                     after[:] = before
                 return
-            momentum = None if self.state is None else engine.view(self.state)
-            step(before, g, momentum, out=after, room=None if out is w else after)
+            step(before, g, [engine.view(array) for array in state], out=after, room=None if out is w else after)
 
-        reads = [grad] if out is w else [w, grad]
-        engine.push(update, reads, [out] if self.state is None else [out, self.state])
+        engine.push(update, [grad] if out is w else [w, grad], [out, *state])
 
 
-def is_plain_sgd(optimizer: mx.optimizer.Optimizer) -> bool:
+class _InNumPy(Protocol):
+    """One update of an optimizer that NumPy carries out.
+
+    `out` may be `w`. `room` is for what is computed on the way: `grad`, or `out` where that is not `w`; None: there is
+    none.
+    """
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
+                 room: Optional[np.ndarray]) -> None:
+        """Do it."""
+
+
+def in_numpy(optimizer: mx.optimizer.Optimizer, index: Any) -> Optional[_InNumPy]:
+    """The next update of array `index`, at the rate of now, which counts as done; None: MXNet's operators do it."""
+    if not is_in_numpy(optimizer):
+        return None
+    return optimizer.at(index) if isinstance(optimizer, Formula) else SGD(optimizer, index)
+
+
+def is_in_numpy(optimizer: mx.optimizer.Optimizer) -> bool:
     """Whether NumPy does what `optimizer` does."""
-    return type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient
+    return isinstance(optimizer, Formula) or (type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient)
 
 
 class SGD:
     """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
 
-        v <- momentum v - lr wd w - lr g,    out <- w + v        v: None without momentum
+        v <- momentum v - lr wd w - lr g,    out <- w + v        v: the state; none without momentum
     """
 
     def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
@@ -128,16 +147,16 @@ class SGD:
         self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
         self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
 
-    def __call__(self, w: np.ndarray, g: np.ndarray, v: Optional[np.ndarray], out: np.ndarray,
+    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
                  room: Optional[np.ndarray]) -> None:
-        """`out` may be `w`. `room` is for what is computed on the way: `g`, or `out` where that is not `w`."""
         with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
             step = np.multiply(g, self._scale, out=room)
-            if v is None:
+            if not state:
                 if self._wd:
                     step += self._lr * self._wd * w
                 np.subtract(w, step, out=out)
             else:
+                v = state[0]
                 v *= self._momentum
                 if self._wd:
                     v -= self._lr * self._wd * w

@@ -19,7 +19,7 @@ import numpy as np
 
 from kvstore import saving
 from kvstore.algorithms.method import Method, Options
-from kvstore.buckets import Parameter
+from kvstore.buckets import Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
@@ -298,7 +298,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._global_optimizer()
         self._share()
         self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
-                       for bucket in self.session.plan(self._trainable())]
+                       for bucket in self.session.plan(by_layer(self._trainable()))]
         for lane in self._lanes:
             if self.session.on is not None:
                 wraps.lane(self.session.on, lane)

@@ -8,6 +8,8 @@
     job.py       one of them, run on the launching machine of the cluster
     worker.py    runs as its workers: ours, and stock MXNet's
     ddp.py       runs as its workers, for PyTorch; standard library and torch only
+    torch_worker.py   runs as its workers: ours, on PyTorch
+    backward.py  the emulated accelerator of both
     hvd.py       runs as its workers, for Horovod, on the loop of worker.py
     network.py   the network interface of a process; standard library only
     server.py    runs as its servers

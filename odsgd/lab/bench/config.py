@@ -137,7 +137,8 @@ class BenchConfig:
     def __post_init__(self) -> None:
         if not self.systems:
             raise ConfigError("no systems: say what to measure, e.g. --systems mxnet/dist_sync@1,ssgd,odsgd")
-        foreign = [system.label for system in self.systems if system.name in (systems.DDP, systems.HOROVOD)]
+        foreign = [system.label for system in self.systems
+                   if system.name in systems.FOREIGN or system.worker != systems.System.worker]
         if foreign and self.dtype != "float32":
             raise ConfigError(f"{foreign[0]} is measured in float32; leave it out, or dtype `{self.dtype}`")
         labels = [system.label for system in self.systems]

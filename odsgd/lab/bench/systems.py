@@ -2,12 +2,14 @@
 
     NAME[:OPTION=VALUE...][@SERVERS]      odsgd@auto   odsgd:transport=ring   pipesgd:codec=quantize   mxnet/p3@1
 
-Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. SERVERS is how many
-parameter servers there are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts
-one beside every worker. A system on a ring, or whose workers own parts, has none.
+Names are our stores', with their options (but `warmup` is 0 unless given) and, on PyTorch, with `torch+` in front, and
+the others below. SERVERS is how many parameter servers there are, each on a host of its own (on loopback all are on one
+machine); `auto`, the default, puts one beside every worker. A system on a ring, or whose workers own parts, has none.
 """
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from kvstore.errors import ConfigError, unknown
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
+ON_TORCH = "torch+"
 DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
 FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
 """Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
@@ -43,6 +46,7 @@ class System:
     name: str
     options: Mapping[str, Any]
     servers: Optional[str]  # A number, `auto`, or None where there are none
+    worker: str = "worker"  # a module here: what runs as its workers, if the Python is ours
 
     def __str__(self) -> str:
         return self.label
@@ -86,7 +90,7 @@ class System:
         """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""
         if self.name in FOREIGN:
             return [str(python), str(FOLDER / FOREIGN[self.name])]
-        return [sys.executable, "-m", "odsgd.lab.bench.worker"]
+        return [sys.executable, "-m", f"odsgd.lab.bench.{self.worker}"]
 
 
 def parse(text: str) -> System:
@@ -95,6 +99,8 @@ def parse(text: str) -> System:
     >>> parse("odsgd:lr_local=0.5:warmup=3@1").options, parse("odsgd@1").servers, parse("ssgd").servers
     ({'warmup': 3, 'lr_local': 0.5}, '1', 'auto')
     """
+    if text.startswith(ON_TORCH):
+        return _on_torch(text)
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")
     if name not in OPTIONS:
@@ -114,6 +120,16 @@ def parse(text: str) -> System:
     if servers != AUTO and not (servers.isdigit() and int(servers)):
         raise ConfigError(f"`{text}`: expected a number of servers or `{AUTO}` after @, got `{servers}`")
     return System(text, name, options, servers)
+
+
+def _on_torch(text: str) -> System:
+    system = parse(text[len(ON_TORCH):])
+    if system.name not in OURS:
+        raise ConfigError(f"`{text}`: {ON_TORCH} goes before a store of ours: {', '.join(OURS)}")
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"`{text}` needs PyTorch beside MXNet, in this Python: scripts/setup torch, or pip install "
+                          "'odsgd[cpu,torch]'")
+    return dataclasses.replace(system, label=text, worker="torch_worker")
 
 
 def _option(text: str, pair: str) -> Tuple[str, Any]:

@@ -43,6 +43,17 @@ def test_a_system_is_a_name_with_options_and_servers(
     assert (system.num_servers(4), system.extra_hosts()) == (of_four, extra)
 
 
+def test_a_store_on_pytorch_is_the_store_with_another_worker() -> None:
+    pytest.importorskip("torch")
+    system, alone = systems.parse("torch+odsgd:warmup=3@1"), systems.parse("odsgd:warmup=3@1")
+    assert (system.name, system.options, system.servers) == (alone.name, alone.options, alone.servers)
+    assert str(system) == "torch+odsgd:warmup=3@1" and system.worker_command(None)[-1].endswith(".torch_worker")
+    with pytest.raises(ConfigError, match="goes before a store of ours"):
+        systems.parse("torch+mxnet/p3")
+    with pytest.raises(ConfigError, match="measured in float32"):
+        config("--systems", "torch+odsgd", "--dtype", "float16")
+
+
 @pytest.mark.parametrize("text, complaint", [
     ("odsdg", "unknown system `odsdg`; did you mean `odsgd`?"),
     ("local", "unknown system `local`"),

@@ -1,0 +1,122 @@
+"""Between a model's tensors and a bucket's flat array: gradients there, weights back, one copy each way.
+
+A flat array is MXNet's memory. A tensor on the same memory (no copy) is what PyTorch writes to and reads from, on the
+thread of the script: nothing of PyTorch's is touched while the script computes. Before that the engine is waited for:
+until nothing uses the flat array any more, or until it has been written.
+"""
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from kvstore.buckets import Bucket, Segment
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+
+FLATS = 8  # whose views are kept
+
+
+class Trained:
+    """One parameter that a store trains."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self.name, self.tensor = name, tensor
+        self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
+        self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
+
+    def gradient(self) -> Optional[torch.Tensor]:
+        """What is in `.grad`."""
+        grad = self.tensor.grad
+        if grad is not None and grad.layout is not torch.strided:
+            raise ConfigError(f"the gradient of {self.name} is sparse, and a store keeps whole arrays; make its module "
+                              "with sparse=False")
+        return grad
+
+    def forget(self) -> None:
+        """The gradient will be another one."""
+        self.flat_grad = None
+
+
+class TensorLane:
+    """The way of one bucket between tensors and flat arrays."""
+
+    def __init__(self, bucket: Bucket, trained: Dict[str, Trained]) -> None:
+        self.bucket = bucket
+        self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
+        self.w: Optional[NDArray] = None
+        """The weights of the next iteration, once they are asked for."""
+        self.due: Optional[NDArray] = None
+        """The same from the end of the iteration until the parameters hold them."""
+        self._own: List[NDArray] = []  # flat gradients, in turn, where they have no better place
+        self._views: Dict[int, Tuple[NDArray, List[torch.Tensor]]] = {}  # by id, which is one array's while it is kept
+
+    def weights(self) -> NDArray:
+        """A new flat array of what the parameters hold now."""
+        flat = mx.nd.zeros(self.bucket.size)
+        engine.wait_to_write(flat)
+        for view, (segment, one) in zip(self._of(flat), self.parts):
+            view.copy_(_part(one.tensor.detach(), segment))
+        return flat
+
+    def gather(self, room: Optional[NDArray]) -> NDArray:
+        """The gradients, in `room` if there is one. Waits for what has used the array before."""
+        flat = self._next() if room is None else room
+        engine.wait_to_write(flat)
+        with torch.inference_mode(False), torch.no_grad():
+            for view, (segment, one) in zip(self._of(flat), self.parts):
+                grad = one.gradient()
+                if grad is None:
+                    view.zero_()
+                elif _whole(segment):
+                    view.copy_(grad)
+                else:
+                    one.flat_grad = grad.reshape(-1) if one.flat_grad is None else one.flat_grad
+                    view.copy_(one.flat_grad[segment.start:segment.stop])
+        return flat
+
+    def show(self, flat: NDArray) -> None:
+        """Let the parameters hold `flat`. Waits until it is written."""
+        flat.wait_to_read()
+        with torch.inference_mode(False), torch.no_grad():
+            for view, (segment, one) in zip(self._of(flat), self.parts):
+                if _whole(segment):
+                    one.tensor.copy_(view)
+                elif one.tensor.is_contiguous():
+                    one.tensor.view(-1)[segment.start:segment.stop].copy_(view)
+                else:
+                    self._stage(one, segment, view)
+
+    def _stage(self, one: Trained, segment: Segment, view: torch.Tensor) -> None:
+        """A part of a parameter whose elements lie in another order (channels_last)."""
+        if one.staged is None:
+            one.staged = one.tensor.detach().reshape(-1).clone()
+        one.staged[segment.start:segment.stop].copy_(view)
+        one.tensor.copy_(one.staged.view(one.tensor.shape))
+
+    def _next(self) -> NDArray:
+        """The own flat array that has not been used for longer: the last one may still be on its way."""
+        self._own.append(mx.nd.zeros(self.bucket.size) if len(self._own) < 2 else self._own.pop(0))
+        return self._own[-1]
+
+    def _of(self, flat: NDArray) -> Sequence[torch.Tensor]:
+        """Tensors on the memory of `flat`, one for each segment."""
+        if id(flat) not in self._views:
+            if len(self._views) >= FLATS:  # there may be another every time
+                self._views.clear()
+            with torch.inference_mode(False):
+                whole = torch.from_numpy(engine.view(flat))
+                self._views[id(flat)] = flat, [_shaped(whole[segment.offset:segment.end], segment)
+                                               for segment in self.bucket.segments]
+        return self._views[id(flat)][1]
+
+
+def _whole(segment: Segment) -> bool:
+    return segment.stop - segment.start == segment.parameter.size
+
+
+def _shaped(flat: torch.Tensor, segment: Segment) -> torch.Tensor:
+    return flat.view(segment.parameter.shape) if _whole(segment) else flat
+
+
+def _part(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
+    return tensor if _whole(segment) else tensor.reshape(-1)[segment.start:segment.stop]

@@ -1,0 +1,39 @@
+"""One worker of a measured job, on PyTorch with a store of ours: ``python -m odsgd.lab.bench.torch_worker SPEC.json``.
+
+On the accelerator of backward.py, as ddp.py. Every stint has a store of its own.
+"""
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+import odsgd  # noqa: F401  first, as every script does
+
+# isort: split
+import torch
+
+from kvstore import algorithms
+from kvstore.torch.optimizer import Optimizer
+from kvstore.torch.store import create
+from odsgd.lab.bench import backward, usage
+
+
+def wrapped(model: Any, system: Dict[str, Any]) -> Tuple[Any, Any]:
+    sgd = backward.sgd(model, 0.0 if algorithms.find(system["name"]).plain_sgd else 0.9)
+    return model, Optimizer(sgd, model, create(system["name"], **system["options"]))
+
+
+def main(file: str) -> None:
+    """Measure every stint of a job."""
+    spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    measured = [backward.measure(model["shapes"], stint, usage.now, lambda made: wrapped(made, spec["system"]))
+                for model in spec["models"] for stint in model["stints"]]
+    Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,300 @@
+"""`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.torch.optimizer import Optimizer
+from kvstore.torch.store import create
+from kvstore.transports.inprocess import Stage
+
+STEPS = 20
+optim = torch.optim
+
+
+class Net(torch.nn.Module):
+    """Has what a front end may stumble on: a kernel that lies in another order and spans buckets, buffers, a weight
+    with two owners, one that its module does not compute with itself, one that is frozen, one that is never used. It
+    has no bias whose gradient is 0, on whose rounding errors Adam would train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
+        self.norm = torch.nn.BatchNorm2d(16)
+        self.attention = torch.nn.MultiheadAttention(16, 2, bias=False, batch_first=True)
+        self.first, self.second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.frozen = torch.nn.Linear(16, 16).requires_grad_(False)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.conv(x))).mean(3).transpose(1, 2)
+        x, _ = self.attention(x, x, x)
+        return self.frozen(self.second(torch.tanh(self.first(x)))).mean(1)
+
+
+def batches(seed: int = 0, number: int = STEPS) -> List[Any]:
+    random = np.random.RandomState(seed)
+    return [torch.tensor(random.normal(size=(4, 3, 6, 6)).astype(np.float32)) for _ in range(number)]
+
+
+def train(net: Any, optimizer: Any, xs: List[Any], scheduler: Any = None,
+          before: Callable[[int], None] = lambda t: None) -> None:
+    for t, x in enumerate(xs):
+        before(t)
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def state_of(net: Any) -> Dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy().copy() for name, tensor in net.state_dict().items()}
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    """To rounding, but for what was never used: alone it keeps its weights, with a store it decays."""
+    for name, array in state_of(theirs).items():
+        if not name.startswith("unused"):
+            np.testing.assert_allclose(state_of(ours)[name], array, 1e-4, atol=1e-5, err_msg=name)
+
+
+OPTIMIZERS: Dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: optim.SGD(p, 0.05), "decay": lambda p: optim.SGD(p, 0.05, weight_decay=0.01),
+    "momentum": lambda p: optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, 0.01, weight_decay=0.01), "adamw": lambda p: optim.AdamW(p, 0.01, (0.8, 0.99)),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.01, weight_decay=0.01),
+    "rmsprop_all": lambda p: optim.RMSprop(p, 0.01, 0.9, momentum=0.5, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.01, lr_decay=0.1, initial_accumulator_value=0.5)}
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(batches(9, 1)[0])
+
+    def forward(self, grad: Any) -> Any:
+        return (self.w * grad).sum()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_formula_is_torchs_to_rounding(name: str) -> None:
+    ours, alone = Linear(), Linear()
+    theirs = OPTIMIZERS[name](alone.parameters())
+    optimizer = Optimizer(OPTIMIZERS[name](ours.parameters()), ours, create("local"))
+    for t, grad in enumerate(batches()):
+        for net, one in ((alone, theirs), (ours, optimizer)):
+            one.param_groups[0]["lr"] = 0.02 / (1 + t)
+            one.zero_grad()
+            net(grad).backward()
+            one.step()
+    optimizer.synchronize()
+    np.testing.assert_allclose(ours.w.detach(), alone.w.detach(), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_one_worker_is_torch_alone(name: str) -> None:
+    """With a schedule, and buckets that cut most parameters."""
+    ours, alone = Net(), Net()
+    theirs = OPTIMIZERS[name](alone.parameters())
+    optimizer = Optimizer(OPTIMIZERS[name](ours.parameters()), ours, create("local", bucket_nbytes=400))
+    for net, one in ((alone, theirs), (ours, optimizer)):
+        train(net, one, batches(), optim.lr_scheduler.StepLR(one, 5, 0.5))
+    assert_close(ours, alone)
+    assert not np.allclose(state_of(ours)["conv.weight"], state_of(Net())["conv.weight"], atol=1e-3)  # it has moved
+
+
+def grouped(net: Any) -> Any:
+    groups = [{"params": net.conv.parameters(), "lr": 0.1, "weight_decay": 0.0},
+              {"params": [*net.first.parameters(), net.second.bias], "weight_decay": 0.1}]
+    return optim.SGD(groups, lr=0.02, momentum=0.9)
+
+
+def test_groups_have_rates_and_decays_of_their_own_also_where_a_schedule_parts_them() -> None:
+    ours, alone = Net(), Net()
+    theirs, optimizer = grouped(alone), Optimizer(grouped(ours), ours, create("local"))
+    for net, one in ((alone, theirs), (ours, optimizer)):
+        schedule = optim.lr_scheduler.LambdaLR(one, [lambda t: t / 10, lambda t: 1 / (1 + t)])
+        train(net, one, batches(), schedule)
+    assert_close(ours, alone)
+    np.testing.assert_array_equal(state_of(ours)["norm.weight"], state_of(Net())["norm.weight"])  # in no group
+
+
+def test_accumulated_and_clipped_gradients_are_those_of_torch() -> None:
+    ours, alone = Net(), Net()
+    theirs = optim.SGD(alone.parameters(), 0.05)
+    optimizer = Optimizer(optim.SGD(ours.parameters(), 0.05), ours, create("local"))
+    for x, y in zip(batches(0), batches(1)):
+        for net, one in ((alone, theirs), (ours, optimizer)):
+            one.zero_grad()
+            if one is optimizer:
+                with optimizer.no_sync():
+                    net(x).square().sum().backward()
+                    net(y).square().sum().backward()
+                optimizer.synchronize_grads()
+            else:
+                net(x).square().sum().backward()
+                net(y).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            one.step()
+    assert_close(ours, alone)
+
+
+def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
+    def run(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (3 + transport.worker_rank))
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                scaler.scale(net(x).square().sum()).backward()
+            if (t, transport.worker_rank) == (2, 1):
+                net.conv.weight.grad[0, 0, 0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            if t == 2:
+                assert optimizer._store.iteration == 2
+        return state_of(net)
+
+    def without(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        xs = batches(transport.worker_rank, 6)
+        for t, x in enumerate(xs):
+            loss = net(x).square().sum()
+            if t != 2:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return state_of(net)
+
+    for one, other in zip(Stage(2, timeout_s=60).run(run), Stage(2, timeout_s=60).run(without)):
+        for name, array in other.items():
+            np.testing.assert_allclose(one[name], array, 1e-5, atol=1e-6, err_msg=name)
+
+
+def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_they_share_weights() -> None:
+    def run(transport: Any) -> List[Dict[str, np.ndarray]]:
+        net = Net()
+        net.norm.num_batches_tracked += 7
+        for tensor in net.state_dict().values():
+            tensor += transport.worker_rank
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("odsgd", transport, warmup=0))
+        begun = state_of(net)
+        train(net, optimizer, batches(transport.worker_rank, 3))
+        own = state_of(net)
+        with optimizer._store.global_weights():
+            shared = state_of(net)
+        np.testing.assert_equal(state_of(net), own)
+        return [begun, own, shared]
+
+    one, other = Stage(2, timeout_s=60).run(run)
+    np.testing.assert_equal(other[0], one[0])
+    assert one[0]["norm.num_batches_tracked"] == 7 and one[0]["norm.weight"].max() == 1
+    np.testing.assert_equal(other[2], one[2])
+    np.testing.assert_allclose(one[2]["norm.running_mean"],
+                               (one[1]["norm.running_mean"] + other[1]["norm.running_mean"]) / 2, rtol=1e-6)
+    assert np.abs(one[1]["conv.weight"] - other[1]["conv.weight"]).max() > 1e-4  # local steps apart
+
+
+@pytest.mark.parametrize("store, options", [("odsgd", {"warmup": 2, "momentum_local": 0.5}),
+                                            ("ssgd", {"codec": "2bit"}), ("delayed", {"warmup": 0})])
+def test_a_run_goes_on_from_its_state_with_the_same_bits(store: str, options: Dict[str, Any]) -> None:
+    def made(net: Any, transport: Any) -> Any:
+        return Optimizer(optim.AdamW(net.parameters(), 0.01), net, create(store, transport, **options))
+
+    def whole(transport: Any) -> List[Any]:
+        net = Net()
+        optimizer = made(net, transport)
+        train(net, optimizer, batches(transport.worker_rank, 4))
+        saved = optimizer.state_dict()
+        train(net, optimizer, batches(10 + transport.worker_rank, 4))
+        return [saved, state_of(net)]
+
+    def resumed(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = made(net, transport)
+        optimizer.load_state_dict(first[transport.worker_rank][0])
+        train(net, optimizer, batches(10 + transport.worker_rank, 4))
+        return state_of(net)
+
+    first = Stage(2, timeout_s=60).run(whole)
+    for (_, expected), got in zip(first, Stage(2, timeout_s=60).run(resumed)):
+        for name in expected:
+            if name != "norm.num_batches_tracked":  # the model's, which its user saves
+                np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **options: Any) -> Any:
+    return Optimizer(make(net.parameters()), net, create("local", **options))
+
+
+def test_what_cannot_be_done_is_said_in_one_line() -> None:
+    def refuses(match: str, make: Callable[[Any], Any], kind: Any = ConfigError) -> None:
+        with pytest.raises(kind, match=match) as caught:
+            local(Net(), make)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    refuses("expected one of torch.optim's SGD, Adam, AdamW, RMSprop, Adagrad", lambda p: optim.Adadelta(p))
+    refuses("dampening 0.5", lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.5))
+    refuses("amsgrad=True", lambda p: optim.Adam(p, amsgrad=True))
+    refuses("groups of SGD differ in momentum", lambda p: optim.SGD(
+        [{"params": [one], "momentum": number / 100} for number, one in enumerate(p)], 0.1))
+    refuses("the optimizer's and not the model's", lambda p: optim.SGD([torch.nn.Parameter(torch.ones(3))], 0.1))
+    with pytest.raises(ConfigError, match=r"conv.weight is torch.float64"):
+        local(Net().double())
+    net = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = local(net)
+    net(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="the gradient of weight is sparse"):
+        optimizer.step()
+
+
+def test_a_gradient_that_left_too_early_is_noticed() -> None:
+    net = Net()
+    optimizer = local(net, bucket_nbytes=400)
+    train(net, optimizer, batches(0, 1))
+    loss = net(batches()[0]).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(ConfigError, match=r"under `with optimizer\.no_sync"):
+        optimizer.synchronize_grads()
+    with pytest.raises(ProtocolError, match=r"a second gradient of .* before optimizer\.step"):
+        loss.backward()
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ConfigError, match="changed between backward"):
+        optimizer.step()
+
+
+def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
+    """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 2))
+    before = net.conv.weight.detach().clone()
+    assert (net.state_dict()["conv.weight"] != before).any()
+    train(net, optimizer, batches(0, 1))
+    with torch.inference_mode():
+        net(batches()[0])
+    seen = net.conv.weight.detach().clone()
+    optimizer.synchronize()
+    assert (net.conv.weight == seen).all()
+
+
+def test_a_compiled_model_trains_alike() -> None:
+    ours, alone = Net(), Net()
+    compiled = torch.compile(ours, backend="eager")
+    optimizer = Optimizer(optim.SGD(compiled.parameters(), 0.05), compiled, create("local"))
+    train(compiled, optimizer, batches(0, 4))
+    train(alone, optim.SGD(alone.parameters(), 0.05), batches(0, 4))
+    assert_close(ours, alone)
