@@ -30,6 +30,6 @@ hrnet_w18_c hrnet_w18_small_v1_c hrnet_w18_small_v2_c hrnet_w30_c hrnet_w32_c hr
 residualattentionnet56 residualattentionnet92 residualattentionnet128 residualattentionnet164
 """.split())
 
-PAPERS_MODELS = ("mlp_500", "caffe_cifar10", "sasgd_cnn", "vgg_f")
+PAPERS_MODELS = ("mlp_500", "caffe_cifar10", "caffe_cifar10_pixels", "sasgd_cnn", "vgg_f")
 
 MODELS = ("mlp", "lenet", *PAPERS_MODELS, *GLUON_MODELS, *GLUONCV_MODELS)

@@ -82,8 +82,8 @@ class TrainConfig:
     """
 
     model: str = _data("mlp", name("model", MODELS),
-                       "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, sasgd_cnn, vgg_f), or a name "
-                       "of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
+                       "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, caffe_cifar10_pixels, "
+                       "sasgd_cnn, vgg_f), or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
     weights: Optional[str] = _data(None, PATH, "file of weights to begin with, e.g. a checkpoint's weights.params; a "
                                    "last layer of another shape is drawn anew", result=False)
     trainable: str = _data("all", name("part", ("all", "last")), "which layers learn: all, or the last alone; the "

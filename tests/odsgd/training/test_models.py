@@ -45,6 +45,7 @@ def test_a_model_takes_small_images_grey_or_in_colour(model: str, shape: Tuple[i
 @pytest.mark.parametrize("model, shape, classes, parameters, shapes", [
     ("mlp_500", (1, 28, 28), 10, 648_010, {"dense0": (500, 784), "dense1": (500, 500), "dense2": (10, 500)}),
     ("caffe_cifar10", (3, 32, 32), 10, 89_578, {"conv2": (64, 32, 5, 5), "dense0": (10, 4 * 4 * 64)}),  # "90 K"
+    ("caffe_cifar10_pixels", (3, 32, 32), 10, 89_578, {"conv2": (64, 32, 5, 5), "dense0": (10, 4 * 4 * 64)}),
     ("sasgd_cnn", (3, 32, 32), 10, 506_378, {"conv3": (128, 256, 2, 2), "dense0": (10, 128)}),  # "about 0.5 million"
     ("vgg_f", (3, 224, 224), 1000, 60_834_536 + 2 * (64 + 4 * 256 + 2 * 4096),  # "243 MB", and BatchNorm
      {"conv0": (64, 3, 11, 11), "dense0": (4096, 6 * 6 * 256), "dense2": (1000, 4096)}),
@@ -67,6 +68,15 @@ def test_pooling_of_caffes_network_keeps_the_windows_that_the_edge_cuts() -> Non
         sizes.append(x.shape[2])
     assert sizes == [32, 16, 16, 16, 8, 8, 4]
     np.testing.assert_array_equal(net[4](mx.nd.ones((1, 1, 16, 16))).asnumpy(), 1)
+
+
+def test_caffes_network_on_pixels_has_their_scale_and_caffes_weights() -> None:
+    mx.random.seed(0)
+    net = models.create(config("caffe_cifar10_pixels", hybridize=False))
+    np.testing.assert_array_equal(net[0](mx.nd.array([[-1.5, 2]])).asnumpy(), [[-96, 128]])
+    net(mx.nd.ones((1, 3, 32, 32)))
+    deviations = [float(np.std(one.data().asnumpy())) for name, one in net.collect_params(".*weight").items()]
+    np.testing.assert_allclose(deviations, [0.0001, 0.01, 0.01, 0.01], rtol=0.05)
 
 
 def test_dropout_of_the_sasgd_network_drops_half_and_is_seeded_anew_in_every_iteration() -> None:
