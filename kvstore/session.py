@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
-from kvstore.engine import optimizers
+from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued, is_in_numpy
 from kvstore.errors import ConfigError
@@ -64,6 +64,9 @@ class Session:
         if hint and not plain:
             raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
                               f"without momentum or clip_gradient (momentum: {hint})")
+        if not self.method.update_decays and isinstance(optimizer, formulas.AdamW) and optimizer.wd:
+            raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
+                              "weight_decay to 0, or take Adam")
         optimizers.describe(optimizer)  # complains here, before anything has started, if it cannot travel
         self.optimizer = optimizer
         local = self.method.local_optimizer()

@@ -39,6 +39,9 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
+    if store.options.uneven == "join":
+        raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
+                          "the same iteration; give all as many batches, and leave uneven out")
     return Keeper(store, net, Path(folder), every, kept, depot(to))
 
 

@@ -118,5 +118,10 @@ class SASGD(Method):
     def intervals(cls, options: Any) -> Tuple[int, int]:
         return options.T, options.T
 
+    @classmethod
+    def check_transport(cls, options: Any, transport: str) -> None:
+        super().check_transport(options, transport)
+        options.refuse(["uneven"], "in store sasgd, which aggregates intervals and not gradients; leave it out")
+
     def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
         return "sgd", {"wd": 0.0}

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import operator
+import sys
 import types
 import weakref
 from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
@@ -283,6 +284,13 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.wait()
         self._joined = False
 
+    def _join_at_exit(self) -> None:
+        """A worker that ends does not leave the others alone; one that has failed does."""
+        if not self._closed and not hasattr(sys, "last_type"):
+            print(f"{control.who()} ends after iteration {self.iteration}, and joins until the others have ended",
+                  file=sys.stderr, flush=True)
+            self.join()
+
     def _meet(self) -> None:
         """All workers come here: those whose data have ended go on without, until all have."""
         if self.options.uneven == "join" and self._lanes and not self._shows_shared:
@@ -318,7 +326,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved = self._saved_servers = None
         begun.add(self)
         if self.options.uneven == "join":
-            atexit.register(_join_at_exit, weakref.ref(self))
+            atexit.register(self._join_at_exit)
         control.pulse.more["waited_s"] = self._waits.told
 
     def wait(self) -> None:
@@ -444,6 +452,7 @@ class Store(mx.kvstore.KVStoreBase):
             self._meet()
             self.wait()
             self._closed = True
+            atexit.unregister(self._join_at_exit)
             self.session.transport.close()
 
     # -- the first step ------------------------------------------------------------------------------------------
@@ -598,13 +607,6 @@ class Store(mx.kvstore.KVStoreBase):
         self._check_usable()
         if not self._lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
-
-
-def _join_at_exit(store: "weakref.ref[Store]") -> None:
-    """A worker that ends does not leave the others alone."""
-    mine = store()
-    if mine is not None and not mine._closed:
-        mine.join()
 
 
 def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

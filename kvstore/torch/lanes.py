@@ -23,6 +23,7 @@ class Trained:
         self.name, self.tensor = name, tensor
         self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
         self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
+        self._sent: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
 
     def gradient(self) -> Optional[torch.Tensor]:
         """What is in `.grad`."""
@@ -32,9 +33,21 @@ class Trained:
                               "with sparse=False")
         return grad
 
+    def leave(self) -> Optional[torch.Tensor]:
+        """The gradient as it leaves."""
+        grad = self.gradient()
+        self._sent = None if grad is None else (grad, grad._version)
+        return grad
+
+    @property
+    def changed(self) -> bool:
+        """Whether the gradient is another one now than that which left."""
+        return self._sent is not None and (self.tensor.grad is not self._sent[0]
+                                           or self._sent[0]._version != self._sent[1])
+
     def forget(self) -> None:
         """The gradient will be another one."""
-        self.flat_grad = None
+        self.flat_grad = self._sent = None
 
 
 class TensorLane:
@@ -64,7 +77,7 @@ class TensorLane:
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
             for view, (segment, one) in zip(self._of(flat), self.parts):
-                grad = one.gradient()
+                grad = one.leave()
                 if grad is None:
                     view.zero_()
                 elif _whole(segment):

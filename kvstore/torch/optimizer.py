@@ -91,6 +91,7 @@ class Optimizer(torch.optim.Optimizer):
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
+        self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
         store.take(_tensors(model), self._described(), translated)
         self._watch_gradients()
         self._before = self._watch_modules()
@@ -183,6 +184,10 @@ class Optimizer(torch.optim.Optimizer):
     def _appeared(self, name: str) -> None:
         """The gradient of a parameter is in its ``.grad``."""
         self._order.setdefault(name)
+        if any(lane.due is not None for lane in self._lanes_of.get(name, ())):
+            raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
+                                "the model, was called in the first iteration and not in this one; call "
+                                "optimizer.synchronize() after step()")
         if self._arrivals is not None and self._syncing:
             for number in self._arrivals.note(name):
                 self._send(number)
@@ -284,12 +289,12 @@ class Optimizer(torch.optim.Optimizer):
         """The first iteration has shown in what order gradients appear, and which modules compute."""
         self._store.begin(self._order)
         self._arrivals = Arrivals([lane.bucket for lane in self._store.lanes])
-        lanes: Dict[str, List[TensorLane]] = {}
+        lanes = self._lanes_of
         for lane in self._store.lanes:
             for segment in lane.bucket.segments:
                 lanes.setdefault(segment.parameter.name, []).append(lane)
         awaited: Set[str] = set()
-        for module in self._ran:
+        for module in self._ran & self._before.keys():  # not those of a copy of the model
             own = [self._names[id(tensor)] for tensor in module.parameters(recurse=_compiled(module))]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
             awaited.update(own)

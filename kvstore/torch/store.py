@@ -14,7 +14,7 @@ from kvstore import algorithms, factory, saving
 from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError, StoreClosedError
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.session import Session
@@ -186,7 +186,7 @@ class TorchStore:
             mine = torch.cat([exact[name].detach().reshape(-1).float().cpu() for name in names])
             shared = self.allreduce(mine if self.rank == 0 else torch.zeros_like(mine))
             self._split(names, shared)
-        for name in self._tensors.keys() - exact.keys():
+        for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
             tensor = self._tensors[name].detach().cpu().contiguous()
             flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
             data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
@@ -231,6 +231,10 @@ class TorchStore:
 
     def end_step(self) -> None:
         """All buckets have been sent: the parameters are to hold what comes of it."""
+        changed = next((one.name for one in self._trained.values() if one.changed), None)
+        if changed is not None:
+            raise ProtocolError(f"the gradient of {changed} was changed after it had left; to clip gradients, or "
+                                "to add them up, run backward() under `with optimizer.no_sync():` (docs/pytorch.md)")
         for lane in self.lanes:
             lane.due = lane.w
         for one in self._trained.values():
@@ -262,7 +266,7 @@ class TorchStore:
         self._check_begun("state")
         self._idle()
         arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{name}": buffer.detach().cpu().numpy().copy() for name, buffer in self._statistics()})
+        arrays.update({f"aux/{name}": _array(buffer) for name, buffer in self._statistics()})
         asks = self.rank == 0 or self.session.wire.state_is_shared
         servers = saving.server_state(self.session, self.session.wire.export_state()) if asks else None
         return {"worker": (arrays, meta), "servers": servers}
@@ -285,9 +289,9 @@ class TorchStore:
     # -- parts of the above ------------------------------------------------------------------------------------
 
     def _statistics(self) -> List[Tuple[str, torch.Tensor]]:
-        """Tensors of real numbers that are not trained."""
+        """Buffers of real numbers."""
         return [(name, tensor) for name, tensor in self._tensors.items()
-                if name not in self._parameters and tensor.is_floating_point()]
+                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()]
 
     def _mean(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mean over the workers that take part; one may be lost between two sums, not within one."""
@@ -309,6 +313,12 @@ class TorchStore:
         self.check_usable()
         if not self.lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy, in single precision where NumPy does not know the type."""
+    known = tensor.detach().float() if tensor.dtype is torch.bfloat16 else tensor.detach()
+    return np.array(known.cpu().numpy())
 
 
 def _together(sizes: Mapping[str, int]) -> Iterator[List[str]]:

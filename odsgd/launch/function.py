@@ -75,12 +75,13 @@ def _work(folder: Path) -> None:
     """Be a worker."""
     import odsgd  # noqa: F401  before the function imports MXNet
     path = folder / RESULT.format(os.environ["ODSGD_WORKER_RANK"])
-    function, arguments, keywords = pickle.loads((folder / TASK).read_bytes())
     try:
+        function, arguments, keywords = pickle.loads((folder / TASK).read_bytes())
         _write(path, function(*arguments, **keywords), None)
     except Exception as error:
         text = traceback.format_exc()
         try:
+            pickle.loads(cloudpickle.dumps(error))
             _write(path, None, error)
         except Exception:  # an exception that cannot travel
             _write(path, None, RuntimeError(text))

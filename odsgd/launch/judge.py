@@ -9,9 +9,9 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
    failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
    first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
-   consequence, yields to any other failure: a process that misses another one did not kill it. An exit code or an
-   abort without a report yields to a SIGKILL: MPI ends the processes that have lost one, and two ends at once are seen
-   in any order.
+   consequence, yields to any other failure: a process that misses another one did not kill it. An exit code, an
+   abort or a crash without a report yields to a SIGKILL: MPI ends the processes that have lost one, or crashes in
+   them, and two ends at once are seen in any order.
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
    that belong together cannot be spared, none is.
@@ -159,10 +159,10 @@ class _Failure:
 
     @property
     def mute(self) -> bool:
-        """Whether it ended by itself without a word, as MPI ends or aborts a process that has lost another."""
+        """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
         if self.member is None or self.member.error is not None:
             return False
-        return (self.member.code or 0) > 0 or self.member.code == -signal.SIGABRT
+        return (self.member.code or 0) > 0 or self.member.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
     @property
     def members(self) -> Sequence[Member]:

@@ -37,7 +37,7 @@ class Notice:
                 draft.write_text(json.dumps(facts), encoding="utf-8")
                 os.replace(draft, self._path)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """The job has ended."""
         with contextlib.suppress(OSError):
             self._path.unlink()

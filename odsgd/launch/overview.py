@@ -100,8 +100,9 @@ class Overview:
         head = _text(run.get("head")) or name
         doing = _text(self._beats[name].get("activity"))
         text: str = tqdm.format_meter(
-            at, None if total is None else int(total), now - self._began[0],  # type: ignore[arg-type]  # None: no end ncols=columns, unit="it",
-            initial=self._began[1], prefix=head + (f", {doing}" if doing not in ("", "training") else ""), rate=rate,
+            at, None if total is None else int(total), now - self._began[0],  # type: ignore[arg-type]  # None: no end
+            ncols=columns, unit="it", initial=self._began[1],
+            prefix=head + (f", {doing}" if doing not in ("", "training") else ""), rate=rate,
             postfix=_text(run.get("tail")) or self._waiting_words(name))
         return text
 

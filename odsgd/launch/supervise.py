@@ -52,14 +52,14 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     warning = exposure(root)
     if warning:
         console.say(warning)
-    with early.heeded():
+    with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
         if job.sync_dst_dir:
             reach.synchronise(job)
         for attempts in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
                 plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts)
-                supervisor = Supervisor(roll.job, plan, console)
+                supervisor = Supervisor(roll.job, plan, console, notice)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
             if attempt is None:
@@ -94,7 +94,7 @@ def root_uri(job: Job) -> str:
 class Supervisor:
     """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
-    def __init__(self, job: Job, plan: Plan, console: Console) -> None:
+    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice) -> None:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
@@ -106,7 +106,7 @@ class Supervisor:
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
                            job.on_worker_loss, job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
-        self.notice = Notice()
+        self.notice = notice
         self.stood_at = self.began_at = time.monotonic()
         self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
@@ -128,7 +128,6 @@ class Supervisor:
             except BrokenPipeError:  # our output is not read any more (`| head`): as if by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
-                self.notice.remove()
                 self._close()
         self._announce(verdict)
         return verdict.exit_code

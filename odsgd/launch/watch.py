@@ -1,6 +1,7 @@
 """``odsgd watch``: how a running job stands, process by process, on one screen."""
 import contextlib
 import os
+import shutil
 import sys
 import time
 from typing import Callable, Dict, List, Optional, Sequence
@@ -68,7 +69,9 @@ def _watch(job: int) -> None:
                 if facts is None:
                     break
                 text = screen(facts, time.time())
-                sys.stdout.write(HOME + "".join(line + ENDLINE for line in text.splitlines()) + BELOW)
+                columns, rows = shutil.get_terminal_size()
+                lines = [line[:columns - 1] for line in text.splitlines()[:rows - 1]]
+                sys.stdout.write(HOME + "".join(line + ENDLINE for line in lines) + BELOW)
                 sys.stdout.flush()
                 time.sleep(EVERY_S)
     finally:

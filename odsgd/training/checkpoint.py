@@ -28,7 +28,7 @@ import os
 import re
 import shutil
 import threading
-from concurrent.futures import Future
+from concurrent import futures
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, cast
 
@@ -82,6 +82,9 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
     """
     return Draft(root, store, net, facts, keep, frozen, second).finish()
 
+COPIES_WITHIN_S = 60.0
+"""How long the end of a checkpoint waits for its copies, while the others wait, too; well below their deadlines."""
+
 
 class Draft:
     """The checkpoint of this iteration, while it is being written. Collective; returns when a worker's own state is
@@ -95,7 +98,7 @@ class Draft:
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
                  frozen: Collection[str] = (), second: Optional[Depot] = None) -> None:
         self._root, self._store, self._keep, self._second = root, store, keep, second
-        self._copies: List[Future[None]] = []
+        self._copies: List[futures.Future[None]] = []
         self.iteration = store.iteration
         self._folder = root / str(store.iteration)
         self._facts = {**facts, "schema": SCHEMA, "iteration": store.iteration, "num_workers": store.num_workers,
@@ -162,10 +165,10 @@ class Draft:
         if self._error is not None:
             raise self._error
         self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
-        warnings = [] if self._second is None else self._uncopied()
         if self._leads:
             write_manifest(self._folder, {**self._facts, "files": self._files})
             control.report("saved", iteration=self.iteration)
+        warnings = [] if self._second is None else self._uncopied()
         kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
         _retire(self._root, kept, self.iteration)
         if self._leads and self._second is not None and not warnings:
@@ -174,8 +177,10 @@ class Draft:
         return warnings
 
     def _uncopied(self) -> List[str]:
-        """Wait for the copies; why some are missing. Collective."""
-        errors = [copy.exception() for copy in self._copies]
+        """Wait a while for the copies; why some are missing. Collective."""
+        futures.wait(self._copies, COPIES_WITHIN_S)
+        late = f"not done within {COPIES_WITHIN_S:g} s"
+        errors = [copy.exception() if copy.done() else late for copy in self._copies]
         mine = next((str(error) for error in errors if error is not None), "")
         told = agreement.gather_texts(self._store.session.transport, shown(mine))
         return [f"checkpoint {self.iteration} is not in the second place: worker {rank} could not copy its part: {why}"
@@ -429,13 +434,13 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
 
 
 def bring_back(root: Path, second: Optional[Depot]) -> None:
-    """If `root` has no checkpoint, copy the newest of the second place there, without the parts of other workers."""
-    if second is None or complete(root):
+    """Copy the newest checkpoint of the second place to `root`, if that has none as new, without the parts of other
+    workers."""
+    there = [] if second is None else second.holds(MANIFEST)
+    if second is None or not there or there[-1] <= max(complete(root), default=-1):
         return
-    for iteration in reversed(second.holds(MANIFEST)):
-        for name in (WEIGHTS, SERVERS, MANIFEST):
-            bring(second, root / str(iteration), name)
-        return
+    for name in (WEIGHTS, SERVERS, MANIFEST):
+        bring(second, root / str(there[-1]), name)
 
 
 def bring(second: Depot, folder: Path, name: str) -> None:

@@ -1,7 +1,7 @@
 """A second place for checkpoints, so that the loss of a disk is not the loss of a run: a folder, or one on a host.
 
 It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
-comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, mv and rm.
+comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, wc, mv and rm.
 """
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ class RemoteDepot(Depot):
     def put(self, path: Path, iteration: int) -> None:
         target = self._path(iteration, path.name)
         with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size  # ssh may end in between, which `cat` there cannot tell from the end
             self._run(f"umask 077 && mkdir -p {self._path(iteration)} && cat >{target}.tmp && "
-                      f"mv {target}.tmp {target}", stdin=file)
+                      f"test $(wc -c <{target}.tmp) -eq {size} && mv {target}.tmp {target}", stdin=file)
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         with replacing(path) as temporary, open(temporary, "wb") as file:

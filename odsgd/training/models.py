@@ -4,10 +4,12 @@ docs/reference/data.md says what they make of small and of grey images.
 """
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sys
 import warnings
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Iterator, List, Sequence
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
@@ -80,9 +82,21 @@ def _from_gluon(config: TrainConfig) -> Any:
     return net
 
 
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Imports inside find no PyTorch: GluonCV does without, but refuses one of 2.0 or newer."""
+    loaded = {"torch": sys.modules["torch"]} if "torch" in sys.modules else {}
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        sys.modules.update(loaded)
+
+
 def _from_gluoncv(config: TrainConfig) -> Any:
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _without_torch():
             warnings.simplefilter("ignore")  # of its optional dependencies
             from gluoncv.model_zoo import get_model
     except ImportError as error:

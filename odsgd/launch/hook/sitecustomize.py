@@ -31,14 +31,14 @@ def _find_spec(name: str, path: Any = None, target: Any = None) -> Any:
 def _next() -> None:
     """The sitecustomize that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
-    path, mine = sys.path, sys.modules.pop(__name__)
-    sys.path = [entry for entry in path if os.path.abspath(entry or os.curdir) != here]
+    mine = sys.modules.pop(__name__)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
     try:
         importlib.import_module(__name__)
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if error.name != __name__:
+            raise
         sys.modules[__name__] = mine  # where Python looks for it
-    finally:
-        sys.path = path
 
 
 if __name__ == "sitecustomize":

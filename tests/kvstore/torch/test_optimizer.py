@@ -1,4 +1,5 @@
 """`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
+import copy
 from typing import Any, Callable, Dict, List
 
 import numpy as np
@@ -298,3 +299,57 @@ def test_a_compiled_model_trains_alike() -> None:
     train(compiled, optimizer, batches(0, 4))
     train(alone, optim.SGD(alone.parameters(), 0.05), batches(0, 4))
     assert_close(ours, alone)
+
+
+def test_a_gradient_that_is_changed_after_it_has_left_is_told() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    train(net, optimizer, [torch.ones(3)])
+    optimizer.zero_grad()
+    net(torch.ones(3)).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
+    with pytest.raises(ProtocolError, match="was changed after it had left"):
+        optimizer.step()
+
+
+class Called(torch.nn.Module):
+    """Computes in its forward pass, and in a method beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.beside(x)
+
+    def beside(self, x: Any) -> Any:
+        return (x * self.w).sum()
+
+
+def test_a_gradient_taken_at_weights_of_an_earlier_iteration_is_told() -> None:
+    net = Called()
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    train(net, optimizer, [torch.ones(3)])
+    with pytest.raises(ProtocolError, match="the gradient of w was taken at weights of an earlier iteration"):
+        net.beside(torch.ones(3)).backward()
+    optimizer.synchronize()
+    net.beside(torch.ones(3)).backward()
+
+
+def test_a_copy_of_the_model_may_compute_in_the_first_iteration() -> None:
+    net = Net()
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    teacher = copy.deepcopy(net)
+    x, = batches(number=1)
+    teacher(x)
+    train(net, optimizer, [x])
+    assert not np.array_equal(state_of(net)["conv.weight"], state_of(teacher)["conv.weight"])
+
+
+def test_decay_that_adamw_keeps_apart_does_not_go_where_gradients_have_it() -> None:
+    def run(transport: Any) -> None:
+        net = Net()
+        with pytest.raises(ConfigError, match="AdamW keeps it apart"):
+            Optimizer(optim.AdamW(net.parameters(), 0.01), net, create("downpour", transport=transport))
+
+    Stage(1, timeout_s=60).run(run)

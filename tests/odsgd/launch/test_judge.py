@@ -91,7 +91,7 @@ def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 1"
 
 
-@pytest.mark.parametrize("ended", [255, -signal.SIGABRT])
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT, -signal.SIGSEGV])
 def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first(ended: int) -> None:
     judge = running(*NAMES)
     judge.exited("worker 1", ended, 10.0)

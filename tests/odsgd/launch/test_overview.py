@@ -90,7 +90,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     ended.wait()
     (notice.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed"}))
     assert notice.running() == [os.getpid()]
-    note.remove()
+    note.close()
     assert notice.running() == []
 
 
