@@ -8,6 +8,8 @@ import json
 from collections import deque
 from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
+import numpy as np
+
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
@@ -15,12 +17,23 @@ from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued, is_in_numpy
 from kvstore.errors import ConfigError
-from kvstore.job.control import pulse, watch
+from kvstore.job.control import lost_workers, pulse, watch
+from kvstore.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.transports.parts import Parts
 from kvstore.transports.replicas import Replicas, Resident
 from kvstore.wire.finite import finite
-from kvstore.wire.interfaces import GlobalWeights, Opening, Pending, Ring, Servers, Sharded, Transport, kind_of
+from kvstore.wire.interfaces import (
+    AsynchronousServers,
+    GlobalWeights,
+    Opening,
+    Pending,
+    Ring,
+    Servers,
+    Sharded,
+    Transport,
+    kind_of,
+)
 
 
 class Session:
@@ -182,6 +195,27 @@ class Session:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
         return w
+
+    # -- of all workers ------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        mine, lost = self.transport.worker_rank, lost_workers()
+        return mine == next(rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
+
+    def mean(self, array: np.ndarray) -> np.ndarray:
+        """The mean over the workers that take part; one may be lost between two sums, not within one. Waits."""
+        counted = self.transport.total(np.append(array.reshape(-1), np.float32(1)))
+        return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
+
+    def statistics(self) -> Staleness:
+        """What the servers of an asynchronous job have counted so far. Waits for them alone."""
+        if not self.method.asynchronous or not isinstance(self.wire, AsynchronousServers):
+            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
+                              "every gradient is known")
+        counted = self.wire.statistics()
+        return Staleness.of([counted[bucket.id] for bucket in self.buckets])
 
     # -- to look at it -------------------------------------------------------------------------------------------
 

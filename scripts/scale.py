@@ -9,7 +9,6 @@ Where the model of virtual clusters has changed, delete that file first.
 """
 import argparse
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -268,13 +267,7 @@ def written(page: str, found: Dict[Point, Dict[str, Any]], crossed: Dict[Tuple[f
     counts = [f"{workers:,}" for workers in tried(found)]
     tables = {"tried": f"Tried: {', '.join(counts[:-1])} and {counts[-1]} workers.\n", "stops": stops(found),
               "efficiencies": efficiencies(found), "crossings": crossings(crossed)}
-    for name, text in tables.items():
-        page, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-                              lambda match, text=text: match[1] + text + match[2], page,  # type: ignore[misc]
-                              flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE}: expected one table `{name}`, found {count}")
-    return page
+    return command.filled(page, tables, PAGE.name)
 
 
 def main() -> None:

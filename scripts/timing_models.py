@@ -21,6 +21,7 @@ from kvstore.transports.virtual.times import layers, simulate  # noqa: E402
 from kvstore.wire.codecs import codec  # noqa: E402
 from kvstore.wire.messages import HEADER  # noqa: E402
 from odsgd.lab import timing  # noqa: E402
+from odsgd.lab.command import filled  # noqa: E402
 
 PAGE = ROOT / "docs" / "timing-models.md"
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -323,13 +324,7 @@ def tables() -> Dict[str, str]:
 
 def written(page: str) -> str:
     """The page with its tables as they should be."""
-    for name, text in tables().items():
-        page, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)",
-                              lambda match, text=text: match[1] + text + match[2], page,  # type: ignore[misc]
-                              flags=re.DOTALL)
-        if count != 1:
-            raise SystemExit(f"{PAGE}: expected one table `{name}`, found {count}")
-    return page
+    return filled(page, tables(), PAGE.name)
 
 
 if __name__ == "__main__":

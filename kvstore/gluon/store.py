@@ -32,7 +32,7 @@ from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
 from kvstore.wire.codecs import THRESHOLD
-from kvstore.wire.interfaces import AsynchronousServers, Export, Transport
+from kvstore.wire.interfaces import Export, Transport
 from kvstore.wire.saved import read_npz, write_npz
 
 begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
@@ -90,8 +90,7 @@ class Store(mx.kvstore.KVStoreBase):
     @property
     def leads(self) -> bool:
         """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
-        lost = control.lost_workers()
-        return self.rank == next(rank for rank in range(self.num_workers) if rank == self.rank or rank not in lost)
+        return self.session.leads
 
     @property
     def num_workers(self) -> int:
@@ -350,7 +349,7 @@ class Store(mx.kvstore.KVStoreBase):
         self.session.wire.check()
         own = self._statistics()
         for key, mine in own.items():
-            mean = self._mean(np.mean(mine, axis=0))
+            mean = self.session.mean(np.mean(mine, axis=0))
             self._set(key, [mean] * len(mine))
         for lane in self._lanes:
             lane.show(self.session.global_weights(lane.bucket))
@@ -377,12 +376,7 @@ class Store(mx.kvstore.KVStoreBase):
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
         self._check_begun("statistics")
-        wire = self.session.wire
-        if not self.session.method.asynchronous or not isinstance(wire, AsynchronousServers):
-            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
-                              "every gradient is known")
-        counted = wire.statistics()
-        return Staleness.of([counted[lane.bucket.id] for lane in self._lanes])
+        return self.session.statistics()
 
     @property
     def waited_s(self) -> float:
@@ -577,11 +571,6 @@ class Store(mx.kvstore.KVStoreBase):
             known.grads, known.weights = list(grads), list(weights)
             for lane in lanes:
                 lane.forget()
-
-    def _mean(self, array: np.ndarray) -> np.ndarray:
-        """The mean over the workers that take part; one may be lost between two sums, not within one."""
-        counted = self.session.transport.total(np.append(array.reshape(-1), 1))
-        return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
 
     def _idle(self) -> None:
         """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""

@@ -21,7 +21,7 @@ from kvstore.session import Session
 from kvstore.staleness import Staleness
 from kvstore.torch import ring
 from kvstore.torch.lanes import TensorLane, Trained
-from kvstore.wire.interfaces import AsynchronousServers, Transport
+from kvstore.wire.interfaces import Transport
 
 AT_ONCE = 4 * 1024 * 1024
 """Numbers in one sum over the workers."""
@@ -87,8 +87,7 @@ class TorchStore:
     @property
     def leads(self) -> bool:
         """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
-        lost = control.lost_workers()
-        return self.rank == next(rank for rank in range(self.num_workers) if rank == self.rank or rank not in lost)
+        return self.session.leads
 
     @property
     def num_workers(self) -> int:
@@ -128,7 +127,7 @@ class TorchStore:
         self.session.wire.check()
         own = {name: buffer.detach().clone() for name, buffer in self._statistics()}
         for name, mine in own.items():
-            self._set(name, self._mean(mine))
+            self._set(name, torch.from_numpy(self.session.mean(mine.float().cpu().numpy())))
         for lane in self.lanes:
             lane.show(self.session.global_weights(lane.bucket))
         try:
@@ -142,12 +141,7 @@ class TorchStore:
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
         self._check_begun("statistics")
-        wire = self.session.wire
-        if not self.session.method.asynchronous or not isinstance(wire, AsynchronousServers):
-            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
-                              "every gradient is known")
-        counted = wire.statistics()
-        return Staleness.of([counted[lane.bucket.id] for lane in self.lanes])
+        return self.session.statistics()
 
     def memory(self) -> Dict[str, int]:
         """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers."""
@@ -292,11 +286,6 @@ class TorchStore:
         """Buffers of real numbers."""
         return [(name, tensor) for name, tensor in self._tensors.items()
                 if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()]
-
-    def _mean(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mean over the workers that take part; one may be lost between two sums, not within one."""
-        counted = self.allreduce(torch.cat([tensor.reshape(-1).float().cpu(), torch.ones(1)]))
-        return (counted[:-1] / counted[-1]).view(tensor.shape)
 
     def _idle(self) -> None:
         """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""

@@ -3,10 +3,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Sequence, TypeVar
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
 
@@ -77,3 +78,14 @@ def output(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
     return done.stdout.strip() or "unknown"
+
+
+def filled(page: str, tables: Mapping[str, str], where: str) -> str:
+    """A page of Markdown with each table between ``<!-- NAME -->`` and the next ``<!-- end -->``."""
+    for name, text in tables.items():
+        page, count = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end -->)",
+                              lambda match, text=text: match[1] + text + match[2], page,  # type: ignore[misc]
+                              flags=re.DOTALL)
+        if count != 1:
+            raise SystemExit(f"{where}: expected one table `{name}`, found {count}")
+    return page
