@@ -68,7 +68,8 @@ def skips(where: str, of: Names, floats: np.ndarray, sample: Optional[int] = Non
     line = next(_lines)
     if line <= MOST_LINES:
         more = "; there will be no more lines like this one" if line == MOST_LINES else ""
-        print(f"{where}: {wrong(floats, of)}, and are skipped{more}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{where}: {wrong(floats, of)}, and are skipped{more}\n")  # buckets are told of side by side
+        sys.stderr.flush()
     return True
 
 

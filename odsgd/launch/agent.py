@@ -65,7 +65,7 @@ class Child:
         if self.beat_at is None:
             self.stopped_at = (self.stopped_at or now) if state == "T" else None
             return {"silent_s": round(now - self.stopped_at, 1), "state": state} if self.stopped_at else None
-        return {**self.beat, "silent_s": round(now - self.beat_at, 1), "state": state}
+        return {**self.beat, "silent_s": round(now - self.beat_at, 2), "state": state}
 
     def is_to_be_redrawn(self) -> bool:
         """Whether it is time to forward a frame of its progress bar."""

@@ -12,6 +12,8 @@ from tqdm import tqdm
 from odsgd.launch.vigil import FRESH_S, number
 
 WINDOW_S = 10.0
+SAME_S = 0.3
+"""Beats less than this apart are one, told of twice."""
 SLOW = 1.25
 """A worker that computes so many times as long as the median worker is called slow."""
 MOST_TEXT = 200
@@ -20,7 +22,7 @@ Facts = Dict[str, Any]
 
 
 class _Sign(NamedTuple):
-    """What one beat said, and when it came."""
+    """What one beat said, and when."""
 
     at_s: float
     at: int
@@ -54,8 +56,9 @@ class Overview:
                 self._beats[name] = beat
                 if isinstance(beat.get("run"), dict):
                     self._speaker = name
-                if beat.get("silent_s") is not None and "at" in beat:
-                    self._add(name, beat, now)
+                silent_s = number(beat.get("silent_s"))
+                if silent_s is not None and "at" in beat:
+                    self._add(name, beat, now - silent_s)
         self._count_stale(now)
 
     def ended(self, name: str) -> None:
@@ -64,16 +67,19 @@ class Overview:
         self._signs.pop(name, None)
         self._hosts.pop(name, None)
 
-    def _add(self, name: str, beat: Facts, now: float) -> None:
+    def _add(self, name: str, beat: Facts, at_s: float) -> None:
+        """What the process said at `at_s`, however late it came."""
+        signs = self._signs.setdefault(name, collections.deque())
+        if signs and at_s - signs[-1].at_s < SAME_S:
+            return
         stale = _stale(beat)
         at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
-        signs = self._signs.setdefault(name, collections.deque())
-        signs.append(_Sign(now, int(at), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
+        signs.append(_Sign(at_s, int(at), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
                           sum(taus for _, _, taus in stale)))
         while signs[-1].at_s - signs[0].at_s > WINDOW_S:
             signs.popleft()
         if self._began is None and at and name.startswith("worker"):
-            self._began = now, int(at)
+            self._began = at_s, int(at)
 
     def _count_stale(self, now: float) -> None:
         """What all servers have counted of each worker."""

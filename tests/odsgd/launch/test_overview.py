@@ -61,6 +61,13 @@ def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
     assert (server["name"], server["rate"], server["staleness"], server["own_ms"]) == ("server 0", 30.0, 2.0, None)
 
 
+def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
+    of = Overview(HOSTS)
+    for now, at, silent_s in ((101.0, 40, 1.0), (102.0, 60, 0.0), (102.5, 60, 0.5), (105.0, 80, 1.0)):
+        of.beats({"worker 0": {**beat(at, 0), "silent_s": silent_s}}, now)
+    assert of.table()[0]["rate"] == 10.0
+
+
 def test_what_a_process_sends_is_not_trusted() -> None:
     of = Overview(HOSTS)
     run = {"total": "many", "head": "\x1b[2J" + "x" * 1000, "tail": 3}
