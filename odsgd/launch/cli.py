@@ -8,6 +8,7 @@ the command, so that options of the launcher stand before it. Every mistake is t
 """
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -57,7 +58,7 @@ def parse(argv: Sequence[str]) -> plan.Job:
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
     least, most = options.num_workers
     elastic = least < most
-    return plan.Job(
+    job = plan.Job(
         command=command, num_workers=most, num_servers=_num_servers(options.num_servers, most, training),
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
@@ -67,8 +68,9 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
         max_restarts=options.max_restarts, least_workers=least if elastic else None,
-        most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grace_s=options.grace,
-        on_worker_loss=options.on_worker_loss, store=options.store)
+        most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grow=options.grow,
+        grace_s=options.grace, on_worker_loss=options.on_worker_loss, store=options.store)
+    return _secured(job) if options.secure else job
 
 
 def flags() -> List[str]:
@@ -95,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
     add("-p", "--port", type=_port, default=0, help="the scheduler's TCP port; default: a free one; local: none")
+    add("--secure", action="store_true",
+        help="lead each connection between hosts through a tunnel, encrypted and for processes of this job alone; "
+             "--port is then that of the tunnels")
     add("--host-ip", metavar="ADDRESS", help="this machine's address as the hosts see it; default: found out")
     add("--env", action="append", default=[], metavar="NAME[:VALUE]", help="set (or pass on) a variable everywhere")
     add("--env-server", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for servers only")
@@ -108,6 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--rejoin-timeout", type=_seconds, default=60.0, metavar="SECONDS",
         help="with MIN:MAX, until a host or worker that does not come back is left out; default 60")
+    add("--grow", action="store_true",
+        help="with MIN:MAX, start again at a checkpoint with a host that has come back; default: at the next restart")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--store", metavar="NAME[,OPTION=VALUE...]",
         help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
@@ -126,6 +133,8 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
     least, most = options.num_workers
     if least < most and not options.max_restarts:
         raise ConfigError(f"-n {least}:{most} needs --max-restarts: workers are left out when a job starts again")
+    if options.grow and least == most:
+        raise ConfigError("--grow takes in workers that were left out; it needs -n MIN:MAX")
     if least < most and launcher == "mpi":
         raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; mpirun starts all workers or none")
     if least < most and options.on_worker_loss == "continue":
@@ -177,6 +186,24 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
         raise ConfigError(f"-s {asked}: the workers' command trains with kvstore `{training.kvstore}`, which {why}; "
                           "leave -s out")
     return count
+
+
+def _secured(job: plan.Job) -> plan.Job:
+    """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
+    if job.launcher == "mpi":
+        raise ConfigError("--secure is for --launcher ssh: mpirun would carry the job's secret, and the agents' "
+                          "messages, over connections of its own, which nothing protects")
+    if not job.num_servers:
+        raise ConfigError("--secure is for jobs with servers: the workers of a ring connect to each other by MPI, "
+                          "which chooses its own addresses and knows no encryption; take a store with servers, or a "
+                          "network that you trust")
+    if job.env.get("DMLC_LOCAL", "1") != "1":
+        raise ConfigError("--secure and --env DMLC_LOCAL:0: with --secure processes listen at no TCP port; leave one "
+                          "of them out")
+    if job.launcher == "local" and not plan.meets_by_file(job):
+        raise ConfigError("--secure: this job would listen on TCP, by --port, DMLC_LOCAL=0, or since /tmp cannot be "
+                          "written; without these nobody reaches a job on one machine")
+    return dataclasses.replace(job, secure=job.launcher == "ssh")
 
 
 def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:

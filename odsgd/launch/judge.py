@@ -136,6 +136,7 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     finished: bool = False  # every worker has succeeded, whatever came after
+    grows: bool = False  # it is ended at a checkpoint, to be started again with those that were missing
 
 
 @dataclass

@@ -10,18 +10,22 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
 from odsgd.launch import plan as planning
+from odsgd.launch.addresses import node_host
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
 
-SSH_OPTIONS = ("-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
+"""As in dmlc's tracker; not with --secure, where the job's secret goes to hosts that ssh knows."""
 SILENCE_S = 300.0
 """A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
 output is not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
+ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
 
@@ -38,6 +42,8 @@ class Outpost:
     channel: Channel
     carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
     carrier_name: str = "its agent"
+    tunnel: str = ""  # where its tunnel listens
+    place: str = ""  # its folder of sockets, which it may share with another
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
@@ -68,6 +74,8 @@ def program(variable: str, default: str) -> List[str]:
 def check_programs(job: Job) -> None:
     """Refuse a job, before anything has been started, for which this machine lacks a program."""
     needed = {"ssh": "ODSGD_SSH"} if job.launcher == "ssh" else {}
+    if job.secure:
+        needed["openssl"] = "ODSGD_OPENSSL"
     if job.sync_dst_dir:
         needed["rsync"] = "ODSGD_RSYNC"
     for name, variable in needed.items():
@@ -85,7 +93,23 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
     return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
             "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
             "tells_losses": job.on_worker_loss == "continue",
-            "sockets": [process.socket for process in processes if process.socket]}
+            "sockets": {path: lasting for process in processes for path, lasting in process.sockets.items()},
+            "tunnel": None}
+
+
+def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
+    """The orders to the tunnel of a host."""
+    return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
+            "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
+            "sockets": [path for process in plan.on(host) for path in process.sockets]}
+
+
+def doors(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
+    """The doors that each tunnel has to make. Where agents share a folder of sockets the first makes them for all."""
+    firsts = {outpost.place: outpost for outpost in reversed(outposts)}
+    return [(first, [{"path": path, "at": other.tunnel, "lasting": lasting} for other in outposts
+                     if other.place != place for process in other.processes
+                     for path, lasting in process.sockets.items()]) for place, first in firsts.items()]
 
 
 def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
@@ -96,7 +120,7 @@ def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
 
 def open_ssh(job: Job, plan: Plan, host: Host) -> Outpost:
     """An agent on another host."""
-    return _open(job, plan, host, [*_ssh(host), host.target, remote_command(job)], dict(os.environ), "ssh")
+    return _open(job, plan, host, [*_ssh(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
 
 
 def remote_command(job: Job) -> str:
@@ -106,8 +130,16 @@ def remote_command(job: Job) -> str:
     return f"cd {shlex.quote(job.sync_dst_dir or os.getcwd())} && exec {' '.join(map(shlex.quote, words))}"
 
 
-def _ssh(host: Host) -> List[str]:
-    return [*program("ODSGD_SSH", "ssh"), *SSH_OPTIONS, *(["-p", str(host.port)] if host.port else [])]
+def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
+    """Whether a host can be reached: ends with 0 if it can."""
+    return subprocess.Popen([*_ssh(job, host), "-o", f"ConnectTimeout={ANSWERS_WITHIN_S}", host.target, "true"],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)
+
+
+def _ssh(job: Job, host: Host) -> List[str]:
+    options = SSH_OPTIONS if job.secure else (*ANY_HOST_KEY, *SSH_OPTIONS)
+    return [*program("ODSGD_SSH", "ssh"), *options, *(["-p", str(host.port)] if host.port else [])]
 
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str], carrier_name: str) -> Outpost:
@@ -119,7 +151,8 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
     assert carrier.stdin and carrier.stdout
     channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
     processes = plan.on(host)
-    channel.send(orders(job, processes, remote=not host.here))
+    tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
+    channel.send({**orders(job, processes, remote=not host.here), "tunnel": tunnel})
     return Outpost(host.address, processes, channel, carrier, carrier_name)
 
 
@@ -128,7 +161,7 @@ def synchronise(job: Job) -> None:
     copies = []
     try:
         for host in dict.fromkeys(job.slots):
-            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, _ssh(host))),
+            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, _ssh(job, host))),
                        os.path.join(os.getcwd(), ""), f"{host.target}:{job.sync_dst_dir}"]
             try:
                 copies.append((host, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)))

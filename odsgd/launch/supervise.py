@@ -13,7 +13,8 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.launch import early, pmi, reach
+from odsgd.launch import early, pmi, reach, tunnel
+from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
 from odsgd.launch.console import Console
@@ -50,7 +51,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     roll, restarts = Roll(job), 0
     root = root_uri(job)
     warning = exposure(root)
-    if warning:
+    if warning and not job.secure:
         console.say(warning)
     with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
@@ -58,8 +59,11 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             reach.synchronise(job)
         for attempts in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
-                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts)
-                supervisor = Supervisor(roll.job, plan, console, notice)
+                certificate = tunnel.new_certificate(reach.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
+                saved = before.saved if before else 0
+                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
+                absentees = Absentees(roll.full, *roll.missing(time.monotonic()))
+                supervisor = Supervisor(roll.job, plan, console, notice, absentees)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
             if attempt is None:
@@ -74,8 +78,12 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 return exit_code
             if recalled:
                 time.sleep(REJOIN_EVERY_S)
+                continue
+            before = attempt
+            if attempt.verdict.grows:
+                roll.grows()
             else:
-                before, restarts = attempt, restarts + 1
+                restarts += 1
     raise AssertionError("there is no end of restarts")
 
 
@@ -94,7 +102,7 @@ def root_uri(job: Job) -> str:
 class Supervisor:
     """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
-    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice) -> None:
+    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice, absentees: Absentees) -> None:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
@@ -106,12 +114,13 @@ class Supervisor:
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
                            job.on_worker_loss, job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
-        self.notice = notice
+        self.notice, self.absentees = notice, absentees
+        self.kept = 0  # the last checkpoint that was looked at
         self.stood_at = self.began_at = time.monotonic()
         self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
-        self.ending = False
+        self.met = self.ending = False
         self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
 
@@ -151,7 +160,7 @@ class Supervisor:
     def _wait(self) -> Verdict:
         while True:
             self._turn()
-            verdict = self.judge.tick(time.monotonic())
+            verdict = self.judge.tick(time.monotonic()) or self._growth(time.monotonic())
             for name in self.judge.take_hung():
                 self._tell({"do": "end", "process": name})
             for line in self.judge.vigil.take_warnings():
@@ -162,7 +171,21 @@ class Supervisor:
             if verdict:
                 self.console.stand("")
                 return verdict
+            if self.judge.came_up and not self.met:
+                self.met = True
+                self._tell({"do": "met"})
             self._stand(time.monotonic())
+
+    def _growth(self, now: float) -> Optional[Verdict]:
+        """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""
+        self.absentees.ask(now)
+        history = self.judge.history
+        if history.saved in (self.kept, history.resumed):
+            return None
+        self.kept = history.saved
+        back = ", ".join(dict.fromkeys(host.address for host in self.absentees.back))
+        return Verdict(0, f"back: {back}; the job ends after checkpoint {self.kept} and is started again with all",
+                       grows=True) if back else None
 
     def _stand(self, now: float) -> None:
         """Show how the job stands, on the terminal and to those who watch it."""
@@ -258,6 +281,17 @@ class Supervisor:
                 self._lost_outpost(outpost)
         elif event == "noise":
             self._complaint(outpost.host, message["text"], "stdout")
+        elif event == "listens":
+            self._listens(outpost, message)
+        elif event == "warning":
+            self.console.say(f"warning: host {outpost.host}: {message['text']}")
+
+    def _listens(self, outpost: Outpost, message: Message) -> None:
+        """When all tunnels are there, each is told of the others."""
+        outpost.tunnel, outpost.place = message["at"], message["place"]
+        if all(one.tunnel for one in self.outposts):
+            for one, doors in reach.doors(self.outposts):
+                one.channel.send({"do": "doors", "doors": doors})
 
     def _act_on(self, name: str, message: Message, now: float) -> None:
         """Something that concerns one process."""
@@ -327,6 +361,7 @@ class Supervisor:
 
     def _close(self) -> None:
         """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
+        self.absentees.close()
         for outpost in self.outposts:
             outpost.close()
         if self.mpirun:
@@ -349,8 +384,9 @@ class Supervisor:
                 pipe.close()
         self.selector.close()
         for process in self.plan.processes:  # of an agent that was killed before its processes had met
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(process.socket or "")
+            for path in process.sockets if process.host.here else ():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):

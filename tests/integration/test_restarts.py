@@ -103,6 +103,26 @@ def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
     assert (ended["epoch"], ended["lr"]) == (20, pytest.approx(0.05 * 2 / 3)) and ended["test_accuracy"] > 0.9
 
 
+def test_a_worker_that_can_start_again_is_taken_in_at_a_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    cannot = 'if [ "$ODSGD_WORKER_RANK" = 1 ] && [ "$ODSGD_RESTARTS" = 1 ]; then exit 1; fi; exec "$0" "$@"'
+    with Launch("-n", "1:2", "-s", 1, "--max-restarts", 1, "--rejoin-timeout", 0, "--grow", "sh", "-c", cannot,
+                sys.executable, "-m", "odsgd", "train", "--dataset", "digits", "--epochs", 30, "--lr", "0.05",
+                "--kvstore", "ssgd", "--checkpoint-every", 10, "--out", out, env=SERVER) as launch:
+        until(lambda: newest(out) >= 20 or launch.process.poll() is not None)
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    said = iter(launch.said.splitlines())
+    for pattern in (r"restart 1 of 1, from checkpoint \d+", "going on with 1 of 2 workers, without worker 1",
+                    r"back: 127.0.0.1; the job ends after checkpoint (\d+) and is started again with all",
+                    r"going on from checkpoint \d+ with all workers, if they come"):
+        assert any(re.search(pattern, line) for line in said), launch
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    told = [record["text"] for record in records if record["event"] == "warning"]
+    assert [text.partition(":")[0] for text in told] == ["1 workers go on where 2 were",
+                                                         "2 workers go on where 1 were"]
+
+
 SCRIPT = """
 import odsgd
 from mxnet import autograd, gluon, nd
