@@ -15,10 +15,12 @@ outside Python's lock. Orders come from the agent, and words go to it, as lines 
 the tunnel.
 """
 import contextlib
+import errno
 import functools
 import json
 import os
 import queue
+import resource
 import select
 import selectors
 import socket
@@ -46,12 +48,14 @@ REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
 """Until the other tunnel has been reached, and until a visitor has shown the certificate and asked for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
 """How long a socket may take to appear, whose process is still coming up."""
-MOST_VISITORS = 1024
-"""Who have not shown the certificate yet, at a time."""
+MOST_VISITORS = 64
+"""Who have not shown the certificate yet; the first has to go when another comes."""
 ROOM_NBYTES = 128 * 1024
 """Received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
 """After a way that was closed. ps-lite tries again at once."""
+FULL_S = 0.05
+"""Where there are no more descriptors."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NAME = struct.Struct(">Q")  # a socket's number
@@ -91,7 +95,7 @@ class Tunnel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
         self._doors: Dict[str, Tuple[socket.socket, bool]] = {}
-        self._visitors = threading.BoundedSemaphore(MOST_VISITORS)
+        self._visitors: Dict[ssl.SSLSocket, None] = {}  # who have not shown the certificate, in their order
         self._warned: Set[str] = set()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -105,8 +109,10 @@ class Tunnel:
         self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._told, channel))
         while channel.open:
             for key, _ in self._selector.select(LOOK_EVERY_S):
-                with contextlib.suppress(BlockingIOError, ConnectionAbortedError):  # it has gone again
+                try:
                     key.data()
+                except OSError as error:  # else it has gone again
+                    time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
             while not self._warnings.empty():
                 channel.send({"event": "warning", "text": self._warnings.get()})
             channel.flush()
@@ -117,7 +123,10 @@ class Tunnel:
     def _told(self, channel: Channel) -> None:
         for message in channel.receive():
             if message.get("do") == "doors":
-                self._open_doors(message["doors"])
+                try:
+                    self._open_doors(message["doors"])
+                except OSError as error:
+                    sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot make a door in /tmp: {error}")
             elif message.get("do") == "met":
                 self._close_doors(lasting=False)
 
@@ -162,36 +171,35 @@ class Tunnel:
 
     def _visited(self) -> None:
         way, (visitor, _) = self._listener.accept()
-        if self._visitors.acquire(blocking=False):
-            threading.Thread(target=self._lead_in, args=(way, visitor), daemon=True).start()
-        else:
-            way.close()
-
-    def _lead_in(self, way: socket.socket, visitor: str) -> None:
-        """Lead a visitor who shows the certificate to the socket that it asks for."""
-        try:
-            shown = self._shown(way, visitor)
-        finally:
-            self._visitors.release()
-        if shown is None:
-            way.close()
-            return
-        guarded, path = shown
-        with guarded, contextlib.suppress(OSError), _reached(path) as plain:
-            carry(guarded, plain)
-
-    def _shown(self, way: socket.socket, visitor: str) -> Optional[Tuple[ssl.SSLSocket, str]]:
         way.settimeout(SHOWN_WITHIN_S)
+        guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
+        while len(self._visitors) >= MOST_VISITORS:
+            first = list(self._visitors)[0]
+            self._visitors.pop(first, None)
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(first, socket.SHUT_RDWR)  # its thread then ends
+        self._visitors[guarded] = None
+        threading.Thread(target=self._lead_in, args=(guarded, visitor), daemon=True).start()
+
+    def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
+        """Lead a visitor who shows the certificate to the socket that it asks for."""
+        with guarded, contextlib.suppress(OSError):
+            path = self._asked(guarded, visitor)
+            if path:
+                with _reached(path) as plain:
+                    carry(guarded, plain)
+
+    def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
         try:
-            guarded = self._taking.wrap_socket(way, server_side=True)
-            return guarded, self._sockets[NAME.unpack(_exactly(guarded, NAME.size))[0]]
-        except (ssl.SSLEOFError, KeyError):  # it has gone, or asks for what this host has not
+            guarded.do_handshake()
+            return self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+        except ssl.SSLEOFError:  # it has gone
             return None
         except ssl.SSLError:
             self._warn("", f"{visitor} came to the tunnel's port without this job's certificate, and was turned away")
-        except OSError:
-            pass
-        return None
+            return None
+        finally:
+            self._visitors.pop(guarded, None)
 
     def _warn(self, about: str, text: str) -> None:
         """Once."""
@@ -314,6 +322,7 @@ def main() -> int:
     except OSError as error:
         sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot listen at {address}, port {orders['port']}: "
                  f"{error.strerror or error}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     channel = Channel(0, 1)
     channel.send({"event": "listens", "at": tunnel.at, "place": place()})
     tunnel.serve(channel)

@@ -165,6 +165,22 @@ def test_nobody_comes_in_without_the_jobs_certificate(ends: Ends) -> None:
         ends.listening[0].accept()
 
 
+def test_silent_visitors_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "MOST_VISITORS", 2)
+    host, _, port = ends.at.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(3)]
+        assert silent[0].recv(1) == b""  # it had to go
+        near, far = (stack.enter_context(end) for end in through(folder / NUMBERS[0], ends.listening[0]))
+        near.sendall(b"came in")
+        assert far.recv(7) == b"came in"
+        assert silent[1].recv(1) == b""
+        for one in silent:
+            one.settimeout(0.1)
+        with pytest.raises(socket.timeout):
+            silent[2].recv(1)
+
+
 def test_a_tunnel_is_led_to_nobody_who_cannot_show_the_certificate(certificate: str, folder: Path) -> None:
     other = Tunnel(new_certificate(["openssl"]), [], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), other) as (orders, _), socket.socket(socket.AF_UNIX) as near:
