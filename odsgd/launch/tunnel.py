@@ -14,6 +14,7 @@ A connection has a thread, which alone uses its TLS object: OpenSSL's may not be
 outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
 the tunnel.
 """
+import collections
 import contextlib
 import errno
 import functools
@@ -95,7 +96,8 @@ class Tunnel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
         self._doors: Dict[str, Tuple[socket.socket, bool]] = {}
-        self._visitors: Dict[ssl.SSLSocket, None] = {}  # who have not shown the certificate, in their order
+        self._visitors: collections.OrderedDict[ssl.SSLSocket, None] = collections.OrderedDict()
+        """Who have not shown the certificate, in their order."""
         self._warned: Set[str] = set()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -174,9 +176,8 @@ class Tunnel:
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
         while len(self._visitors) >= MOST_VISITORS:
-            first = list(self._visitors)[0]
-            self._visitors.pop(first, None)
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(KeyError, OSError):
+                first, _ = self._visitors.popitem(last=False)
                 socket.socket.shutdown(first, socket.SHUT_RDWR)  # its thread then ends
         self._visitors[guarded] = None
         threading.Thread(target=self._lead_in, args=(guarded, visitor), daemon=True).start()

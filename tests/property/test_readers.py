@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
+from kvstore.wire import codecs
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
 from odsgd.launch import cli, handshake, pmi
@@ -384,6 +385,18 @@ def test_lines_of_mpi_at_the_rendezvous(lines: List[str]) -> None:
     for line in lines[:20]:
         holds(partial(table.enter, line), pmi.Refused)
         holds(partial(table.answer, 0, line), pmi.Refused)
+
+
+@given(name=st.sampled_from(sorted(codecs.CODECS)), size=st.integers(1, 40), data=st.data())
+def test_frames_of_the_ring_and_of_couriers_in_any_codec(name: str, size: int, data: Any) -> None:
+    codec = codecs.codec(name)
+    nbytes = codec.nbytes(size)
+    message = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint8).copy()
+    values = np.zeros(size, np.float32)
+    with np.errstate(all="ignore"):  # a NaN among them is looked for elsewhere
+        line = holds(lambda: codec.decode(message, values))
+        assert line is None
+        holds(lambda: codec.encode(values, message), codecs.NotFiniteError)
 
 
 def test_the_examples_are_as_many_as_asked_for() -> None:
