@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-restarts", type=_restarts, default=0, metavar="N",
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--rejoin-timeout", type=_seconds, default=60.0, metavar="SECONDS",
-        help="with MIN:MAX, until a host or worker that does not come back is left out; default 60")
+        help="how long a restart tries to come up while a host or worker is missing; with MIN:MAX that one is then "
+             "left out; default 60")
     add("--grow", action="store_true",
         help="with MIN:MAX, start again at a checkpoint with a host that has come back; default: at the next restart")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")

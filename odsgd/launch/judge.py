@@ -57,6 +57,7 @@ class Member:
     pid: Optional[int] = None
     code: Optional[int] = None
     error: Optional[str] = None
+    asked: bool = False  # for the others
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
@@ -66,6 +67,7 @@ class Member:
         """Phases only go forward: a late report of an ended process changes nothing."""
         if _PHASES.index(phase) > _PHASES.index(self.phase):
             self.phase = phase
+        self.asked = self.asked or phase == "connecting"
         self.joined = self.joined or phase in ("joined", "done")
 
     @property
@@ -295,7 +297,9 @@ class Judge:
             return []
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
-        if len(self.workers) > 1 and len(alike) == 1:
+        searched = not self.others and all(
+            failure.mute and failure.member and failure.member.asked for failure in self.failures)
+        if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
             return []
         absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
         return [member.name for member in absent if member.code != EXIT_USAGE]

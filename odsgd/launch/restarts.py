@@ -4,9 +4,9 @@ Not started again: a mistake in the options (exit code 64), a signal to the laun
 succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
 in the same words, from the same checkpoint, and no farther than before.
 
-A job of MIN:MAX workers (`Roll`) that does not come up again, for want of some of them, is tried again until the rejoin
-timeout has passed; that counts as no restart. Then it goes on without them. At the next restart all are called again,
-and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their hosts
+A job (`Roll`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
+passed; that counts as no restart. Then one of MIN:MAX workers goes on without them. At the next restart all are called
+again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their hosts
 answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
 """
 import dataclasses
@@ -112,19 +112,24 @@ class Roll:
         self._grown += 1
 
     def missed(self, absent: Sequence[Process], planned: Sequence[Process], now: float) -> Optional[Decision]:
-        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure."""
+        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure, as it is
+        at the first start.
+        """
         workers = [process for process in absent if process.role == "worker"]
         names = {process.name for process in absent}
         gone = {process.host for process in absent if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._came_up or not self.full.least_workers or not (workers or gone):
+        if not self._came_up or not self.full.max_restarts or not (workers or gone):
             return None
         self._since = now if self._since is None else self._since
         missing = [f"worker {self.present[process.rank]}" for process in workers] or [
             f"host {host.address}" for host in gone]
         wait_s = self.full.rejoin_timeout_s - (now - self._since)
         if wait_s > 0 and not set(missing) <= set(self._left_out):
-            return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s, then without")
+            then = ", then without" if self.full.least_workers else ""
+            return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")
+        if not self.full.least_workers:
+            return None
         ranks = {self.present[process.rank] for process in workers}
         left = [rank for rank in self.present if rank not in ranks]
         if len(left) < self.full.least_workers:

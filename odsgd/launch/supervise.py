@@ -142,11 +142,13 @@ class Supervisor:
         return verdict.exit_code
 
     def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How it went; None if nobody reads our output any more. What was kept `before` is not lost."""
+        """How it went; None if nobody reads our output any more. What was kept `before` counts until it is known with
+        which checkpoint this one went on, which may have been an older one.
+        """
         history = self.judge.history
         if self.verdict is None:
             return None
-        saved = max(history.saved, before.saved if before else 0)
+        saved = history.saved or (before.saved if before else 0)
         at = self.judge.vigil.farthest()
         return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
 
@@ -155,6 +157,8 @@ class Supervisor:
         if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
             return []
         names = self.judge.absent()
+        if not self.job.least_workers:  # nobody else would do; one that has said what is wrong says it again
+            names = [name for name in names if self.judge.members[name].error is None]
         return [process for process in self.plan.processes if process.name in names]
 
     def _wait(self) -> Verdict:

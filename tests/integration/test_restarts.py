@@ -59,6 +59,17 @@ def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(tmp_path: Pat
     assert all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
 
 
+def test_worker_0_does_not_begin_again_where_its_checkpoints_are_not(tmp_path: Path) -> None:
+    with start(tmp_path, "ssgd", "--max-restarts", 2, epochs=60) as launch:
+        until(lambda: newest(tmp_path) >= 20 or launch.process.poll() is not None)
+        launch.kill("worker 1", signal.SIGKILL)
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        assert launch.wait() == 64, launch
+    assert re.search(r"it reported: the job has saved checkpoint \d+, and there is none in `\S+checkpoints` on host",
+                     launch.said), launch
+    assert "not started again: a mistake in the options stays one" in launch.said
+
+
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     with start(tmp_path, "odsgd", epochs=2) as launch:
         assert launch.wait() == 0, launch

@@ -484,3 +484,12 @@ def test_nobody_is_absent_from_a_job_that_came_up() -> None:
     judge.exited("worker 1", 1, 10.0)
     verdict_at(judge, 11.0)
     assert judge.came_up and judge.absent() == []
+
+
+def test_workers_that_end_alike_because_they_did_not_find_each_other_are_absent() -> None:
+    judge = Judge([Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 300.0, 0.0)
+    for rank in range(2):
+        judge.started(f"worker {rank}", rank)
+        judge.reported(f"worker {rank}", {"event": "connecting"}, 0.0)
+        judge.exited(f"worker {rank}", 15, 1.0)
+    assert judge.absent() == ["worker 0"]

@@ -68,6 +68,12 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
     assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))
 
 
+def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
+    first, second = make_plan(job(1, 1), ROOT), make_plan(job(1, 1), ROOT, restarts=2, saved=40)
+    assert not any("ODSGD_SAVED" in process.env for process in first.processes)
+    assert {(one.env["ODSGD_RESTARTS"], one.env["ODSGD_SAVED"]) for one in second.processes} == {("2", "40")}
+
+
 def test_names_and_environment_of_an_ssh_job() -> None:
     plan = make_plan(job(2, 1, A, B, env={"X": "1"}, env_server={"X": "2"}), ROOT)
     by_name = {process.name: process for process in plan.processes}

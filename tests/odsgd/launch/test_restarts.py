@@ -128,7 +128,16 @@ def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
     assert [process.host for process in planned(roll) if process.role == "server"] == [C, A]
 
 
-def test_a_job_of_a_fixed_number_leaves_nobody_out() -> None:
+def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leaves_nobody_out() -> None:
+    roll = Roll(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # the first start
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+        True, "worker 1 did not come back; trying again for 20 s")
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) is None and roll.job is roll.full
+
+
+def test_a_job_without_restarts_leaves_nobody_out() -> None:
     roll = Roll(job(3, 1))
     roll.met()
     assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) is None and roll.job is roll.full
