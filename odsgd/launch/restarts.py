@@ -6,8 +6,8 @@ in the same words, from the same checkpoint, and no farther than before.
 
 A job (`Roll`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
 passed; that counts as no restart. Then one of MIN:MAX workers goes on without them. At the next restart all are called
-again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their hosts
-answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
+again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their
+hosts answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
 """
 import dataclasses
 import re
