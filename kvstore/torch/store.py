@@ -32,14 +32,18 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
     Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
-    if transport in (None, "ring") and name != "local" and ring.there():
-        method = algorithms.find(name)
-        if "ring" not in method.transports:
-            able = ", ".join(one for one, other in algorithms.METHODS.items() if "ring" in other.transports)
-            raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected "
-                              f"one of {able}, or a job of `odsgd launch`")
-        transport = ring.GroupRing(options.get("timeout_s", control.DEFAULT_TIMEOUT_S))
-    return TorchStore(*factory.checked(name, transport, options))
+    return TorchStore(*factory.checked(name, transport, options, connect))
+
+
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+    """This process's place in its job, or in its process group."""
+    if transport not in (None, "ring") or name == "local" or not ring.there():
+        return factory.connect(name, transport, timeout_s)
+    if "ring" not in algorithms.find(name).transports:
+        able = ", ".join(one for one, other in algorithms.METHODS.items() if "ring" in other.transports)
+        raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected one of "
+                          f"{able}, or a job of `odsgd launch`")
+    return ring.GroupRing(timeout_s)
 
 
 class TorchStore(FrontEnd[TensorLane]):
