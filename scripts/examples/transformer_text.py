@@ -1,7 +1,7 @@
 """A small transformer that learns to continue sums, with PyTorch: AdamW, a warm-up, clipped gradients, bfloat16.
 
     odsgd launch -n 2 -s 1 scripts/examples/transformer_text.py
-    odsgd launch -n 2 -s 1 scripts/examples/transformer_text.py --store odsgd --iterations 800
+    odsgd launch -n 2 -s 1 scripts/examples/transformer_text.py --store odsgd --lr-local 0.05
 
 The text is made on the spot, by each worker its own: lines like `37+45=82`. What is counted is how many results are
 right, digit by digit.
@@ -53,7 +53,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store", default="ssgd", help="the method (default: ssgd)")
     parser.add_argument("--lr-local", type=float, help="of the local steps of odsgd, which are SGD's")
-    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--iterations", type=int, default=2500)
     parser.add_argument("--batch-size", type=int, default=128, help="of all workers together")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -42,8 +42,8 @@ def test_what_the_trainer_lacks_is_one_line(tmp_path: Path) -> None:
 def test_resnet18_trains_on_images_from_cifar10s_files_or_made_up(tmp_path: Path) -> None:
     done = run(tmp_path, "examples/resnet18_cifar10.py", "--iterations", "3", "--batch-size", "16", "--examples", "64",
                "--save", "weights.pt")
-    assert re.search(r"worker 0 \| epoch 1: loss [\d.]+, \d+ ms per iteration, test accuracy [\d.]+% after 3 iterations",
-                     done.stdout)
+    line = r"worker 0 \| epoch 1: loss [\d.]+, \d+ ms per iteration, test accuracy [\d.]+% after 3 iterations"
+    assert re.search(line, done.stdout)
     assert (tmp_path / "weights.pt").exists()
 
 
@@ -68,7 +68,7 @@ def test_networks_compute_as_those_of_the_presets(name: str, dataset: str, thumb
     from odsgd.training import models
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "examples"))
     networks = __import__("networks")
-    folder = {} if dataset == "digits" else {"data_dir": str(tmp_path)}
+    folder: Dict[str, Any] = {} if dataset == "digits" else {"data_dir": str(tmp_path)}
     config = TrainConfig(model=name, dataset=dataset, thumbnail=thumbnail, **folder)
     theirs = models.create(config)
     ours = networks.make(name, config.input_shape, config.classes, thumbnail).eval()
