@@ -13,6 +13,7 @@
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
         {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
                                                            and how many seconds ago that was ("silent_s")
+        {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """
@@ -76,8 +77,8 @@ class Channel:
 FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
-    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "exit": {"process": str, "code": int},
-    "ended": {}}
+    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
+    "exit": {"process": str, "code": int}, "ended": {}}
 """What an agent's message has by its event."""
 
 

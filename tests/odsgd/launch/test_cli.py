@@ -67,7 +67,7 @@ def test_dashes_may_stand_before_the_command() -> None:
     (["-n", "0", "x"], "expected a whole number from 1 to 4096"),
     (["-n", "3:2", "--max-restarts", "1", "x"], "got `3:2`, expected a whole number from 1 to 4096, or MIN:MAX"),
     (["-n", "2:3", sys.executable], "-n 2:3 needs --max-restarts"),
-    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "mpirun starts all workers or none"),
+    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "with mpi all workers are started, or none"),
     (["-n", "2:3", "--max-restarts", "1", "--on-worker-loss", "continue", "x"], "two ways to go on without a worker"),
     (["-n", "1", "-s", "-1", "x"], "argument -s"),
     (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number up to 4096, or `auto`"),

@@ -1,7 +1,7 @@
 """How agents that mpirun starts and their launcher find each other."""
 import socket
 import threading
-from typing import Collection, Iterator, List, Optional
+from typing import Collection, Iterator, List, Optional, Sequence
 
 import pytest
 
@@ -17,9 +17,10 @@ class Door:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.admitted: List[Optional[int]] = []
 
-    def orders(self, secret: str = SECRET) -> str:
+    def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
         """What an agent is given for three ranks."""
         return pack({"launcher": self.listener.getsockname(), "secret": secret, "common": {"directory": "/here"},
+                     "nodes": nodes,
                      "ranks": [{"processes": [{"name": f"worker {rank}"}]} for rank in range(3)]})
 
     def open(self, expected: Collection[int]) -> threading.Thread:
@@ -27,7 +28,8 @@ class Door:
         def let_in() -> None:
             connection, _ = self.listener.accept()
             with connection:
-                self.admitted.append(admit(connection, SECRET, expected))
+                admitted = admit(connection, SECRET, expected)
+                self.admitted.append(admitted and admitted[0])
                 connection.sendall(b"first message\n")
         thread = threading.Thread(target=let_in)
         thread.start()
@@ -76,8 +78,8 @@ def test_a_visitor_that_is_not_expected_is_not_let_in(door: Door, secret: str, e
     assert door.admitted == [None]
 
 
-@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n", b'{"rank": "x", "proof": ""}\n',
-                                    b"\xff\n", b""])
+@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n",
+                                    b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", b""])
 def test_a_visitor_that_is_no_agent_is_not_let_in(door: Door, answer: bytes) -> None:
     thread = door.open(expected={0})
     with socket.create_connection(door.listener.getsockname()) as visitor:
