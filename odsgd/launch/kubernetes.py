@@ -133,7 +133,8 @@ def _pod_spec(job: Job, container: Container) -> Manifest:
 def _environment(job: Job, container: Container) -> List[Manifest]:
     name = container.name
     first = pods.pod_names(name, 1)[0]
-    return [{"name": "ODSGD_LAUNCH", "value": shlex.join(words(job))},
+    launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
+    return [{"name": "ODSGD_LAUNCH", "value": launch},
             {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{DOOR_PORT}"},
             {"name": "ODSGD_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}},
             {"name": "ODSGD_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -46,8 +47,13 @@ def environment(manifests: List[Dict[str, Any]], index: int, address: str) -> Di
         elif "fieldRef" in source:
             env[variable["name"]] = fields[source["fieldRef"]["fieldPath"]]
         else:
-            env[variable["name"]] = variable["value"]
+            env[variable["name"]] = filled_in(variable["value"], env)
     return env
+
+
+def filled_in(value: str, env: Dict[str, str]) -> str:
+    """As Kubernetes does: $$ is a $, and $(NAME) a variable that stands before, if there is one."""
+    return re.sub(r"\$(?:\$|\((\w+)\))", lambda at: "$" if at[0] == "$$" else env.get(at[1], at[0]), value)
 
 
 class Pods:
@@ -103,6 +109,15 @@ def test_kill_9_of_a_worker_in_another_pod_fails_the_job_and_names_it(pods: Pods
     first, second = pods.wait()
     assert (first.returncode, second.returncode) == (137, 0), first.stderr
     assert "worker 1 failed (host " in first.stderr and "killed by SIGKILL" in first.stderr
+
+
+def test_a_job_that_has_failed_starts_again_in_the_same_pods(pods: Pods) -> None:
+    pods.start(shown("-n", "2", "-s", "0", "--max-restarts", "1", "sh", "-c",
+                     "echo '$$' \"$(echo attempt ${ODSGD_RESTARTS:-0})\"; test -n \"$ODSGD_RESTARTS\" || exit 3"), {})
+    first, second = pods.wait()
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "restart 1 of 1" in first.stderr
+    assert {f"worker {rank} | $$ attempt 1" for rank in (0, 1)} <= set(first.stdout.splitlines())
 
 
 def test_the_manifests_are_what_the_api_takes(tmp_path: Path, request: pytest.FixtureRequest) -> None:

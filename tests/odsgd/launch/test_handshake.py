@@ -5,7 +5,7 @@ from typing import Collection, Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.handshake import RANKS, admit, arrive, pack, unpack
+from odsgd.launch.handshake import NODE, RANKS, admit, arrive, pack, unpack
 
 SECRET = 64 * "a"
 
@@ -65,6 +65,17 @@ def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(door
         assert connection.recv(100) == b"first message\n"
     thread.join()
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and door.admitted == [1]
+
+
+def test_an_agent_of_slurm_gets_the_orders_of_its_node(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NODE, "b")
+    thread = door.open(expected={0, 1, 2})
+    orders, fd = arrive(door.orders(nodes=["a", "b", "c"]))
+    socket.socket(fileno=fd).close()
+    thread.join()
+    assert orders["processes"] == [{"name": "worker 1"}] and door.admitted == [1]
+    with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
+        arrive(door.orders(nodes=["a", "c"]))
 
 
 @pytest.mark.usefixtures("rank_1")
