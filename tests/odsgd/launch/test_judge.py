@@ -279,6 +279,14 @@ def test_a_lost_host_names_the_processes_that_were_there() -> None:
     assert verdict.exit_code == 70
 
 
+def test_an_agent_that_is_told_to_end_is_the_cause_and_not_its_processes() -> None:
+    judge = running(*NAMES)
+    judge.host_told("hostA", ["worker 0", "worker 1"], signal.SIGTERM, 10.0)
+    judge.exited("worker 1", -signal.SIGTERM, 10.1)
+    assert verdict_at(judge, 11.0) == Verdict(
+        143, "lost host hostA (worker 0, worker 1): its agent was told to end by SIGTERM")
+
+
 # --on-worker-loss continue
 
 FIVE = (*NAMES, "worker 2")
