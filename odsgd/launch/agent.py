@@ -84,6 +84,7 @@ class Agent:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
+        self.signalled: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
         self.heard_at = time.monotonic()
@@ -123,6 +124,7 @@ class Agent:
         while not (self.stopping and (not self.children or self._hopeless())):
             for key, _ in self.selector.select(self._patience_s()):
                 key.data()
+            self._tell_of_signal()
             self._note_memory(child for child in self.children.values() if child.asking)
             self._reap()
             self._check_channel()
@@ -189,7 +191,7 @@ class Agent:
         """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
         agents = next((int(os.environ[name]) for name in MPI_LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
         computing = sum(spec["name"] != "scheduler" for spec in self.orders["processes"])
-        return max(1, len(os.sched_getaffinity(0)) // max(1, computing * agents))
+        return max(1, linux.cores() // max(1, computing * agents))
 
     # Reading
 
@@ -380,6 +382,16 @@ class Agent:
                     elif stream.open:
                         self._listen(child, stream)
 
+    def _heed(self, number: int, frame: object) -> None:
+        self.signalled = number
+        self._stop(self.orders["grace_s"])
+
+    def _tell_of_signal(self) -> None:
+        """Somebody else than the launcher has told us to end: that is why our processes do."""
+        if self.signalled is not None:
+            self.channel.send({"event": "told", "signal": self.signalled})
+            self.signalled = None
+
     def _drain_channel(self) -> None:
         deadline = time.monotonic() + SENT_WITHIN_S
         while self.channel.backlog and time.monotonic() < deadline:
@@ -394,7 +406,7 @@ class Agent:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stop(self.orders["grace_s"]))
+            signal.signal(number, self._heed)
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
 
 

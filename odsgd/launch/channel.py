@@ -19,6 +19,7 @@
         {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
                                                            those of other hosts
         {"event": "warning", "text"}                       of its tunnel
+        {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """
@@ -82,8 +83,9 @@ class Channel:
 FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
-    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "exit": {"process": str, "code": int},
-    "listens": {"at": str, "place": str}, "warning": {"text": str}, "ended": {}}
+    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
+    "listens": {"at": str, "place": str}, "warning": {"text": str}, "exit": {"process": str, "code": int},
+    "ended": {}}
 """What an agent's message has by its event."""
 
 

@@ -20,7 +20,7 @@ from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser, unknown_flag
 from odsgd.config.train import TrainConfig
-from odsgd.launch import plan, supervise
+from odsgd.launch import kubernetes, plan, slurm, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
 
@@ -33,7 +33,12 @@ MOST_PROCESSES = 4096
 def main(argv: List[str]) -> int:
     """Launch a job; return the exit code: 0 or the first failed process's. ConfigError for a mistake in `argv`."""
     try:
-        return supervise.run(parse(argv))
+        options = _options(argv)
+        job = _job(options)
+        if job.launcher == "kubernetes":
+            return kubernetes.submit(job, kubernetes.container(options.image, options.name, options.namespace,
+                                                               options.resources, options.pod), options.dry_run)
+        return supervise.run(job)
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
         return EXIT_FAILURE
@@ -41,13 +46,22 @@ def main(argv: List[str]) -> int:
 
 def parse(argv: Sequence[str]) -> plan.Job:
     """The job that a command line asks for, or a `ConfigError`."""
-    parser = _parser()
-    options, strangers = parser.parse_known_args(list(argv))
+    return _job(_options(argv))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    options, strangers = _parser().parse_known_args(list(argv))
     if strangers:
         raise unknown_flag(strangers[0].split("=")[0], "odsgd launch", flags())
+    return options
+
+
+def _job(options: argparse.Namespace) -> plan.Job:
     launcher = options.launcher or ("ssh" if options.hostfile else "local")
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
+    if launcher == "slurm":
+        slots = slurm.allocated(os.environ)
     if launcher == "mpi" and any(host.user or host.port for host in slots):
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
@@ -94,7 +108,8 @@ def _parser() -> argparse.ArgumentParser:
         help="number of servers; default: as many as workers, or none for a store that needs none; auto: one beside "
              "each worker; 0: no server, no scheduler")
     add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
-    add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
+    add("--launcher", "--cluster", metavar="NAME",
+        help="local, ssh, mpi, slurm or kubernetes; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
     add("-p", "--port", type=_port, default=0, help="the scheduler's TCP port; default: a free one; local: none")
     add("--secure", action="store_true",
@@ -121,6 +136,14 @@ def _parser() -> argparse.ArgumentParser:
         help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker dies: end the job (default), or let an asynchronous one go on")
+    pods = parser.add_argument_group("with --launcher kubernetes")
+    pods.add_argument("--image", metavar="IMAGE", help="of the pods; it has odsgd in it")
+    pods.add_argument("--name", metavar="NAME", help="of the job; default: odsgd- and six letters")
+    pods.add_argument("--namespace", metavar="NAME", help="default: kubectl's own")
+    pods.add_argument("--resources", metavar="NAME=QUANTITY,...",
+                      help="of each pod, e.g. cpu=4,memory=8Gi,nvidia.com/gpu=1")
+    pods.add_argument("--pod", metavar="FILE", help="YAML with the rest of a pod's spec: volumes, nodeSelector, ...")
+    pods.add_argument("--dry-run", "--dry_run", action="store_true", help="show the manifests, and do nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER,
                         help="what a worker runs; a .py file is run with this Python")
     return parser
@@ -136,15 +159,29 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
         raise ConfigError(f"-n {least}:{most} needs --max-restarts: workers are left out when a job starts again")
     if options.grow and least == most:
         raise ConfigError("--grow takes in workers that were left out; it needs -n MIN:MAX")
-    if least < most and launcher == "mpi":
-        raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; mpirun starts all workers or none")
+    if least < most and launcher in plan.COMING:
+        raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; with {launcher} all workers are "
+                          "started, or none")
     if least < most and options.on_worker_loss == "continue":
         raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a worker; "
                           "leave one of them out")
+    _check_hosts(options, launcher)
+
+
+def _check_hosts(options: argparse.Namespace, launcher: str) -> None:
+    """What a launcher takes of the flags that say where the processes run."""
     if launcher == "ssh" and not options.hostfile:
         raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
     if launcher == "local" and options.hostfile:
         raise ConfigError("--launcher local starts everything here; leave out -H, or use --launcher ssh or mpi")
+    if launcher in ("slurm", "kubernetes") and options.hostfile:
+        raise ConfigError(f"--launcher {launcher} has hosts of its own; leave out -H, or use --launcher ssh or mpi")
+    of_pods = {"--image": options.image, "--name": options.name, "--namespace": options.namespace,
+               "--resources": options.resources, "--pod": options.pod, "--dry-run": options.dry_run}
+    of_hosts = {"--host-ip": options.host_ip, "--remote-python": options.remote_python}
+    for flag in (flag for flag, given in (of_hosts if launcher == "kubernetes" else of_pods).items() if given):
+        raise ConfigError(f"{flag} does not work with --launcher kubernetes; a pod has its own" if flag in of_hosts else
+                          f"{flag} works with --launcher kubernetes only")
     if launcher != "ssh" and options.sync_dst_dir:
         raise ConfigError("--sync-dst-dir works with --launcher ssh only")
 
@@ -191,6 +228,9 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
 
 def _secured(job: plan.Job) -> plan.Job:
     """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
+    if job.launcher in plan.COMING and job.launcher != "mpi":
+        raise ConfigError(f"--secure is for --launcher ssh: agents that {job.launcher} starts reach their launcher over a "
+                          "connection that is not encrypted; close the job's network to strangers")
     if job.launcher == "mpi":
         raise ConfigError("--secure is for --launcher ssh: mpirun would carry the job's secret, and the agents' "
                           "messages, over connections of its own, which nothing protects")

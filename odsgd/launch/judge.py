@@ -97,7 +97,7 @@ class Member:
         if self.code >= 0:
             return f"exit code {self.code}", self.code or EXIT_FAILURE
         number = -self.code
-        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        name = _signal_name(number)
         hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
         return f"killed by {name}{hint}", 128 + number
 
@@ -105,6 +105,10 @@ class Member:
     def where(self) -> str:
         """Host and pid, for messages."""
         return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 class Lost(NamedTuple):
@@ -258,14 +262,21 @@ class Judge:
         """It could not even be started."""
         self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
 
-    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
+    def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
+        """Its agent ends, and its processes with it, since it was sent a signal."""
+        self.host_lost(host, names, f"its agent was told to end by {_signal_name(number)}", (), now, 128 + number)
+
+    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
+                  exit_code: Optional[int] = None) -> None:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
         for name in names:
             self.vigil.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
-            self._fail(_Failure(None, text, on_host=gone, tail=tail), now)
+            if len(tail) == 1:  # as of ssh, whose one line has the reason
+                text, tail = f"{text}: {tail[0]}", ()
+            self._fail(_Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
 
     def interrupted(self, number: int) -> None:
         """The launcher has been told to end."""

@@ -27,7 +27,9 @@ from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hosts import Host
 
 LOCAL = Host("127.0.0.1", here=True)
-LAUNCHERS = ("local", "ssh", "mpi")
+LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
+COMING = ("mpi", "slurm", "kubernetes")
+"""Those whose agents come to the launcher by themselves, from hosts whose addresses they know best."""
 ON_WORKER_LOSS = ("fail", "continue")
 
 SOCKETS = "/tmp"  # where ps-lite has them
@@ -38,8 +40,8 @@ OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
-    "ODSGD_MOST_WORKERS",
-    "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
+    "ODSGD_POD_IP", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -75,6 +77,8 @@ class Job:
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     store: Optional[str] = None  # for scripts that ask for MXNet's
+    secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
+    door_port: int = 0  # at which pods knock
     live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
 
@@ -131,7 +135,7 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
     if by_file:
         root = (root[0], new_number())
     worker_hosts, server_hosts = place(job)
-    secret = secrets.token_hex(32)
+    secret = job.secret or secrets.token_hex(32)
     common = _common_env(job, root, secret)
     if restarts:
         common.update(ODSGD_RESTARTS=str(restarts), ODSGD_SAVED=str(saved))
@@ -251,7 +255,7 @@ def package_path(job: Job) -> str:
 
 
 def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
-    inherited = {} if job.launcher == "local" else forwarded(os.environ)
+    inherited = {} if job.launcher in ("local", "kubernetes") else forwarded(os.environ)  # a pod has what it needs
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else root[0], DMLC_PS_ROOT_PORT=str(root[1]),
                DMLC_NUM_WORKER=str(job.num_workers),
@@ -267,7 +271,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
     """Variables that differ from process to process."""
     env = {"DMLC_ROLE": role}
-    address = root_uri if host.here else None if job.launcher == "mpi" else node_host(host.address, root_uri)
+    address = root_uri if host.here else None if job.launcher in COMING else node_host(host.address, root_uri)
     if job.secure:
         address = LOOPBACK
     if address:  # else its agent, which knows where it is, finds the address out

@@ -1,7 +1,7 @@
-"""How an agent gets onto a host: a subprocess or ssh, or mpirun (`mpirun.py`); each way ends in an `Outpost`.
+"""How an agent gets onto a host: a subprocess or ssh, or something that has it come to us (`door.py`).
 
-The job's secret never stands on a command line, where every user of a machine can read it: a subprocess and ssh get
-their orders on stdin; mpirun takes them over in an environment variable that is exported by name.
+Each way ends in an `Outpost`. The job's secret never stands on a command line, where every user of a machine can read
+it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
 """
 import os
 import shlex
@@ -19,7 +19,9 @@ from odsgd.launch.channel import Channel, Message
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
 
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=30", "-o",
+               "LogLevel=ERROR")
+"""At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
 ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
 """As in dmlc's tracker; not with --secure, where the job's secret goes to hosts that ssh knows."""
 SILENCE_S = 300.0
@@ -169,10 +171,10 @@ def synchronise(job: Job) -> None:
                 raise ConfigError(f"--sync-dst-dir: cannot run {command[0]}: {error.strerror}") from None
         for host, copy in copies:
             complaint = copy.communicate()[1].decode("utf-8", "replace").strip().splitlines()
-            if copy.returncode:
+            if copy.returncode:  # the first line has the cause; those after it are rsync's, that it has failed
                 raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: "
                                  f"rsync ended with exit code {copy.returncode}"
-                                 + (f": {complaint[-1]}" if complaint else ""))
+                                 + (f": {complaint[0]}" if complaint else ""))
     finally:
         for _, copy in copies:
             if copy.poll() is None:

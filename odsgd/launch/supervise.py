@@ -13,14 +13,15 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.launch import early, pmi, reach, tunnel
+from odsgd.launch import early, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
 from odsgd.launch.console import Console
+from odsgd.launch.door import Door
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
-from odsgd.launch.mpirun import Mpirun
+from odsgd.launch.mpirun import open_mpirun
 from odsgd.launch.notice import Notice
 from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
@@ -41,6 +42,9 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
+DOORS: Dict[str, Callable[[Job, Plan], Door]] = {"mpi": open_mpirun, "slurm": slurm.open_step,
+                                                 "kubernetes": pods.open_door}
+"""Of the launchers whose agents come by themselves."""
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
@@ -107,7 +111,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
         self.rendezvous: Optional[pmi.Rendezvous] = None
-        self.mpirun: Optional[Mpirun] = None
+        self.door: Optional[Door] = None
         self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
@@ -219,10 +223,11 @@ class Supervisor:
                               pmi.process_mapping([worker.host for worker in workers]))
             self.rendezvous = pmi.Rendezvous(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
-        if self.job.launcher == "mpi":
-            self.mpirun = Mpirun(self.job, self.plan)
-            self._listen(self.mpirun.listener.fileno(), self._admit)
-            self._carried_by(self.mpirun.process, "mpirun", "stdout", "stderr")
+        if self.job.launcher in DOORS:
+            self.door = DOORS[self.job.launcher](self.job, self.plan)
+            self._listen(self.door.listener.fileno(), self._admit)
+            if self.door.starter:
+                self._carried_by(self.door.starter, self.door.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
             open_at = reach.open_local if host.here else reach.open_ssh
@@ -235,8 +240,8 @@ class Supervisor:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
 
     def _admit(self) -> None:
-        assert self.mpirun
-        outpost = self.mpirun.accept()
+        assert self.door
+        outpost = self.door.accept()
         if outpost:
             self._add(outpost)
             if self.ending:
@@ -256,9 +261,10 @@ class Supervisor:
             self._tell({"do": "ping"})
         for outpost in self.outposts:
             outpost.channel.flush()
-        if self.mpirun and self.mpirun.waiting and self.mpirun.process.poll() is not None:
-            why = f"mpirun ended with exit code {self.mpirun.process.returncode} before they started"
-            self._lost("of MPI", self.mpirun.take_missing(), why, self.mpirun.process, "mpirun")
+        if self.door and self.door.waiting and self.door.starter and self.door.starter.poll() is not None:
+            name, code = self.door.starter_name, self.door.starter.returncode
+            self._lost(f"of {self.door.family}", self.door.take_missing(),
+                       f"{name} ended with exit code {code} before they started", self.door.starter, name)
 
     def _heard(self, outpost: Outpost) -> None:
         now = time.monotonic()
@@ -277,6 +283,8 @@ class Supervisor:
         elif event == "beats":
             self.judge.vigil.beats(message["beats"], now)
             self.overview.beats(message["beats"], now)
+        elif event == "told" and not self.ending:
+            self.judge.host_told(outpost.host, [process.name for process in outpost.processes], message["signal"], now)
         elif name in self.judge.members:
             self._act_on(name, message, now)
         elif event == "ended":
@@ -321,7 +329,7 @@ class Supervisor:
 
     def _greeted(self, outpost: Outpost, host: str) -> None:
         outpost.greeted = True
-        if outpost.carrier is None:  # mpirun has chosen the host; now we know which
+        if outpost.carrier is None:  # mpirun has chosen the host, or Kubernetes; now we know which
             outpost.host = host
             for process in outpost.processes:
                 self.judge.members[process.name].host = host
@@ -368,13 +376,14 @@ class Supervisor:
         self.absentees.close()
         for outpost in self.outposts:
             outpost.close()
-        if self.mpirun:
-            self.mpirun.listener.close()
+        if self.door:
+            self.door.close()
         if self.rendezvous:
             self.rendezvous.close()
         unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
-        if self.mpirun and not any(outpost.carrier is None and outpost.greeted for outpost in self.outposts):
-            unheard.append(self.mpirun.process)
+        if self.door and self.door.starter and not any(outpost.carrier is None and outpost.greeted
+                                                       for outpost in self.outposts):
+            unheard.append(self.door.starter)
         closed_at = time.monotonic()
         for carrier in self.carriers:
             deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)

@@ -77,7 +77,7 @@ def test_dashes_may_stand_before_the_command() -> None:
     (["-n", "2", "-s", "0", "--secure", sys.executable], "--secure is for jobs with servers: the workers of a ring"),
     (["-n", "2", "--secure", "--env", "DMLC_LOCAL:0", sys.executable], "leave one of them out"),
     (["-n", "2", "--secure", "--port", "4000", sys.executable], "--secure: this job would listen on TCP"),
-    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "mpirun starts all workers or none"),
+    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "with mpi all workers are started, or none"),
     (["-n", "2:3", "--max-restarts", "1", "--on-worker-loss", "continue", "x"], "two ways to go on without a worker"),
     (["-n", "1", "-s", "-1", "x"], "argument -s"),
     (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number up to 4096, or `auto`"),
