@@ -253,7 +253,7 @@ class Agent:
             self.channel.close()  # none of its processes is to blame, so that their ends are not told
 
     def _close_tunnel(self) -> None:
-        """Hang up: it then takes its doors away, and ends."""
+        """Hang up: it then takes its portals away, and ends."""
         if self.tunnel and self.tunnel.stdin:
             self.tunnel.stdin.close()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -351,11 +351,11 @@ class Agent:
                 _append_lines(self.lost_file, message["workers"])
             elif message.get("do") == "met":
                 self._all_have_met()
-            if self.passage and message.get("do") in ("doors", "met"):
+            if self.passage and message.get("do") in ("portals", "met"):
                 self.passage.send(message)
 
     def _all_have_met(self) -> None:
-        """The doors are closed behind them: no one else can connect."""
+        """The portals are closed behind them: no one else can connect."""
         for path, lasting in self.orders["sockets"].items():
             with _unless_gone:
                 if not lasting:

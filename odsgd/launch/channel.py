@@ -7,7 +7,7 @@
         {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
         {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
         {"do": "met"}                                 all workers have met all servers: nobody else is to connect
-        {"do": "doors", "doors": [{"path", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
+        {"do": "portals", "portals": [{"path", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
                                                       their tunnel is, and whether they are of use once all have met
     from the agent
         {"event": "hello", "host", "pid"}

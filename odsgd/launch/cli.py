@@ -228,12 +228,10 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
 
 def _secured(job: plan.Job) -> plan.Job:
     """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
-    if job.launcher in plan.COMING and job.launcher != "mpi":
-        raise ConfigError(f"--secure is for --launcher ssh: agents that {job.launcher} starts reach their launcher over a "
-                          "connection that is not encrypted; close the job's network to strangers")
-    if job.launcher == "mpi":
-        raise ConfigError("--secure is for --launcher ssh: mpirun would carry the job's secret, and the agents' "
-                          "messages, over connections of its own, which nothing protects")
+    if job.launcher in plan.COMING:
+        by = "mpirun" if job.launcher == "mpi" else job.launcher
+        raise ConfigError(f"--secure is for --launcher ssh: {by} would carry the job's secret, and the messages of its "
+                          "agents, over connections of its own, which nothing protects")
     if not job.num_servers:
         raise ConfigError("--secure is for jobs with servers: the workers of a ring connect to each other by MPI, "
                           "which chooses its own addresses and knows no encryption; take a store with servers, or a "

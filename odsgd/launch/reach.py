@@ -106,8 +106,8 @@ def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
             "sockets": [path for process in plan.on(host) for path in process.sockets]}
 
 
-def doors(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
-    """The doors that each tunnel has to make. Where agents share a folder of sockets the first makes them for all."""
+def portals(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
+    """The portals that each tunnel has to make. Where agents share a folder of sockets the first makes them for all."""
     firsts = {outpost.place: outpost for outpost in reversed(outposts)}
     return [(first, [{"path": path, "at": other.tunnel, "lasting": lasting} for other in outposts
                      if other.place != place for process in other.processes

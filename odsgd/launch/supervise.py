@@ -302,8 +302,8 @@ class Supervisor:
         """When all tunnels are there, each is told of the others."""
         outpost.tunnel, outpost.place = message["at"], message["place"]
         if all(one.tunnel for one in self.outposts):
-            for one, doors in reach.doors(self.outposts):
-                one.channel.send({"do": "doors", "doors": doors})
+            for one, portals in reach.portals(self.outposts):
+                one.channel.send({"do": "portals", "portals": portals})
 
     def _act_on(self, name: str, message: Message, now: float) -> None:
         """Something that concerns one process."""

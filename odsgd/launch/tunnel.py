@@ -1,10 +1,10 @@
 """The tunnel: carries a job's connections between hosts (`odsgd launch --secure`); a process beside each agent.
 
 No process of such a job listens on TCP: they meet by sockets in the file system, which have the same names on all hosts
-(`plan.py`). For each socket of another host the tunnel here makes one of that name, a door. What connects to it is led
-by TLS to the tunnel there, and from there to the socket itself.
+(`plan.py`). For each socket of another host the tunnel here makes one of that name, a portal. What connects to it is
+led by TLS to the tunnel there, and from there to the socket itself.
 
-    worker → /tmp/NUMBER, a door → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
+    worker → /tmp/NUMBER, a portal → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
 
 A tunnel's port is the only one of the job on its host. Whoever comes there has to show the job's certificate, and so
 has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts. Its key goes the way
@@ -95,7 +95,7 @@ class Tunnel:
         self._listener = socket.create_server((address, port), backlog=BACKLOG)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
-        self._doors: Dict[str, Tuple[socket.socket, bool]] = {}
+        self._portals: Dict[str, Tuple[socket.socket, bool]] = {}
         self._visitors: collections.OrderedDict[ssl.SSLSocket, None] = collections.OrderedDict()
         """Who have not shown the certificate, in their order."""
         self._warned: Set[str] = set()
@@ -118,57 +118,57 @@ class Tunnel:
             while not self._warnings.empty():
                 channel.send({"event": "warning", "text": self._warnings.get()})
             channel.flush()
-        self._close_doors(lasting=True)
+        self._close_portals(lasting=True)
         self._selector.close()
         self._listener.close()
 
     def _told(self, channel: Channel) -> None:
         for message in channel.receive():
-            if message.get("do") == "doors":
+            if message.get("do") == "portals":
                 try:
-                    self._open_doors(message["doors"])
+                    self._open_portals(message["portals"])
                 except OSError as error:
-                    sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot make a door in /tmp: {error}")
+                    sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot make a portal in /tmp: {error}")
             elif message.get("do") == "met":
-                self._close_doors(lasting=False)
+                self._close_portals(lasting=False)
 
-    def _open_doors(self, doors: Sequence[Message]) -> None:
-        """Make these doors, for this user alone."""
+    def _open_portals(self, portals: Sequence[Message]) -> None:
+        """Make these portals, for this user alone."""
         with control.alone():
-            for door in doors:
+            for portal in portals:
                 listener = socket.socket(socket.AF_UNIX)
-                listener.bind(door["path"])
+                listener.bind(portal["path"])
                 listener.listen(BACKLOG)
-                self._doors[door["path"]] = listener, door["lasting"]
-                knocked = functools.partial(self._knocked, listener, door)
+                self._portals[portal["path"]] = listener, portal["lasting"]
+                knocked = functools.partial(self._knocked, listener, portal)
                 self._selector.register(listener, selectors.EVENT_READ, knocked)
 
-    def _close_doors(self, lasting: bool) -> None:
-        """Close the doors, or only those that nobody needs when all have met."""
-        for path in [path for path, (_, lasts) in self._doors.items() if lasting or not lasts]:
-            listener, _ = self._doors.pop(path)
+    def _close_portals(self, lasting: bool) -> None:
+        """Close the portals, or only those that nobody needs when all have met."""
+        for path in [path for path, (_, lasts) in self._portals.items() if lasting or not lasts]:
+            listener, _ = self._portals.pop(path)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             self._selector.unregister(listener)
             listener.close()
 
-    def _knocked(self, listener: socket.socket, door: Message) -> None:
+    def _knocked(self, listener: socket.socket, portal: Message) -> None:
         plain, _ = listener.accept()
-        threading.Thread(target=self._lead_out, args=(plain, door), daemon=True).start()
+        threading.Thread(target=self._lead_out, args=(plain, portal), daemon=True).start()
 
-    def _lead_out(self, plain: socket.socket, door: Message) -> None:
-        """Lead a connection to a door on to the tunnel beside the socket that it stands for."""
-        address, _, port = door["at"].rpartition(":")
+    def _lead_out(self, plain: socket.socket, portal: Message) -> None:
+        """Lead a connection to a portal on to the tunnel beside the socket that it stands for."""
+        address, _, port = portal["at"].rpartition(":")
         with plain:
             try:
                 way = socket.create_connection((address, int(port)), REACHED_WITHIN_S)
             except OSError as error:
-                self._warn(door["at"], f"no way to the tunnel at {door['at']}: {error}; a firewall? (--port N has all "
-                           "tunnels listen at one port)")
+                self._warn(portal["at"], f"no way to the tunnel at {portal['at']}: {error}; a firewall? (--port N has "
+                           "all tunnels listen at one port)")
                 time.sleep(AGAIN_S)
                 return
             with contextlib.suppress(OSError), self._calling.wrap_socket(way) as guarded:
-                guarded.sendall(NAME.pack(int(os.path.basename(door["path"]))))
+                guarded.sendall(NAME.pack(int(os.path.basename(portal["path"]))))
                 carry(guarded, plain)
 
     def _visited(self) -> None:

@@ -57,12 +57,12 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
             "1", "127.0.0.1", "127.0.0.1")
     outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
-    doors, others = (made for _, made in sorted(reach.doors(outposts), key=lambda pair: pair[0].place))
-    assert len(reach.doors(outposts)) == 2  # the launching machine and A have one folder, and doors once
+    portals, others = (made for _, made in sorted(reach.portals(outposts), key=lambda pair: pair[0].place))
+    assert len(reach.portals(outposts)) == 2  # the launching machine and A have one folder, and portals once
     sockets = {process.name: process.sockets for process in plan.processes}
-    assert doors == [{"path": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
-    assert [door["at"] for door in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
-    assert {door["path"]: door["lasting"] for door in others} == {
+    assert portals == [{"path": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
+    assert [portal["at"] for portal in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
+    assert {portal["path"]: portal["lasting"] for portal in others} == {
         **sockets["scheduler"], **sockets["server 0"], **sockets["worker 0"]}
     told = reach.tunnel_orders(asked, plan, B)
     assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))

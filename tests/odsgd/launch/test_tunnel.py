@@ -1,4 +1,4 @@
-"""The tunnel: what comes through it, whom it turns away, and its doors. Two ends on this machine, over loopback."""
+"""The tunnel: what comes through it, whom it turns away, and its portals. Two ends on this machine, over loopback."""
 import contextlib
 import os
 import shutil
@@ -50,19 +50,19 @@ def serving(*tunnels: Tunnel) -> Iterator[List[Channel]]:
         theirs.close()
 
 
-def open_doors(channel: Channel, folder: Path, at: str) -> None:
-    """Have the tunnel make both doors, the second of which lasts."""
-    doors = [{"path": str(folder / number), "at": at, "lasting": number == NUMBERS[1]} for number in NUMBERS]
-    channel.send({"do": "doors", "doors": doors})
+def open_portals(channel: Channel, folder: Path, at: str) -> None:
+    """Have the tunnel make both portals, the second of which lasts."""
+    portals = [{"path": str(folder / number), "at": at, "lasting": number == NUMBERS[1]} for number in NUMBERS]
+    channel.send({"do": "portals", "portals": portals})
     until(lambda: all((folder / number).exists() for number in NUMBERS))
 
 
 class Ends(NamedTuple):
     """Both ends of a tunnel."""
 
-    orders: Channel  # to the tunnel here, which has two doors
+    orders: Channel  # to the tunnel here, which has two portals
     at: str  # of the tunnel there
-    listening: List[socket.socket]  # there, what the doors stand for
+    listening: List[socket.socket]  # there, what the portals stand for
 
 
 @pytest.fixture
@@ -75,17 +75,17 @@ def ends(certificate: str, folder: Path) -> Iterator[Ends]:
         listener.settimeout(PATIENCE_S)
     there = Tunnel(certificate, [str(folder / "there" / number) for number in NUMBERS], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), there) as (orders, _):
-        open_doors(orders, folder, there.at)
+        open_portals(orders, folder, there.at)
         yield Ends(orders, there.at, listening)
     assert not (folder / NUMBERS[1]).exists()
     for listener in listening:
         listener.close()
 
 
-def through(door: Path, listener: socket.socket) -> Tuple[socket.socket, socket.socket]:
-    """A connection through a door; its end here and its end there."""
+def through(portal: Path, listener: socket.socket) -> Tuple[socket.socket, socket.socket]:
+    """A connection through a portal; its end here and its end there."""
     near = socket.socket(socket.AF_UNIX)
-    near.connect(str(door))
+    near.connect(str(portal))
     far, _ = listener.accept()
     for end in (near, far):
         end.settimeout(PATIENCE_S)
@@ -122,7 +122,7 @@ def test_bytes_come_through_both_ways_at_once_and_so_does_the_end(ends: Ends, fo
     far.close()
 
 
-def test_each_door_leads_to_its_socket_for_this_user_alone(ends: Ends, folder: Path) -> None:
+def test_each_portal_leads_to_its_socket_for_this_user_alone(ends: Ends, folder: Path) -> None:
     for number, listener in zip(NUMBERS, ends.listening):
         assert os.stat(folder / number).st_mode & 0o077 == 0
         near, far = through(folder / number, listener)
@@ -132,7 +132,7 @@ def test_each_door_leads_to_its_socket_for_this_user_alone(ends: Ends, folder: P
         far.close()
 
 
-def test_when_all_have_met_only_lasting_doors_are_left(ends: Ends, folder: Path) -> None:
+def test_when_all_have_met_only_lasting_portals_are_left(ends: Ends, folder: Path) -> None:
     near, far = through(folder / NUMBERS[0], ends.listening[0])
     ends.orders.send({"do": "met"})
     until(lambda: not (folder / NUMBERS[0]).exists())
@@ -184,7 +184,7 @@ def test_silent_visitors_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: p
 def test_a_tunnel_is_led_to_nobody_who_cannot_show_the_certificate(certificate: str, folder: Path) -> None:
     other = Tunnel(new_certificate(["openssl"]), [], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), other) as (orders, _), socket.socket(socket.AF_UNIX) as near:
-        open_doors(orders, folder, other.at)
+        open_portals(orders, folder, other.at)
         near.settimeout(PATIENCE_S)
         near.connect(str(folder / NUMBERS[0]))
         assert all_of(near) == b""
@@ -195,7 +195,7 @@ def test_a_host_that_cannot_be_reached_is_told_once(certificate: str, folder: Pa
         at = "127.0.0.1:{}".format(taken.getsockname()[1])
     words: List[str] = []
     with serving(Tunnel(certificate, [], "127.0.0.1")) as (channel,):
-        open_doors(channel, folder, at)
+        open_portals(channel, folder, at)
         for number in NUMBERS:
             with socket.socket(socket.AF_UNIX) as near:
                 near.settimeout(PATIENCE_S)
