@@ -44,9 +44,9 @@ class DatasetSpec:
 
 
 DATASETS = {
-    "digits": DatasetSpec((1, 8, 8), 10),
-    "mnist": DatasetSpec((1, 28, 28), 10, ("data_dir",)),
-    "cifar10": DatasetSpec((3, 32, 32), 10, ("data_dir", "augment")),
+    "digits": DatasetSpec((1, 8, 8), 10, ("num_examples", "holdout")),
+    "mnist": DatasetSpec((1, 28, 28), 10, ("data_dir", "num_examples", "holdout")),
+    "cifar10": DatasetSpec((3, 32, 32), 10, ("data_dir", "augment", "num_examples", "holdout")),
     "imagenet": DatasetSpec((3, 224, 224), 1000, ("data_dir", "augment", "image_shape", "num_classes", "data_threads")),
     "synthetic": DatasetSpec((3, 32, 32), 10, ("image_shape", "num_classes", "num_examples")),
 }
@@ -99,8 +99,11 @@ class TrainConfig:
         otherwise="3,32,32 and 3,224,224")
     num_classes: Optional[int] = _data(None, integer(2), "classes of synthetic or imagenet data",
                                        otherwise="10 and 1000")
-    num_examples: Optional[int] = _data(None, integer(1), "synthetic training examples; a quarter as many are made "
-                                        "for the test", otherwise="2048")
+    num_examples: Optional[int] = _data(None, integer(1), "the first so many training examples alone; of synthetic "
+                                        "ones so many are made, and a quarter as many for the test",
+                                        otherwise="all, and 2048 synthetic ones")
+    holdout: Optional[int] = _data(None, integer(1), "the last so many training examples are not learned from; they "
+                                   "are the test, in place of the test set, to choose options by", otherwise="none")
     thumbnail: bool = _data(False, FLAG, "for small images, start a Gluon ResNet or MobileNet with a 3x3 convolution "
                             "of stride 1: more accurate, 4 to 16 times the work")
     data_threads: Optional[int] = _data(None, integer(1), "threads that decode imagenet", otherwise="4", result=False)
@@ -334,10 +337,11 @@ class TrainConfig:
                                   "leave it out")
         if "data_dir" in spec.options and self.data_dir is None:
             raise ConfigError(f"dataset `{self.dataset}` needs data_dir, the folder of its files (--data-dir DIR)")
-        for key, value in (("image_shape", spec.shape), ("num_classes", spec.classes), ("num_examples", 2048),
-                           ("data_threads", 4)):
+        for key, value in (("image_shape", spec.shape), ("num_classes", spec.classes), ("data_threads", 4)):
             if key in spec.options:
                 self._default(key, value)
+        if self.dataset == "synthetic":
+            self._default("num_examples", 2048)
 
     def _resolve_method(self, given: Dict[str, Any]) -> None:
         """`given`: what is no option of TrainConfig itself."""

@@ -46,8 +46,23 @@ def _arrays(config: TrainConfig) -> datasets.Arrays:
     if config.dataset == "synthetic":
         return datasets.synthetic(config.input_shape, config.classes, config.num_examples or 1)
     if config.dataset == "digits":
-        return datasets.digits()
-    return (datasets.mnist if config.dataset == "mnist" else datasets.cifar10)(str(config.data_dir))
+        whole = datasets.digits()
+    else:
+        whole = (datasets.mnist if config.dataset == "mnist" else datasets.cifar10)(str(config.data_dir))
+    return _part(whole, config.num_examples, config.holdout or 0)
+
+
+def _part(whole: datasets.Arrays, count: Optional[int], holdout: int) -> datasets.Arrays:
+    """Training on the first `count` examples; with the last `holdout` ones as the test, if any."""
+    (images, labels), test = whole.train, whole.test
+    there = len(labels)
+    count = there - holdout if count is None else count
+    if not 0 < count <= there - holdout:
+        raise ConfigError(f"num_examples is {count} and holdout {holdout}, and there are {there} training examples; "
+                          "take fewer")
+    if holdout:
+        test = datasets.Examples(images[-holdout:], labels[-holdout:])
+    return dataclasses.replace(whole, train=datasets.Examples(images[:count], labels[:count]), test=test)
 
 
 @dataclasses.dataclass(frozen=True)

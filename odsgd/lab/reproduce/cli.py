@@ -16,7 +16,7 @@ from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
 from odsgd.lab.command import aligned, pyplot
 from odsgd.lab.reproduce import pages, results
-from odsgd.lab.reproduce.declarations import PAPERS, SCALES, Item, Trial, named, paper_called, papers
+from odsgd.lab.reproduce.declarations import SCALES, SOURCES, Item, Trial, named, paper_called, papers
 from odsgd.lab.reproduce.run import Folders, again, run
 
 DESCRIPTION = """\
@@ -120,7 +120,7 @@ def _again(file: Path, folders: Folders) -> int:
     """Run a finished trial again; 70 if its numbers are others."""
     first = results.read(file)
     name, *rest = first.trial.values()
-    trial = paper_called(name).trial(*rest) if name in PAPERS else None
+    trial = paper_called(name).trial(*rest) if name in SOURCES else None
     if trial is None:
         raise ConfigError(f"`{file}`: no cell of that name is declared any more")
     results.checked(first, trial, file)

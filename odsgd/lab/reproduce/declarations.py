@@ -10,8 +10,10 @@
         cluster: {…}                            … and the virtual cluster that they run on
         scales:
           small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
-        cells:
+        cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
+                                                `real: true`: a job of processes on this machine, not virtual
+        grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …
         pictures: [{kind: curve, x: epoch, y: accuracy}]
         claims:
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
@@ -39,16 +41,25 @@ FOLDER = Path(__file__).resolve().parent / "papers"
 
 PAPERS = ("od-sgd", "sasgd", "pipe-sgd", "delayed-update", "staleness-aware-asgd")
 
+BEYOND = "beyond"
+"""What no paper shows, declared likewise."""
+
+SOURCES = (*PAPERS, BEYOND)
+
 STATES = {
     "full": "runs here at the paper's scale",
     "small": "runs here, smaller",
     "open": "could run here; nobody has declared its cells yet",
     "preset": "needs ImageNet or GPUs; a preset is ready",
     "none": "cannot be had",
+    "own": "in none of the papers",
     "drawing": "a drawing or a table without results",
 }
 
 SCALES = ("paper", "small")
+
+AXES = ("epoch", "seconds", "hours")
+"""Of curves; seconds and hours are virtual."""
 
 FIXED: Dict[str, Any] = {"on_nan": "continue", "log_interval": 10 ** 9, "keep_checkpoints": 2}
 """Options of every run: a run that diverges is a result, and only epochs are kept of its metrics."""
@@ -56,13 +67,17 @@ FIXED: Dict[str, Any] = {"on_nan": "continue", "log_interval": 10 ** 9, "keep_ch
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One curve, bar or number of an item: how it is trained, and the paper's numbers of it by measure."""
+    """One curve, bar or number of an item: how it is trained, and the paper's numbers of it by measure.
+
+    `real`: as a job of real processes on this machine; `cluster` has their numbers.
+    """
 
     name: str
     label: str
     options: Mapping[str, Any]
     cluster: Mapping[str, Any]
     paper: Mapping[str, float]
+    real: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +120,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Our picture of an item. `kind`: curve, of `y` over `x` (epoch, hours); histogram, of staleness; bars, of `y`."""
+    """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`."""
 
     kind: str
     x: str
@@ -194,6 +209,8 @@ class Trial:
         store = {**shared, **self.cell.options}.get("kvstore")
         goes = {key: value for key, value in shared.items() if not methods.takers(key) or store in methods.takers(key)}
         cluster = {**self.item.cluster, **self.scale.cluster, **self.cell.cluster, "seed": self.seed}
+        if self.cell.real:
+            cluster = {"real": True, "workers": cluster.get("workers", 2), "servers": cluster.get("servers", 1)}
         return {"options": {**FIXED, **goes, **self.cell.options, "seed": self.seed}, "cluster": cluster}
 
     @property
@@ -219,6 +236,9 @@ def paper_called(name: str) -> Paper:
 def read_paper(path: Path) -> Paper:
     """The same from any file."""
     values = _table(read_yaml_file(str(path)), f"`{path}`", {"title", "cite", "items"})
+    for key, value in values["items"].items():
+        if isinstance(value, dict) and isinstance(value.get("cells"), str):
+            value["cells"] = _cells_of(values["items"], value["cells"], f" after cells of {key} in `{path}`")
     items = {key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in values["items"].items()}
     for item in items.values():
         if item.cells_of is not None and item.cells_of not in items:
@@ -228,8 +248,8 @@ def read_paper(path: Path) -> Paper:
 
 
 def papers() -> List[Paper]:
-    """All five."""
-    return [paper_called(name) for name in PAPERS]
+    """All five, and what is beyond them."""
+    return [paper_called(name) for name in SOURCES]
 
 
 def named(names: Sequence[str]) -> List[Item]:
@@ -237,23 +257,33 @@ def named(names: Sequence[str]) -> List[Item]:
     known = {item.full_name: item for one in papers() for item in one.items.values()}
     found: List[Item] = []
     for name in names:
-        if name in PAPERS:
+        if name in SOURCES:
             found += [item for item in paper_called(name).items.values() if item.scales]
         elif name in known:
             item = known[name]
             found.append(paper_called(item.paper).runs_of(item))
         else:
-            raise unknown("table or figure", name, [*known, *PAPERS], listed="`odsgd reproduce --list` lists all")
+            raise unknown("table or figure", name, [*known, *SOURCES], listed="`odsgd reproduce --list` lists all")
     return list({item.full_name: item for item in found}.values())
+
+
+def _cells_of(items: Mapping[str, Any], name: str, where: str) -> Any:
+    """The cells of another item, as they are written there."""
+    if name not in items:
+        raise unknown("item", name, items, where=where)
+    return items[name].get("cells")
 
 
 def _item(paper: str, name: str, value: Any, where: str) -> Item:
     values = _table(value, where, {"caption", "state"}, {
-        "note", "preset", "measures", "options", "cluster", "scales", "cells", "cells_of", "pictures", "claims"})
+        "note", "preset", "measures", "options", "cluster", "scales", "cells", "grid", "cells_of", "pictures",
+        "claims"})
     if values["state"] not in STATES:
         raise unknown("state", values["state"], STATES, where=f" of {where}")
     scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
     cells = {key: _cell(key, one, f"{where}, cell {key}") for key, one in values.get("cells", {}).items()}
+    for option, choices in values.get("grid", {}).items():
+        cells = {one.name: one for cell in cells.values() for one in _spread(cell, option, choices)}
     if values["state"] in SCALES[1:] and "cells_of" not in values and not (scales and cells):
         raise ConfigError(f"{where}: state `{values['state']}` needs cells and a scale, or cells_of")
     return Item(paper, name, values["caption"], values["state"], values.get("note", ""), values.get("preset"),
@@ -270,14 +300,22 @@ def _scale(name: str, value: Any, where: str) -> Scale:
 
 
 def _cell(name: str, value: Any, where: str) -> Cell:
-    values = _table(value, where, {"label"}, {"options", "cluster", "paper"})
-    return Cell(name, values["label"], values.get("options", {}), values.get("cluster", {}), values.get("paper", {}))
+    values = _table(value, where, {"label"}, {"options", "cluster", "paper", "real"})
+    return Cell(name, values["label"], values.get("options", {}), values.get("cluster", {}), values.get("paper", {}),
+                bool(values.get("real")))
+
+
+def _spread(cell: Cell, option: str, choices: Sequence[Any]) -> Iterator[Cell]:
+    """The cell with each value of an option."""
+    for number, choice in enumerate(choices, start=1):
+        yield dataclasses.replace(cell, name=f"{cell.name}-{number}", label=f"{cell.label}, {option} {choice}",
+                                  options={**cell.options, option: choice})
 
 
 def _picture(value: Any, where: str) -> Picture:
     values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells"})
-    if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in ("epoch", "hours"):
-        raise ConfigError(f"{where}: expected a curve over epoch or hours, a histogram or bars; got {value}")
+    if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in AXES:
+        raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram or bars; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
     return Picture(values["kind"], x, y, tuple(values.get("cells", ())))
 

@@ -5,6 +5,7 @@ import math
 import statistics
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
+from kvstore.transports.virtual.description import TIME
 from odsgd.lab.reproduce.results import Result
 
 CONFIDENCE = 0.95
@@ -61,6 +62,36 @@ def _speed(batch_size: Optional[int]) -> Callable[[Result], float]:
     return of
 
 
+def _reached(accuracy: float) -> Callable[[Result], float]:
+    """Virtual seconds until the test accuracy is reached, on a line between two epochs; NaN where it never is."""
+    def of(result: Result) -> float:
+        before_s, before = 0.0, 0.0
+        for seconds, now in zip(result.column("virtual_seconds"), result.column("test_accuracy")):
+            if now >= accuracy:
+                return before_s + (seconds - before_s) * (accuracy - before) / (now - before)
+            before_s, before = seconds, now
+        return math.nan
+    return of
+
+
+def _throughput(result: Result) -> float:
+    """Samples of all workers in a virtual second."""
+    return float(result.asked["cluster"].get("workers", 1)) * _speed(None)(result)
+
+
+def _iteration_ms(result: Result) -> float:
+    return 1000 * result.column("virtual_seconds")[-1] / result.column("iteration")[-1]
+
+
+def _exposed_ms(result: Result) -> float:
+    """Of an iteration, that in which a worker does not compute."""
+    return _iteration_ms(result) - 1000 * float(TIME.convert(result.asked["cluster"]["compute"]["iteration"]))
+
+
+def _waiting(result: Result) -> float:
+    return 100 * _exposed_ms(result) / _iteration_ms(result)
+
+
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
     "accuracy5": Measure("test accuracy, mean of the last five epochs, %", ".2f", _smoothed),
@@ -73,6 +104,11 @@ MEASURES: Dict[str, Measure] = {
     "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
     "speed": Measure("samples/s of a worker", ".1f", _speed(None)),
     "speed128": Measure("samples/s of a worker", ".1f", _speed(128)),
+    "throughput": Measure("samples/s of all workers", ".0f", _throughput),
+    "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
+    "exposed": Measure("ms per iteration that are not computing", ".2f", _exposed_ms),
+    "waiting": Measure("share of the time that is not computing, %", ".1f", _waiting),
+    "seconds90": Measure("virtual seconds to a test accuracy of 90 %", ".2f", _reached(0.9)),
     "hours": Measure("hours", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
 }
 

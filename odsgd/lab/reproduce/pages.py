@@ -2,6 +2,7 @@
 
     README.md        all claims of all papers with their rulings, and the counts
     PAPER.md         every table and figure: the paper's numbers beside ours, pictures, claims
+    beyond.md        the same of what no paper shows
     pictures/*.png
 
 Each number of ours is worked out of files, so pages written anew from the same files have the same text.
@@ -17,7 +18,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
-from odsgd.lab.reproduce.declarations import STATES, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.declarations import BEYOND, STATES, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
 
@@ -61,7 +62,7 @@ def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
     """The text of every page."""
     loaded = {paper.name: load(paper, folder) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
-    return {folder / "README.md": _overview(papers, loaded), **texts}
+    return {folder / "README.md": _overview([paper for paper in papers if paper.name != BEYOND], loaded), **texts}
 
 
 # --- one paper --------------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
         for scale in scales or list(item.scales.values())[-1:]:
-            parts += _differences(scale)
+            parts += _differences(item, scale)
             parts.append(piped(_table(item, runs.get((item.name, scale.name), {}))))
         if not item.scales:
             parts.append(piped(_table(item, {})))
@@ -94,10 +95,11 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     return parts
 
 
-def _differences(scale: Scale) -> List[str]:
+def _differences(item: Item, scale: Scale) -> List[str]:
     if not scale.differs:
         return [f"Scale `{scale.name}`:"]
-    return [f"Scale `{scale.name}`. What differs from the paper:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
+    head = "Settings" if item.state == "own" else f"Scale `{scale.name}`. What differs from the paper"
+    return [f"{head}:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
 
 
 def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
@@ -167,9 +169,10 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
                for paper, item in items for claim in item.claims}
     verdicts = collections.Counter(one.verdict for one in rulings.values())
     unrun = sum(len(item.claims) for paper, item in items if (paper, item) not in results_of)
-    counts = [[text, str(states[state])] for state, text in STATES.items()]
+    counts = [[text, str(states[state])] for state, text in STATES.items() if state != "own"]
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
+        f"All methods beside each other, which is in none of the papers: [beyond the papers]({BEYOND}.md).",
         f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here. Of "
         f"{len(rulings)} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be "
         f"told: of {unrun} of these nothing has run.",

@@ -16,6 +16,12 @@ CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_acc
           "train_error": ("train_accuracy", "training error, %")}
 
 
+PER_UNIT = {"epoch": 1, "seconds": 1, "hours": 3600}
+
+COLOURS = 10
+"""After which they begin again, with dashed lines."""
+
+
 def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -> None:
     """One picture of the cells that have run."""
     plt = pyplot("a picture")
@@ -34,17 +40,18 @@ def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -
 def _curves(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
     """The mean over seeds, and the range of them."""
     column, label = CURVES[picture.y]
-    for name in names:
+    for number, name in enumerate(names):
         results = list(cells[name].values())
-        xs = [value / 3600 if picture.x == "hours" else value for value in
-              results[0].column("virtual_seconds" if picture.x == "hours" else "epoch")]
+        xs = [value / PER_UNIT[picture.x] for value in
+              results[0].column("epoch" if picture.x == "epoch" else "virtual_seconds")]
         ys = [[100 - 100 * value if "error" in picture.y else 100 * value for value in result.column(column)]
               for result in results]
         points = list(zip(*ys))
-        line, = axes.plot(xs, list(map(statistics.fmean, points)), label=item.cells[name].label, linewidth=1.3)
+        line, = axes.plot(xs, list(map(statistics.fmean, points)), label=item.cells[name].label, linewidth=1.3,
+                          linestyle="-" if number < COLOURS else "--")
         axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=line.get_color(),
                           linewidth=0)
-    axes.set_xlabel("epoch" if picture.x == "epoch" else "hours, virtual time")
+    axes.set_xlabel("epoch" if picture.x == "epoch" else f"{picture.x}, virtual time")
     axes.set_ylabel(label)
 
 

@@ -1,4 +1,5 @@
-"""Runs trials: each is one ``odsgd train`` in a process and a folder of its own, several side by side.
+"""Runs trials: each is one ``odsgd train``, in a process or a job of processes and a folder of its own, several side
+by side.
 
 A trial that was stopped, by the budget or by a kill, goes on from its newest checkpoint when it is next asked for. One
 that is over becomes a file of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
@@ -77,14 +78,16 @@ def check(trials: Sequence[Trial], data: Optional[Path]) -> None:
 
 
 def configuration(trial: Trial, folder: Path, data: Optional[Path]) -> TrainConfig:
-    """The training of a trial, in `folder`, where the description of its cluster is written."""
+    """The training of a trial, in `folder`, where the description of its cluster is written, if it is virtual."""
     asked = trial.asked
     options = dict(asked["options"])
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(asked["cluster"]), encoding="utf-8")
+    if not trial.cell.real:
+        (folder / "cluster.yaml").write_text(yaml.safe_dump(asked["cluster"]), encoding="utf-8")
+        options["cluster"] = str(folder / "cluster.yaml")
     if data is not None and "data_dir" in DATASETS[options.get("dataset", "digits")].options:
         own = data / options["dataset"]
         options["data_dir"] = str(own if own.is_dir() else data)
-    return TrainConfig(**{**options, "cluster": str(folder / "cluster.yaml"), "out": str(folder)})
+    return TrainConfig(**{**options, "out": str(folder)})
 
 
 def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, say: Callable[[str], None]) -> Counts:
@@ -144,8 +147,11 @@ def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Option
     from odsgd.training.checkpoint import complete
     there = complete(folder / "checkpoints")
     say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
-    command = [sys.executable, "-m", "odsgd", "train", "--config", str(folder / "train.yaml"),
-               *(["--resume"] if there else [])]
+    program = [sys.executable, "-m", "odsgd"]
+    cluster = trial.asked["cluster"]
+    command = [*([*program, "launch", "-n", str(cluster["workers"]), "-s", str(cluster["servers"]), "--"]
+                 if trial.cell.real else []),
+               *program, "train", "--config", str(folder / "train.yaml"), *(["--resume"] if there else [])]
     with open(folder / "train.log", "ab") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                    env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),

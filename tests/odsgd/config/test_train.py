@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 import yaml
 
+import odsgd.cli  # noqa: F401  which knows all commands and their flags
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import CodedOptions

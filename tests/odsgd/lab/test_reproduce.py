@@ -15,7 +15,7 @@ import pytest
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from odsgd.cli import main
 from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
-from odsgd.lab.reproduce.declarations import PAPERS, Item, Paper, Trial, named, papers, read_paper
+from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
 from tests.jobs import ROOT
 
@@ -59,7 +59,7 @@ def declared(folder: Path, text: str = TINY) -> Paper:
 
 def test_every_table_and_figure_is_declared() -> None:
     assert [*SHOWN] == [*PAPERS]
-    for paper in papers():
+    for paper in papers()[:-1]:
         figures, tables = SHOWN[paper.name]
         expected = {*(f"figure-{n + 1}" for n in range(figures)), *(f"table-{n + 1}" for n in range(tables))}
         assert {re.match(r"\w+-\d+", name)[0] for name in paper.items} == expected  # type: ignore[index]
@@ -68,7 +68,7 @@ def test_every_table_and_figure_is_declared() -> None:
 def test_training_takes_the_options_of_every_cell(tmp_path: Path) -> None:
     for trial in TRIALS:
         config = run.configuration(trial, tmp_path, tmp_path)
-        assert config.virtual_cluster().seed == trial.seed, trial
+        assert trial.cell.real or config.virtual_cluster().seed == trial.seed, trial
 
 
 def test_every_preset_and_every_state_is_there() -> None:
@@ -79,7 +79,8 @@ def test_every_preset_and_every_state_is_there() -> None:
         assert item.state not in ("open", "none") or item.note, item.full_name
         assert item.state != "full" or "paper" in item.scales or item.cells_of, item.full_name
         assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in item.cells), item.full_name
-        assert item.state == "drawing" or item.paper == "delayed-update" or item.claims or item.cells_of or item.preset
+        assert (item.state in ("drawing", "own") or item.paper == "delayed-update" or item.claims or item.cells_of
+                or item.preset), item.full_name
 
 
 def test_what_all_cells_share_goes_to_the_stores_that_take_it(tmp_path: Path) -> None:
@@ -95,13 +96,33 @@ def test_other_options_have_a_folder_of_their_own(tmp_path: Path) -> None:
     assert before.file == after.file and before.folder != after.folder
 
 
+def test_cells_can_be_those_of_another_item_and_one_for_each_value_of_a_grid(tmp_path: Path) -> None:
+    items = declared(tmp_path, TINY + "  figure-3: {caption: Rates., state: own, scales: {small: {}}, cells: figure-1, "
+                     "grid: {lr: [0.1, 0.2]}}\n").items
+    cells = items["figure-3"].cells
+    assert [*cells] == ["asgd-1", "asgd-2", "ssgd-1", "ssgd-2"] and [*items["figure-1"].cells] == ["asgd", "ssgd"]
+    assert cells["ssgd-2"].options == {"kvstore": "ssgd", "lr": 0.2} and cells["ssgd-2"].label == "SSGD, lr 0.2"
+
+
+def test_the_rates_beyond_the_papers_are_the_best_of_their_grids() -> None:
+    beyond = paper_called(BEYOND)
+    runs = pages.load(beyond, ROOT / "docs" / "results")
+    for workers in (4, 16, 64):
+        grid = runs[f"table-{workers}", "small"]
+        for cell in beyond.items[f"figure-{workers}-slow"].cells.values():
+            tried = {result.config["lr"]: result.column("test_accuracy")[-1]
+                     for name, seeds in grid.items() if name.rpartition("-")[0] == cell.name
+                     for result in seeds.values()}
+            assert len(tried) == 4 and tried[cell.options["lr"]] == max(tried.values()), (workers, cell.name)
+
+
 @pytest.mark.parametrize("old, new, complaint", [
     ("state: small\n    measures", "state: smal\n    measures", "unknown state `smal`.*did you mean `small`"),
     ("[accuracy, staleness]", "[acuracy]", "unknown measure `acuracy` in .*: figure-1; did you mean `accuracy`"),
     ("minus: ssgd.accuracy", "minus: sgd.accuracy", "unknown cell `sgd`.*did you mean `ssgd`"),
     ("below: 30", "minus: 30", "expected above, below or both"),
     (", why: \"not run\"", "", "claim rest: expected either tests, or the reason"),
-    ("kind: bars", "kind: pie", "expected a curve over epoch or hours"),
+    ("kind: bars", "kind: pie", "expected a curve over epoch or seconds or hours"),
     ("scales: {small", "scales: {tiny", "unknown scale `tiny`"),
     ("cells_of: figure-1", "cells_of: figure-7", "unknown item `figure-7` after cells_of of figure-2"),
     ("    caption: \"Digits, twice.\"\n", "", "figure-1: expected caption, state"),
@@ -283,9 +304,22 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
 
 
 @pytest.mark.slow
+def test_a_cell_that_is_a_real_job_has_the_numbers_of_the_virtual_one(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("      ssgd: {label: SSGD, options: {kvstore: ssgd}}",
+                                            "      ssgd: {label: SSGD, options: {kvstore: ssgd}}\n"
+                                            "      job: {label: a job, options: {kvstore: ssgd}, real: true}"))
+    trials = [paper.trial("figure-1", "small", name, 0) for name in ("ssgd", "job")]
+    folders = in_folders(tmp_path)
+    assert run.run([trial for trial in trials if trial], folders, 1, time.monotonic() + 200, print).finished == 2
+    virtual, real = (results.read_of(trial, folders.results) for trial in trials if trial)
+    assert virtual and real and virtual.asked["cluster"] != real.asked["cluster"]
+    assert real.column("test_accuracy") == pytest.approx(virtual.column("test_accuracy"), abs=0.01)
+
+
+@pytest.mark.slow
 def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeypatch: pytest.MonkeyPatch,
                                             capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(cli, "PAPERS", ("tiny",))
+    monkeypatch.setattr(cli, "SOURCES", ("tiny",))
     monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
     folders = in_folders(tmp_path)
     trial = tiny.trial("figure-1", "small", "ssgd", 0)

@@ -8,7 +8,7 @@ import pytest
 from kvstore.errors import ConfigError
 from odsgd.config.train import TrainConfig
 from odsgd.training import data, datasets, devices
-from odsgd.training.data import Shards, load, random_bits, shift_and_mirror
+from odsgd.training.data import Shards, in_memory, load, random_bits, shift_and_mirror
 
 AWKWARD = [(1797, 4, 32), (1000, 3, 7), (12, 3, 4), (13, 3, 4), (101, 1, 100), (50, 7, 7)]
 
@@ -190,3 +190,16 @@ def test_a_gpu_that_is_not_there_is_one_line(flags: Dict[str, Any], missing: str
     with pytest.raises(ConfigError) as caught:
         devices.contexts(TrainConfig(**flags))
     assert missing in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_part_of_the_examples_can_be_taken_and_the_last_ones_kept_for_a_test() -> None:
+    def digits(**options: Any) -> datasets.Arrays:
+        arrays = in_memory(TrainConfig(dataset="digits", **options))
+        assert arrays is not None
+        return arrays
+    whole, part, held = digits(), digits(num_examples=100), digits(num_examples=1000, holdout=200)
+    assert np.array_equal(part.train.images, whole.train.images[:100]) and len(part.train.labels) == 100
+    assert np.array_equal(part.test.images, whole.test.images) and len(held.train.labels) == 1000
+    assert np.array_equal(held.test.images, whole.train.images[-200:]) and len(digits(holdout=37).train.labels) == 1400
+    with pytest.raises(ConfigError, match="num_examples is 1300 and holdout 200, and there are 1437 training examples"):
+        digits(num_examples=1300, holdout=200)
