@@ -84,8 +84,9 @@ def _iteration_ms(result: Result) -> float:
 
 
 def _exposed_ms(result: Result) -> float:
-    """Of an iteration, that in which a worker does not compute."""
-    return _iteration_ms(result) - 1000 * float(TIME.convert(result.asked["cluster"]["compute"]["iteration"]))
+    """Of an iteration, that in which a worker does not compute; NaN unless the cell says how long it does."""
+    computing = result.asked["cluster"].get("compute", {}).get("iteration")
+    return _iteration_ms(result) - 1000 * TIME.convert(computing) if computing else math.nan
 
 
 def _waiting(result: Result) -> float:
@@ -140,4 +141,5 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def spread(values: Sequence[float]) -> Tuple[float, float]:
     """Mean and standard deviation, which is NaN for a single value."""
-    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else math.nan
+    return statistics.fmean(values), (statistics.stdev(values) if len(values) > 1 and not any(map(math.isnan, values))
+                                      else math.nan)
