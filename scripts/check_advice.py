@@ -29,8 +29,7 @@ import yaml
 
 from odsgd.lab.advise import cli
 from odsgd.lab.advise.config import PAYLOAD, AdviseConfig
-from odsgd.lab.bench import models
-from odsgd.training.emulate import STEP_S
+from odsgd.lab.bench.described import passes
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "results" / "data" / "advice"
@@ -76,14 +75,9 @@ def drawn(seed: int) -> Iterator[List[Drawn]]:
 
 def profile(of: Drawn, host: Dict[str, Any]) -> Dict[str, Any]:
     """What the adviser is told: the machine, and when the emulated accelerator's gradients appear."""
-    sizes = [math.prod(shape) for shape in models.shapes(of.model)]
-    layers, together = {}, 0.0
-    for number in reversed(range(len(sizes))):
-        together += of.compute_ms * sizes[number] / sum(sizes)
-        first = number == 0 or together * 1e-3 >= STEP_S  # what takes less appears with the next one
-        layers[f"tensor{number}"] = ["0", f"{together if first else 0:.6f}ms"]
-        together = 0.0 if first else together
-    return {**host, "compute": {"layers": layers}}
+    compute = passes(of.model, of.compute_ms / 1000)
+    layers = {name: [f"{1000 * seconds:.6f}ms" for seconds in pair] for name, pair in compute.layers.items()}
+    return {**host, "compute": {"layers": layers, "processor": f"{1000 * compute.processor:.6f}ms"}}
 
 
 def predicted(of: Drawn, host: Dict[str, Any]) -> Dict[str, float]:
@@ -179,10 +173,11 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, action="append", help="numbers of clusters, from 1")
     parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--host", type=Path, default=FOLDER / "host.yaml", help="the machine's description")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--predict", action="store_true")
     asked = parser.parse_args(argv)
-    host = yaml.safe_load((FOLDER / "host.yaml").read_text(encoding="utf-8"))
+    host = yaml.safe_load(asked.host.read_text(encoding="utf-8"))
     results = []
     for number, jobs in enumerate(drawn(asked.seed), start=1):
         mine = [_known(asked.folder, f"{number}{letter}", of) for letter, of in zip("abcd", jobs)]

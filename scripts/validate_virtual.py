@@ -8,7 +8,7 @@
 All pages are predicted from one description, which `odsgd profile` wrote on the machine that they were measured on. Of
 a row come the sizes of the model, T_cop, the number of workers, the store, its servers, and the goodput measured with
 it. Each is predicted twice: by the links and threads of the virtual cluster alone, as if every host had cores of its
-own, and with the cores of this one machine shared by all hosts (`shared`). Results are kept in RESULTS.
+own, and with the cores of this one machine shared by all hosts (`cores`). Results are kept in RESULTS.
 """
 import argparse
 import dataclasses
@@ -25,24 +25,18 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402  (the path comes first)
-
-from kvstore.buckets import Parameter  # noqa: E402
+from kvstore.buckets import Parameter  # noqa: E402  (the path comes first)
 from kvstore.transports.virtual import description, times  # noqa: E402
-from kvstore.transports.virtual.description import Quantity, VirtualCluster  # noqa: E402
+from kvstore.transports.virtual.description import LayerTimes, Quantity, VirtualCluster  # noqa: E402
 from odsgd.lab.bench import models, systems  # noqa: E402
+from odsgd.lab.bench.described import passes  # noqa: E402
 from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
-from odsgd.training.emulate import FORWARD, steps  # noqa: E402
+from odsgd.training.emulate import FORWARD  # noqa: E402
 
 RESULTS = ROOT / "docs" / "benchmarks" / "virtual_2core_202611.json"
 TABLE = RESULTS.with_suffix(".md")
 PAGE = ROOT / "docs" / "virtual.md"
 CORES = 2
-STEP_S = 70e-6
-"""Processor time of a step of the emulated accelerator (`odsgd.training.emulate`)."""
-HAND_IN_S = 10e-6
-"""A parameter that the training loop hands to the store: dsync with one worker, which sends nothing, takes 1.2 ms with
-97 tensors of 0.27 M numbers and 5.3 ms with 10 of 4.2 M (the page `host`)."""
 LOOPBACK = Quantity(3e9)
 """Where no links are emulated nothing is slower than the processors."""
 HEADLINE = re.compile(r"## (\S+) \(.*\), (\d+) workers?, T_cop ([\d.]+) ms, (?:loopback|links of (\S+) \(B = (\d+) "
@@ -50,7 +44,6 @@ HEADLINE = re.compile(r"## (\S+) \(.*\), (\d+) workers?, T_cop ([\d.]+) ms, (?:l
 ROW = re.compile(r"\| (\S+) \| ([\d.]+) \| [\d.]+ – [\d.]+ \|")
 SYNCHRONOUS, ASYNCHRONOUS = (16, 4), (40, 15)
 """Iterations, and how many of them do not count."""
-CLOSE = 1.05
 SPREAD = 0.01
 """Of computing times, although the emulated accelerator's are constant: no job is as regular as none. Without any, two
 asynchronous workers that begin together push together for ever."""
@@ -93,25 +86,6 @@ def known(label: str) -> bool:
     return re.split("[:@]", label)[0] in OURS
 
 
-def layers(model: str, compute_s: float, forward: float = 0.0) -> Dict[str, Tuple[float, float]]:
-    """As the emulated accelerator has them: step by step, each of which needs all its weights, or has all its gradients
-    in the end. The benchmarks' has no forward pass.
-
-    Without computing, an iteration begins when Python has handed in all parameters.
-    """
-    sizes = np.array([np.prod(shape) for shape in models.shapes(model)], float)
-    there, back = np.zeros((2, len(sizes)))
-    if compute_s:
-        seconds, numbers = compute_s * sizes / sizes.sum(), list(range(len(sizes)))
-        for step, step_s in steps(numbers, forward * seconds):
-            there[step[-1]] = step_s
-        for step, step_s in steps(numbers[::-1], (1 - forward) * seconds):
-            back[step[0]] = step_s
-    else:
-        back[:] = HAND_IN_S
-    return {f"p{number}": (Quantity(pair[0]), Quantity(pair[1])) for number, pair in enumerate(zip(there, back))}
-
-
 class Job(NamedTuple):
     """A measured job as the virtual cluster runs it."""
 
@@ -130,67 +104,23 @@ def job(row: Measured, profile: VirtualCluster) -> Job:
     system = systems.parse(row.system)
     beside = system.servers == AUTO
     goodput = Quantity(row.goodput * 1e6 / 8) if row.goodput else LOOPBACK
-    compute = dataclasses.replace(profile.compute, draws=description.Draws("lognormal", (SPREAD,)),
-                                  layers=layers(row.model, row.compute_ms / 1000))
     cluster = dataclasses.replace(
         profile, workers=row.workers, servers=row.workers if beside else int(system.servers or 1),
-        placement="beside" if beside else "apart", compute=compute,
+        placement="beside" if beside else "apart", compute=compute(row.model, row.compute_ms / 1000, SPREAD),
         links=dataclasses.replace(profile.links, goodput=goodput))
-    return Job(cluster, system, [Parameter(number, f"p{number}", tuple(shape))
-                                 for number, shape in enumerate(models.shapes(row.model))])
+    return Job(cluster, system, models.parameters(row.model))
 
 
-# -- cores that all hosts share ------------------------------------------------------------------------------------
-
-def busy_s(one: Job) -> float:
-    """Processor time of all processes of a job in an iteration, by what the description says of each."""
-    loads = one.pace(dataclasses.replace(one.cluster, cores=1)).loads
-    passes = sum(1 for _, seconds in one.cluster.compute.layers.values() if seconds > HAND_IN_S)
-    return loads.get("shared cores", 0.0) + one.cluster.workers * (
-        passes * STEP_S + HAND_IN_S * len(one.parameters))
-
-
-def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
-    """With everything that a processor does taking longer."""
-    def longer(part: Any, *names: str) -> Any:
-        return dataclasses.replace(part, **{name: Quantity(factor * getattr(part, name)) for name in names})
-
-    rules = {name: Quantity(factor * seconds) for name, seconds in cluster.server.rules.items()}
-    return dataclasses.replace(
-        cluster, worker=longer(cluster.worker, "message", "gather", "step", "scatter"),
-        links=longer(cluster.links, "latency"),
-        server=dataclasses.replace(longer(cluster.server, "message", "receive", "update"), rules=rules))
-
-
-def shared(one: Job, cores: int) -> Tuple[float, float]:
-    """Seconds of an iteration where the hosts share so many cores, and the share of them that the job uses.
-
-    With a share rho of `cores` busy, work that needs one of them takes 1 / (1 - rho^cores) times as long: as long as in
-    a queue where each of so many servers is given what comes (M/M/c, approximately). How long it takes decides how
-    long an iteration takes, and that decides rho: the factor is found by bisection.
-    """
-    busy = busy_s(one)
-
-    def found(factor: float) -> Tuple[float, float]:
-        iteration = max(one.pace(slowed(one.cluster, factor)).iteration, busy / cores)
-        return iteration, min(busy / cores / iteration, 0.999)
-
-    alone, rho = found(1.0)
-    if 1 / (1 - rho ** cores) < CLOSE:
-        return alone, rho
-    low, high = 1.0, 40.0
-    while high / low > CLOSE:
-        middle = (low * high) ** 0.5
-        _, rho = found(middle)
-        low, high = (middle, high) if 1 / (1 - rho ** cores) > middle else (low, middle)
-    return found(low)
+def compute(model: str, seconds: float, spread: float, forward: float = 0.0) -> LayerTimes:
+    return dataclasses.replace(passes(model, seconds, forward), draws=description.Draws("lognormal", (spread,)))
 
 
 def predict(row: Measured, profile: VirtualCluster) -> Dict[str, Any]:
     one = job(row, profile)
-    iteration, share = shared(one, CORES)
-    return {**row._asdict(), "links_ms": round(1000 * one.pace(one.cluster).iteration, 3),
-            "predicted_ms": round(1000 * iteration, 3), "busy": round(share, 3)}
+    alone, together = one.pace(one.cluster), one.pace(dataclasses.replace(one.cluster, cores=CORES))
+    busy = together.loads.get("shared cores", 0.0) / together.iteration
+    return {**row._asdict(), "links_ms": round(1000 * alone.iteration, 3),
+            "predicted_ms": round(1000 * together.iteration, 3), "busy": round(busy, 3)}
 
 
 def keep(key: str, value: Any) -> None:
@@ -265,13 +195,10 @@ def real(one: Stale) -> Dict[int, int]:
 
 def virtual(one: Stale, profile: VirtualCluster) -> Dict[int, int]:
     """The same in virtual time."""
-    compute = dataclasses.replace(profile.compute, draws=description.Draws("lognormal", (one.spread,)),
-                                  layers=layers(one.model, one.compute_ms / 1000, FORWARD))
-    cluster = dataclasses.replace(profile, workers=one.workers, servers=1, compute=compute,
+    cluster = dataclasses.replace(profile, workers=one.workers, servers=1,
+                                  compute=compute(one.model, one.compute_ms / 1000, one.spread, FORWARD),
                                   links=dataclasses.replace(profile.links, goodput=Quantity(GOODPUT * 1e6 / 8)))
-    parameters = [Parameter(number, f"p{number}", tuple(shape))
-                  for number, shape in enumerate(models.shapes(one.model))]
-    return times.simulate(cluster, one.store, parameters, {}, one.iterations, 0).staleness
+    return times.simulate(cluster, one.store, models.parameters(one.model), {}, one.iterations, 0).staleness
 
 
 def validate_staleness(profile: str) -> None:

@@ -89,10 +89,11 @@ class _Then(Pending):
 
 
 class _Waiter:
-    """A thread that waits until `ready`, and for its turn."""
+    """A thread that waits until `ready`, and for its turn: a lock that another thread opens, once."""
 
     def __init__(self, ready: Callable[[], bool]) -> None:
-        self.ready, self.turn = ready, threading.Semaphore(0)
+        self.ready, self.turn = ready, threading.Lock()
+        self.turn.acquire()
 
 
 class _TakenLate(Taken):
@@ -255,7 +256,7 @@ class Stage:
     def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
         for _, buffer, late in round_:
             if late.look is not None:
-                late.look(engine.memory(buffer.whole)[:-HEADER])
+                late.look(buffer.there()[:-HEADER])
         if bucket.id in self._coded:
             self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
         else:
@@ -284,18 +285,17 @@ class Stage:
     def _answer_plain(self, bucket: Bucket, round_: List["_Push"]) -> None:
         if self._order is None:
             round_.sort(key=operator.itemgetter(0))
-        merged = round_[0][1].whole  # the answer is written there in any case
-        for _, buffer, _ in round_[1:]:
-            merged += buffer.whole
+        # All in place and past the engine, whose operators take longer, and have their turn behind all gradients that
+        # are queued. Nothing that is queued reads a message, or writes one, between its push and its answer.
+        messages = [buffer.there() for _, buffer, _ in round_]
+        with np.errstate(all="ignore"):  # a run may diverge
+            for message in messages[1:]:
+                messages[0] += message  # the answer is written there in any case
         stored = self._stored[bucket.id]
-        # The rule writes in place, past the engine: the last answers have to have been copied, too.
-        mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(stored.handle))
-        self.shards[bucket.server_rank].update(bucket.id, merged, stored)
-        if len(round_) == 1:  # past the engine, where the copy would wait behind all gradients that are queued
-            engine.memory(merged)[:] = engine.memory(stored)
-            return
-        for _, buffer, _ in round_:
-            stored.copyto(buffer.whole)
+        self.shards[bucket.server_rank].update(bucket.id, round_[0][1].whole, stored)
+        answer = engine.memory(stored)
+        for message in messages:
+            message[:] = answer
 
     def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> Late:
         """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""

@@ -35,6 +35,11 @@ class Buffer:
         """The whole in place, for operations of the engine that declare it."""
         return engine.view(self.whole)
 
+    def there(self) -> np.ndarray:
+        """The same once it has been written, past the engine (`engine.memory`)."""
+        self.whole.wait_to_read()
+        return self.floats
+
     def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = (),
              look: Optional[Look] = None) -> None:
         """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written.

@@ -130,6 +130,8 @@ class LayerTimes(_Checked):
     draws: Draws = option(Draws(), DRAWS, "how the time differs from worker to worker and iteration to iteration")
     speeds: Dict[int, float] = option({}, _table(integer(0), real(above=0)), "workers that are faster or slower than "
                                       "the others: worker, and the factor on its speed")
+    processor: float = option(0, TIME, "of a worker's host, for an iteration of both passes; counts where there are "
+                              "`cores`")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +187,7 @@ class VirtualCluster(_Checked):
                             "beside: on those of the first workers")
     seed: int = option(0, integer(0), "of the draws")
     cores: Optional[int] = option(None, integer(1), "that all workers and servers share, as on an emulated cluster; "
-                                  "none: they do not")
+                                  "none: they do not. Counts in times alone")
     compute: LayerTimes = LayerTimes()
     links: Link = Link()
     hosts: Dict[str, Link] = dataclasses.field(default_factory=dict)
@@ -257,6 +259,24 @@ def of(values: Mapping[str, Any]) -> VirtualCluster:
     hosts = {str(label): _made(Link, f"hosts.{label}", {**links, **_mapping(f"hosts.{label}", own)})
              for label, own in _mapping("hosts", values.get("hosts") or {}).items()}
     return _made(VirtualCluster, "", {**values, **parts, "hosts": hosts})
+
+
+def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:
+    """The same where all that a processor does takes longer by a factor: gathering, messages, updates, waking up."""
+    def longer(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: longer(each) for name, each in value.items()}
+        return Quantity(factor * value)
+
+    def all_of(part: Any) -> Any:
+        return dataclasses.replace(part, **{name: longer(value) for name, value in vars(part).items()})
+
+    def link(one: Link) -> Link:
+        return dataclasses.replace(one, latency=longer(one.latency))
+
+    return dataclasses.replace(cluster, worker=all_of(cluster.worker), server=all_of(cluster.server),
+                               codecs=longer(cluster.codecs), links=link(cluster.links),
+                               hosts={label: link(own) for label, own in cluster.hosts.items()})
 
 
 def _made(kind: Type[Part], where: str, values: Any) -> Part:

@@ -54,17 +54,10 @@ class Programs:
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
         self._options, self._buckets = options, list(buckets)
-        self._wire = _RingRecorder() if ring else _ServersRecorder(buckets, window_nbytes)
+        self._wire = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
-        self._workers = [self._worker(method, num_workers, index, bucket, local, ring)
-                         for index, bucket in enumerate(self._buckets)]
-
-    def _worker(self, method: Type[Method], num_workers: int, index: int, bucket: Bucket, local: bool,
-                ring: bool) -> Worker:
-        w = mx.nd.zeros(1)
-        self._wire.index[bucket.id] = index
-        return method.worker(self._options, num_workers, bucket, self._wire, Pending(w), 0.0, LR,
-                             _Stepped(self._wire) if local else None, _Stepped(self._wire) if ring else None, w)
+        self._workers = [recorded(method, options, num_workers, bucket, self._wire, mx.nd.zeros(1), local, ring)
+                         for bucket in self._buckets]
 
     def of(self, t: int) -> Program:
         """That of iteration `t`."""
@@ -122,15 +115,16 @@ class _Asked(Pending):
 class _Recorder:
     """Both wires write into `ops`."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: Sequence[Bucket], answer: Array) -> None:
         self.ops: List[Op] = []
-        self.index: Dict[int, int] = {}  # bucket id -> its position
+        self._index = {bucket.id: index for index, bucket in enumerate(buckets)}
+        self._answer = answer
         self._numbers: Dict[int, int] = {}
 
     def ask(self, what: str, bucket: Bucket, behind: Sequence[Tuple[int, int]] = (), update: bool = False) -> _Asked:
         number = self._numbers[bucket.id] = self._numbers.get(bucket.id, 0) + 1
         self.ops.append(Op(what, number, tuple(behind), update))
-        return _Asked(self, number, mx.nd.zeros(1))
+        return _Asked(self, number, self._answer)
 
 
 class _InFlight(NamedTuple):
@@ -144,8 +138,8 @@ class _InFlight(NamedTuple):
 class _ServersRecorder(_Recorder, AsynchronousServers):
     """Servers, of either kind of job."""
 
-    def __init__(self, buckets: Sequence[Bucket], window_nbytes: Optional[float]) -> None:
-        super().__init__()
+    def __init__(self, buckets: Sequence[Bucket], answer: Array, window_nbytes: Optional[float]) -> None:
+        super().__init__(buckets, answer)
         bound = window_nbytes is not None
         self._windows: Dict[int, Any] = {bucket.server_rank: Window(window_nbytes or 0) for bucket in buckets if bound}
 
@@ -155,7 +149,7 @@ class _ServersRecorder(_Recorder, AsynchronousServers):
         window, nbytes = self._windows[bucket.server_rank], WIRE_DTYPE.itemsize * bucket.size
         behind = [(message.at, message.number) for message in window.make_room(bucket.id, nbytes)]
         asked = self.ask("exchange", bucket, behind)
-        window.add(bucket.id, _InFlight(self.index[bucket.id], self._numbers[bucket.id], nbytes))
+        window.add(bucket.id, _InFlight(self._index[bucket.id], self._numbers[bucket.id], nbytes))
         return asked
 
     def fetch(self, bucket: Bucket, after: Array) -> Pending:
@@ -170,3 +164,15 @@ class _RingRecorder(_Recorder, Replicated):
 
     def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
         return self.ask("sum", bucket, update=True)
+
+
+def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes: Optional[float] = None) -> Any:
+    """A wire that writes down what it is asked for in `ops`, and always answers the same."""
+    return _RingRecorder(buckets, answer) if ring else _ServersRecorder(buckets, answer, window_nbytes)
+
+
+def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, wire: Any, w: Array, local: bool,
+             ring: bool) -> Worker:
+    """A method's worker on such a wire, with weights `w`; its optimizers do nothing."""
+    return method.worker(options, num_workers, bucket, wire, Pending(w), 0.0, LR, _Stepped(wire) if local else None,
+                         _Stepped(wire) if ring else None, w)

@@ -17,10 +17,17 @@ connections do. Pushes queue for the one thread of their server.
 Times are whole nanoseconds, so that a job goes on after a pause as it would have without one. Equal times are ordered
 by what happens, worker and bucket, never by the order of calls.
 
-Most of what happens need not wait for its turn among the events. A queue that gets everything from one place gets it
-in the order in which it leaves there, so each thing is carried out as soon as it is known (`_InOrder`): a worker's way
-out, a server's thread behind its link, the answers of that thread. An exchange with servers on hosts of their own is
-then four events: gradients, the server's link, the worker's link, arrival.
+Most of what happens need not wait for its turn among the events.
+
+- A queue that gets everything from one place gets it in the order in which it leaves there, so each thing is carried
+  out as soon as it is known (`_InOrder`): a worker's way out, a server's thread behind its link, the answers of that
+  thread.
+- A worker's link to itself has its turn when an answer is due (`_through`): all that came before is known then.
+- The answers of a round are due at one time, at all workers: one event. So are those of a sum.
+- No answer of a round can be due within the time that its server's link needs for all of them. Until then a worker's
+  gradients concern nobody else, and are carried out one after another (`_gradients`).
+
+An exchange with servers on hosts of their own is then one event in a synchronous job, at the server's link.
 """
 import collections
 import functools
@@ -38,12 +45,18 @@ from kvstore.wire.codecs import codec
 from kvstore.wire.messages import HEADER
 
 NS = 1e9
+MOST_BUCKETS = 2 ** 20
+"""More than numbers for buckets (`Keys.LIMIT`)."""
 
 # What happens, in the order in which it does where times are equal.
-START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
+START, GRADIENTS, PASS, DOOR, HANDLE, ANSWER, SUM, ARRIVED = range(8)
 
 Event = Tuple[int, int, int, int, int, int]
-"""When, what, worker, bucket, and two numbers: of a message the hop and its end, of a sum its number and `update`."""
+"""When, what, worker, bucket, and two numbers: of a message the hop and its end, of a sum its number and `update`, of
+an answer what is known of it and what U takes."""
+
+# What is known of an answer that is due: it is there; or it is once the worker's link is through; so are those of all.
+THERE, DUE, ALL_DUE = range(3)
 
 
 def ns(seconds: float) -> int:
@@ -60,7 +73,8 @@ class _Lane:
     Invariant: `answered` is the number of the last question that has an answer; they are answered in order.
     """
 
-    __slots__ = ("answered", "arrived", "at", "before", "halfway", "held", "hops", "ops", "straight", "time")
+    __slots__ = ("answered", "arrived", "at", "before", "halfway", "held", "hops", "ops", "out", "straight", "through",
+                 "time")
 
     def __init__(self, hops: Sequence["_Hop"], halfway: int, straight: bool) -> None:
         self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
@@ -71,6 +85,8 @@ class _Lane:
         self.held: List[Tuple[Op, int]] = []  # questions that may not leave yet, and since when
         self.hops, self.halfway = hops, halfway  # to the server and back; how many of them lead there
         self.straight = straight  # whether a message is carried over the first hop as soon as it leaves
+        self.out = _out(hops) if straight else None  # that hop, where the next is the server's link before its thread
+        self.through: Optional[int] = None  # when the answer that is due has passed the worker's link, once it is known
 
 
 class _Hop(NamedTuple):
@@ -85,6 +101,11 @@ class _Hop(NamedTuple):
     latency: int
     then: int
     at_once: bool
+
+
+def _out(hops: Sequence[_Hop]) -> Optional[_Hop]:
+    first, second = hops[:2]
+    return first if first.then == PASS and not first.at_once and second.then == HANDLE and second.at_once else None
 
 
 class _Agenda:
@@ -157,9 +178,17 @@ class Simulation:
         self._servers, self._in_order = servers, _InOrder(self._links, self._costs, servers, count, stepwise)
         self._lanes = [self._made_lanes(m) for m in count]
         self._agenda = _Agenda(self._stretch())
+        self._together = not stepwise and self._costs.message > 0 and (
+            self._ring or (self.synchronous and self._in_order.inboxes))  # what is due at all workers is one event
+        self._ahead = self._lookahead()
+        self._dues: List[int] = []  # a heap: when answers of rounds and sums are due
+        self._inboxes: List[List[int]] = [[] for _ in count]  # heaps: when at the worker's link, and bucket, as one
+        self._doors = [lane.hops[1] if lane.out else None for lane in self._lanes[0]]  # by bucket: the server's link
         self._behind: List[Dict[Tuple[int, int], List[int]]] = [{} for _ in count]
         self._begun: List[Deque[int]] = [collections.deque() for _ in count]  # iterations to carry out, the first is on
         self._program: List[Program] = [[] for _ in count]  # of that one
+        self._grads: List[List[int]] = [[] for _ in count]  # when its gradients are there, by bucket
+        self._group = [0] * self.num_workers      # of buckets whose gradients are next
         self._busy = [0] * self.num_workers       # lanes of the iteration that have not ended
         self._weights = [[0] * len(self.buckets) for _ in count]  # when a bucket's weights are there
         self._computed = [0] * self.num_workers   # when the passes of the last iteration are over
@@ -170,7 +199,7 @@ class Simulation:
         self._server_free = [0] * cluster.servers
         self._ring_free = 0
         self._came: List[List[int]] = [[] for _ in servers]  # by bucket: workers of this round, in the order they came
-        self._sums: Dict[Tuple[int, int], List[int]] = {}    # bucket and number -> the same
+        self._parts: Dict[Tuple[int, int], Tuple[int, int, int]] = {}  # of a sum: how many; the last one's time, worker
         self.done: List[int] = [0] * self.num_workers  # the last iteration that is over
         self.over: Callable[[int], Any] = lambda m: None  # called for a worker whose iteration is over
 
@@ -187,6 +216,16 @@ class Simulation:
             if self._ring:
                 lanes[-1].before = {}
         return lanes
+
+    def _lookahead(self) -> int:
+        """Nanoseconds within which nothing becomes due that is not among `_dues`; 0: nothing is known of that."""
+        if not self._together:
+            return 0
+        if self._ring:
+            return min(busy + delay for busy, delay in self._costs.ring)
+        ways = [self._links.way(0, rank) for rank in self._servers]
+        return min(self._costs.update[b] + self.num_workers * self._links.busy[way[halfway]][b]
+                   for b, (way, halfway) in enumerate(ways))
 
     def _stretch(self) -> float:
         """Nanoseconds in which about a dozen events happen: as many as the servers' links, or the passes, let come."""
@@ -218,7 +257,8 @@ class Simulation:
         if self._cluster.cores:
             on_the_ring = sum(costs.hops[b] * count for b, count in enumerate(sums))
             sent = self._links.processors(asked, sums, [bucket.server_rank for bucket in self.buckets], num_workers)
-            workers = num_workers * (arrays + messages + on_the_ring)
+            passes = len(iterations) * ns(self._cluster.compute.processor)
+            workers = num_workers * (arrays + messages + on_the_ring + passes)
             busy["shared cores"] = (workers + sum(server) + sent) // self._cluster.cores
         found = {what: time / len(iterations) for what, time in busy.items() if time}
         return {"passes": self._passes.mean(self.synchronous) / NS, **{what: time / NS for what, time in found.items()}}
@@ -283,18 +323,32 @@ class Simulation:
 
     def _start(self, m: int) -> None:
         t = self._begun[m][0]
-        _, _, grads, self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
-        self._busy[m], self._program[m], push = len(self.buckets), self._programs.of(t), self._agenda.push
-        for group in self._passes.together:
-            push((grads[group[0]], GRADIENTS, m, group[0], 0, 0))
+        _, _, self._grads[m], self._computed[m] = self._passes.times(m, t, self._computed[m], self._weights[m])
+        self._busy[m], self._program[m], self._group[m] = len(self.buckets), self._programs.of(t), 0
+        self._gradients(m)
 
-    def _gradients(self, time: int, m: int, first: int) -> None:
-        """The gradients of a group of buckets are there, of which this is the first."""
-        program, lanes = self._program[m], self._lanes[m]
-        for b in self._passes.together_with[first]:
-            lane = lanes[b]
-            lane.ops, lane.at, lane.time = program[b], 0, self._arrays("gather", m, b, time, self._costs.gather[b])
-            self._go_on(m, b, lane)
+    def _gradients(self, m: int) -> None:
+        """A worker's gradients, group by group, up to the first that an answer may be earlier than."""
+        program, lanes, grads, gather = self._program[m], self._lanes[m], self._grads[m], self._costs.gather
+        horizon, groups = self._horizon(), self._passes.together
+        for at in range(self._group[m], len(groups)):
+            group = groups[at]
+            time = grads[group[0]]
+            if time > horizon:
+                self._group[m] = at
+                self._agenda.push((time, GRADIENTS, m, group[0], 0, 0))
+                return
+            for b in group:
+                lane = lanes[b]
+                lane.ops, lane.at, lane.time = program[b], 0, self._arrays("gather", m, b, time, gather[b])
+                self._go_on(m, b, lane)
+
+    def _horizon(self) -> int:
+        """Nothing that is due, or becomes due, is due before."""
+        dues, ahead = self._dues, self._now + self._ahead
+        while dues and dues[0] < self._now:
+            heapq.heappop(dues)
+        return dues[0] if dues and dues[0] < ahead else ahead
 
     def _arrays(self, stage: str, m: int, b: int, time: int, cost: int) -> int:
         """When a worker is through with work on a bucket's arrays that it can begin at `time`."""
@@ -323,8 +377,8 @@ class Simulation:
             elif what == "step":
                 time = self._arrays("local update", m, b, time, self._costs.step[b])
             else:
-                lane.held.append((op, time))
-                self._leave(m, b, lane)
+                if lane.held or not self._left(m, b, lane, op, time):
+                    lane.held.append((op, time))
             at += 1
         lane.ops, lane.at = (), 0
         self._weights[m][b] = self._arrays("scatter", m, b, time, self._costs.scatter[b])
@@ -344,27 +398,41 @@ class Simulation:
 
     def _leave(self, m: int, b: int, lane: _Lane) -> None:
         """Send the questions of a lane that may leave."""
-        while lane.held:
-            (what, number, behind, update), leaves = lane.held[0]
-            if what != "sum":
-                if number > lane.answered + 1:  # never two of a bucket at a time
-                    return
-                leaves = max(leaves, lane.arrived)
-                for other, last in behind:
-                    before = self._lanes[m][other]
-                    if last > before.answered:
-                        self._behind[m].setdefault((other, last), []).append(b)
-                        return
-                    if last == before.answered:  # else the answer was there before the one after it was asked for
-                        leaves = max(leaves, before.arrived)
-            del lane.held[0]
-            self._send(m, b, lane, leaves, number, update if what == "sum" else None)
+        held = lane.held
+        while held and self._left(m, b, lane, *held[0]):
+            del held[0]
+
+    def _left(self, m: int, b: int, lane: _Lane, op: Op, time: int) -> bool:
+        """Send a question, or a part of a sum, unless it waits for answers. Returns whether it left."""
+        what, number, behind, update = op
+        if what == "sum":
+            self._send(m, b, lane, time, number, update)
+            return True
+        if number > lane.answered + 1:  # never two of a bucket at a time
+            return False
+        if lane.arrived > time:
+            time = lane.arrived
+        for other, last in behind:
+            before = self._lanes[m][other]
+            if last > before.answered:
+                self._behind[m].setdefault((other, last), []).append(b)
+                return False
+            if last == before.answered and before.arrived > time:  # else it was there before the next was asked for
+                time = before.arrived
+        self._send(m, b, lane, time, number, None)
+        return True
 
     def _send(self, m: int, b: int, lane: _Lane, time: int, number: int, update: Optional[bool]) -> None:
         """The worker's thread has a message to send; `update`: of a sum, whether U follows."""
         leaves = self._message(m, time)
         if update is not None:
-            self._agenda.push((leaves, SUM, m, b, number, update))
+            self._part(leaves, m, b, number, update)
+        elif lane.out is not None:
+            link, busy, latency, _, _ = lane.out
+            free = self._links.free[link]
+            begins = leaves if leaves > free else free
+            passed = self._links.free[link] = begins + busy
+            self._agenda.push((begins + latency, DOOR, m, b, 0, passed + latency))
         elif not lane.halfway:
             self._agenda.push((leaves, HANDLE, m, b, 0, 0))
         elif lane.straight:
@@ -396,12 +464,17 @@ class Simulation:
         while (now or agenda.go_on()) and now[0][0] < self._until:
             time, what, m, b, number, end = pop(now)
             self._now = time
-            if what == PASS:
+            if what == DOOR:
+                self._door(time, m, b, end)
+            elif what == PASS:
                 self._pass(time, m, b, number, end)
             elif what == ARRIVED:
-                self._answered(m, b, self._lanes[m][b], time, end)
+                if number == ALL_DUE:
+                    self._all_due(time, b, end)
+                else:
+                    self._due(time, m, b, number, end)
             elif what == GRADIENTS:
-                self._gradients(time, m, b)
+                self._gradients(m)
             elif what == HANDLE:
                 self._handle(time, m, b)
             elif what == START:
@@ -409,7 +482,7 @@ class Simulation:
             elif what == ANSWER:
                 self._answer(time, m, b)
             else:
-                self._sum(time, m, b, number, end)
+                self._sum(time, b, end)
 
     def _pass(self, time: int, m: int, b: int, hop: int, end: int) -> None:
         """A message is at the hop-th link of its way, and its last byte will be there at `end`."""
@@ -433,12 +506,21 @@ class Simulation:
         else:
             self._agenda.push((end, then, m, b, 0, 0))
 
+    def _door(self, time: int, m: int, b: int, end: int) -> None:
+        """The same at a server's link, which has the server's thread behind it."""
+        hop = self._doors[b]
+        assert hop is not None
+        free = self._links.free[hop.link]
+        passed = self._links.free[hop.link] = (time if time > free else free) + hop.busy
+        self._handle(passed if passed > end else end, m, b)
+
     def _handle(self, time: int, m: int, b: int) -> None:
         """A push is at its server's thread."""
         server, costs = self._servers[b], self._costs
-        over = max(time, self._server_free[server]) + costs.receive[b]
-        came = self._came[b]
+        free = self._server_free[server]
+        over = (time if time > free else free) + costs.receive[b]
         if self.synchronous:
+            came = self._came[b]
             came.append(m)
             if len(came) < self.num_workers:
                 self._server_free[server] = over
@@ -458,6 +540,9 @@ class Simulation:
         workers = [m]
         if self.synchronous:
             workers, self._came[b] = self._came[b], []
+        if self._in_order.inboxes:
+            self._post(time, workers, b)
+            return
         away = []
         for m in workers:
             lane = self._lanes[m][b]
@@ -480,17 +565,85 @@ class Simulation:
                 self._agenda.push((there, PASS, m, b, hop + 1, end))
             there += busy
 
-    def _sum(self, time: int, m: int, b: int, number: int, update: int) -> None:
-        """A worker's part of a sum is there; the last one sets the ring in motion. `update`: whether U follows."""
-        came = self._sums.setdefault((b, number), [])
-        came.append(m)
-        if len(came) < self.num_workers:
-            return
-        del self._sums[b, number]
+    def _post(self, time: int, workers: Sequence[int], b: int) -> None:
+        """The same where a worker's link has nothing but answers: when each is there, and that it is due."""
+        lane, free = self._lanes[workers[0]][b], self._links.free
+        link, busy, latency, _, _ = lane.hops[lane.halfway]
+        there = max(time, free[link]) + latency
+        end = there + busy * len(workers)
+        free[link] = end - latency
+        inboxes, push = self._inboxes, heapq.heappush
+        for m in workers:
+            push(inboxes[m], there * MOST_BUCKETS + b)
+            there += busy
+        self._will_be_due(end, workers, b, DUE, 0)
+
+    def _will_be_due(self, time: int, workers: Sequence[int], b: int, known: int, update: int) -> None:
+        """The answers to some workers."""
+        if self._together:
+            heapq.heappush(self._dues, time)
+            self._agenda.push((time, ARRIVED, 0, b, ALL_DUE, update))
+        else:
+            for m in workers:
+                self._agenda.push((time, ARRIVED, m, b, known, update))
+
+    def _all_due(self, time: int, b: int, update: int) -> None:
+        """An answer is due at all workers. What is due at the same time goes by worker, then by bucket."""
+        now, answers, known = self._agenda.now, [(b, update)], THERE if self._ring else DUE
+        while now and now[0][:2] == (time, ARRIVED) and now[0][4] == ALL_DUE:
+            _, _, _, b, _, update = heapq.heappop(now)
+            answers.append((b, update))
+        alone = not now or now[0][0] > time
+        for m in range(self.num_workers):
+            for b, update in answers:
+                if alone:
+                    self._due(time, m, b, known, update)
+                else:
+                    self._agenda.push((time, ARRIVED, m, b, known, update))
+
+    def _due(self, time: int, m: int, b: int, known: int, update: int) -> None:
+        """An answer is due. It is there, unless the worker's link is through with it later."""
+        lane = self._lanes[m][b]
+        if known == DUE:
+            through = self._through(m, lane)
+            if through > time:
+                if self._together:
+                    heapq.heappush(self._dues, through)
+                self._agenda.push((through, ARRIVED, m, b, THERE, update))
+                return
+        self._answered(m, b, lane, time, update)
+
+    def _through(self, m: int, lane: _Lane) -> int:
+        """When an answer has passed its worker's link, after all that came before."""
+        if lane.through is None:
+            inbox, lanes, free = self._inboxes[m], self._lanes[m], self._links.free
+            link = lane.hops[-1].link
+            busy, passed = self._links.busy[link], free[link]
+            first = None
+            while first is not lane:
+                there, b = divmod(heapq.heappop(inbox), MOST_BUCKETS)
+                passed = (there if there > passed else passed) + busy[b]
+                first = lanes[b]
+                first.through = passed
+            free[link] = passed
+        through, lane.through = lane.through, None
+        assert through is not None
+        return through
+
+    def _part(self, time: int, m: int, b: int, number: int, update: int) -> None:
+        """A worker's part of a sum is there then. The last one sets the ring in motion."""
+        count, last, by = self._parts.pop((b, number), (0, 0, 0))
+        last, by = max((time, m), (last, by))
+        if count + 1 < self.num_workers:
+            self._parts[b, number] = count + 1, last, by
+        else:
+            self._agenda.push((last, SUM, by, b, number, update))
+
+    def _sum(self, time: int, b: int, update: int) -> None:
+        """All parts of a sum are there. `update`: whether U follows."""
         busy, delay = self._costs.ring[b]
         over = self._ring_free = max(time, self._ring_free) + busy
-        for worker in range(self.num_workers):
-            self._agenda.push((over + delay, ARRIVED, worker, b, 0, update * self._costs.on_workers[b]))
+        self._will_be_due(over + delay, range(self.num_workers), b, THERE, update * self._costs.on_workers[b])
 
 
 class _Costs:
@@ -626,6 +779,7 @@ class _InOrder:
     links : by number: messages come from one worker's thread, or by one other link
     threads : by server: messages come by one link, and all of a message is there when that link has passed it on
     answers : by server: nothing else leaves by the same link, and no worker is on the same host
+    inboxes : that is so for all servers, and their answers come straight to their workers' links
 
     None does where time goes on in steps, since what is carried out early would be seen too early.
     """
@@ -635,10 +789,12 @@ class _InOrder:
         sources: Dict[int, Set[Tuple[str, int]]] = collections.defaultdict(set)  # by link
         doors: Dict[int, Set[Tuple[str, int]]] = collections.defaultdict(set)    # by server
         late: Set[int] = set()                                                   # servers that wait for the last byte
+        ways = []
         for rank in set(servers):
             bs = [b for b, server in enumerate(servers) if server == rank]
             for m in workers:
                 way, halfway = links.way(m, rank)
+                ways.append((way, halfway))
                 before = [("worker", m), *(("link", link) for link in way)]
                 before[halfway] = "server", rank
                 for link, source in zip(way, before):
@@ -661,6 +817,7 @@ class _InOrder:
                         and in_order(*its) for rank, its in doors.items()}
         self.answers = {rank: any(("server", rank) in sources[link] for link in single)
                         and all(kind == "link" for kind, _ in its) for rank, its in doors.items()}
+        self.inboxes = all(self.answers.values()) and all(len(way) - halfway == 2 for way, halfway in ways)
 
 
 class _PassTimes:
@@ -678,12 +835,12 @@ class _PassTimes:
             self._backward.append(sum(backward[min(layers):]))
             for number in layers:
                 reads[number].append(b)
-        self.together: List[List[int]] = []  # buckets whose gradients appear at the same time
+        groups: List[List[int]] = []
         for b, seconds in enumerate(self._backward):
             if not b or seconds != self._backward[b - 1]:
-                self.together.append([])
-            self.together[-1].append(b)
-        self.together_with = {group[0]: group for group in self.together}
+                groups.append([])
+            groups[-1].append(b)
+        self.together = sorted(groups, key=lambda group: self._backward[group[0]])  # their gradients appear together
         self._forward: List[Tuple[List[int], float]] = []  # neighbouring layers that read the same buckets are one
         for bs, seconds in zip(reads, forward):
             if self._forward and self._forward[-1][0] == bs:

@@ -7,7 +7,7 @@ import collections
 import gc
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options
@@ -15,11 +15,16 @@ from kvstore.buckets import Keys, Parameter, by_layer
 from kvstore.errors import ConfigError, unknown
 from kvstore.transports.rounds import on_ring
 from kvstore.transports.virtual import layout
-from kvstore.transports.virtual.description import VirtualCluster
+from kvstore.transports.virtual.description import VirtualCluster, slowed
 from kvstore.transports.virtual.programs import Programs
 from kvstore.transports.virtual.simulation import NS, Simulation
 
 ITERATIONS, WARM_UP = 16, 4
+
+CLOSE = 1.05
+"""Factors on the time of processors that differ by no more are the same."""
+BUSIEST = 0.99
+"""The largest share of cores that several hosts share: where more is asked of them, they are the bound themselves."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     """The pace of a store on a cluster, of at least so many iterations, of which the first `warm_up` do not count.
 
     `options`: of the store. Its own `warmup`, whose iterations are SSGD's, is 0 if it is not given. Of a store that
-    exchanges every T iterations a multiple of T counts.
+    exchanges every T iterations a multiple of T counts. Where hosts share `cores`, processors take longer (`_shared`).
     """
     method = algorithms.find(store)
     given = {"warmup": 0, **(options or {})} if "warmup" in method.option_names() else dict(options or {})
@@ -58,19 +63,46 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     checked = method.Options(**given).in_iterations()
     every = method.intervals(checked)
     period = every[0] * every[1] // math.gcd(*every)
-    job = simulation(cluster, method, checked, parameters, transport)
-    loads = job.loads(range(warm_up + 1, warm_up + period + 1))
     counted = max(1, -(-(iterations - warm_up) // period)) * period
-    iteration = pace(job, warm_up + counted, warm_up, period).iteration
     averaged = cluster.workers // (getattr(checked, "n", None) or cluster.workers)  # of softsync: c
-    return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), loads)
+
+    def found(slower: float) -> Pace:
+        job = simulation(cluster, method, checked, parameters, transport, slower=slower)
+        loads = job.loads(range(warm_up + 1, warm_up + period + 1))
+        iteration = pace(job, warm_up + counted, warm_up, period).iteration
+        return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), loads)
+
+    return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
+
+
+def _shared(found: Callable[[float], Pace], cores: int) -> Pace:
+    """The pace where all hosts share so many cores; `found`: with processors that are slower by a factor.
+
+    With a share rho of the cores at work, what needs one takes 1 / (1 - rho^cores) times as long, as in a queue before
+    so many servers (M/M/c, approximately). How long it takes decides how long an iteration is, and that decides rho:
+    the factor where both agree is found by bisection.
+    """
+    alone = found(1.0)
+    busy = alone.loads.get("shared cores", 0.0)
+
+    def longer(pace: Pace) -> float:
+        return 1 / (1 - min(busy / max(pace.iteration, busy), BUSIEST) ** cores) if busy else 1.0
+
+    low, high, pace = 1.0, longer(alone), alone
+    if high > CLOSE:
+        while high > CLOSE * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if longer(found(middle)) > middle else (low, middle)
+        pace = found(low)
+    return Pace(max(pace.iteration, busy), pace.staleness, alone.loads)
 
 
 def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
-               transport: Optional[str] = None, stepwise: bool = False) -> Simulation:
+               transport: Optional[str] = None, stepwise: bool = False, slower: float = 1.0) -> Simulation:
     """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
 
-    Codecs on servers are timed where they are the same both ways.
+    `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
+    timed where they are the same both ways.
     """
     made, kind = method(options, cluster.workers), transport or method.transports[0]
     if kind not in method.transports:
@@ -84,7 +116,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
                on_ring(layers, traffic, Keys(1), cluster.workers))
     programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
                         layout.window(layers, traffic) if kind == "server" else None)
-    return Simulation(cluster, method, programs, buckets, layers, traffic.codec, kind, stepwise)
+    hosts = cluster if slower == 1 else slowed(cluster, slower)
+    return Simulation(hosts, method, programs, buckets, layers, traffic.codec, kind, stepwise)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

@@ -50,7 +50,7 @@ def of_profile(config: AdviseConfig) -> Oracle:
 def _parameters(config: AdviseConfig) -> List[Parameter]:
     if config.model is None:
         raise ConfigError(f"`{config.profile}` says nothing of the model's parameters; say --model 25.6M, or name one")
-    return [Parameter(number, f"tensor{number}", shape) for number, shape in enumerate(models.shapes(config.model))]
+    return models.parameters(config.model)
 
 
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:

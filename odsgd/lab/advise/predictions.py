@@ -16,7 +16,9 @@ from odsgd.lab.advise import memory
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
 
-ITERATIONS, WARM_UP = 10, 4
+WARM_UP = 4
+ITERATIONS, OF_ALL = (4, 10), 64
+"""How many count, at least and at most; between them so many of all workers together."""
 MUCH = 300
 """Workers of all simulations together for which processes are worth their start."""
 
@@ -28,7 +30,7 @@ class Prediction:
     iteration_s : of a worker, mean
     staleness : tau -> pushes
     worker_nbytes, servers_nbytes : what it adds to the memory of a worker; what all servers have together
-    loads : resource -> seconds per iteration that it is at work
+    loads : resource -> seconds per iteration that it is at work, where all workers go through as many
     """
 
     system: System
@@ -51,8 +53,11 @@ class Prediction:
 
     @property
     def bound_s(self) -> float:
-        """No schedule is faster than this, on average."""
-        return self.loads[self.resource]
+        """No schedule is faster than this, on average.
+
+        An asynchronous worker beside its server may go through more iterations than the others, who alone use links.
+        """
+        return min(self.loads[self.resource], self.iteration_s)
 
     @property
     def mean_staleness(self) -> float:
@@ -99,7 +104,9 @@ class Oracle:
         if question.key not in self._paces:
             self._paces[question.key] = _simulated(question)
         pace = self._paces[question.key]
-        iteration = max(pace.iteration, *pace.loads.values())  # what is counted of a short run may be less
+        iteration = pace.iteration
+        if not job.method.asynchronous:
+            iteration = max(iteration, *pace.loads.values())  # what is counted of a short run may be less
         servers = memory.of_servers(job.method, job.options, workers) if job.transport == "server" else 0
         return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
                           * memory.of_worker(job.method, job.options, workers, job.transport, job.programs),
@@ -113,7 +120,12 @@ class Oracle:
         traffic = job.method(job.options, job.workers).traffic(whole=False)
         return Question((job.system.servers, job.workers, job.transport, asked, traffic, own, job.given.get("n")),
                         (cluster, job.system.name, self.parameters, job.given,
-                         WARM_UP + max(ITERATIONS, 2 * period), WARM_UP, job.transport))
+                         WARM_UP + max(_counted(job.workers), 2 * period), WARM_UP, job.transport))
+
+
+def _counted(workers: int) -> int:
+    least, most = ITERATIONS
+    return min(max(-(-OF_ALL // workers), least), most)
 
 
 def _simulated(question: Question) -> times.Pace:

@@ -10,6 +10,7 @@ import math
 import re
 from typing import Dict, List, Sequence, Tuple
 
+from kvstore.buckets import Parameter
 from kvstore.errors import unknown
 from odsgd.config.names import MODELS
 
@@ -96,3 +97,8 @@ def _shapes_of_network(name: str) -> Shapes:
 def size(name: str) -> int:
     """Numbers in all of its parameters."""
     return sum(map(math.prod, shapes(name)))
+
+
+def parameters(name: str) -> List[Parameter]:
+    """The same as a store knows them: ``tensor0`` …"""
+    return [Parameter(number, f"tensor{number}", shape) for number, shape in enumerate(shapes(name))]

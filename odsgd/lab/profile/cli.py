@@ -63,7 +63,8 @@ def _measured(config: TrainConfig) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
     if transport is None or transport.worker_rank == 0:
         worker, rules = processor.of_worker(config), processor.of_server(config)
-        found = {"compute": passes.measure(config), "worker": _megabytes(worker),
+        lines = _megabytes(processor.of_lines())
+        found = {"compute": passes.measure(config), "worker": {**_megabytes(worker), "stores": lines},
                  "server": {"update": rules["ssgd"].megabyte, "rules": _megabytes(rules)},
                  "codecs": _megabytes(processor.of_codecs())}
     if transport is None:

@@ -1,4 +1,5 @@
-"""What processors take for the floats of a bucket: gather, step and scatter on a worker, each store's rule on a server.
+"""What processors take for the floats of a bucket: gather, step, scatter and each store's own lines on a worker, each
+store's rule on a server.
 
 Each is done on buckets of several sizes, over more memory than caches hold, and a line laid through the times: so much
 per call, so much per megabyte.
@@ -11,13 +12,15 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Type
 import numpy as np
 
 from kvstore import algorithms
-from kvstore.algorithms.method import Method
+from kvstore.algorithms.method import Method, Step
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 from kvstore.engine import engine, optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.engine.updates import Queued
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.server.shard import Shard
+from kvstore.transports.virtual.description import TRANSPORTS
+from kvstore.transports.virtual.programs import recorded, recorder
 from kvstore.wire.codecs import CODECS, Codec, codec
 from kvstore.wire.interfaces import Opening, Traffic
 from kvstore.wire.messages import HEADER
@@ -27,6 +30,8 @@ SIZES = (2 ** 14, 2 ** 16, 2 ** 18, 2 ** 19)  # floats
 SPREAD_NBYTES = 32e6
 REPEAT = 5
 MEGABYTE = 1e6 / WIRE_DTYPE.itemsize  # floats
+LITTLE = 20e-6
+"""Seconds per megabyte; less of a worker's own lines is none."""
 
 
 class Price(NamedTuple):
@@ -86,6 +91,25 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
         seconds["scatter"].append(_timed([_bind(lane.show, flat) for lane, flat in zip(lanes, flats)]))
         seconds["step"].append(_timed([_step(applied, number, flat) for number, flat in enumerate(flats)]))
     return {what: price(SIZES, times) for what, times in seconds.items()}
+
+
+def of_lines() -> Dict[str, Price]:
+    """Of each store whose worker does more with a bucket in an iteration than to gather, send, step and scatter it."""
+    prices = {name: price(SIZES, [_lines(method, floats) for floats in SIZES])
+              for name, method in algorithms.METHODS.items() if method.transports[0] in TRANSPORTS}
+    return {name: one for name, one in prices.items() if one.megabyte >= LITTLE}
+
+
+def _lines(method: Type[Method], floats: int) -> float:
+    """Seconds of an iteration, in the mean of those between two exchanges."""
+    options, ring = method.Options().in_iterations(), method.transports[0] == "ring"
+    local = method(options, 2).local_optimizer() is not None
+    buckets = [_bucket(number, floats) for number in _copies(floats)]
+    grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
+    wire = recorder(buckets, ring, answer)
+    workers = [recorded(method, options, 2, bucket, wire, mx.nd.ones(floats), local, ring) for bucket in buckets]
+    return _timed([_bind(worker.iterate, grad, Step(t, 1e-6, 1e-6))
+                   for t in range(1, max(method.intervals(options)) + 1) for worker in workers])
 
 
 def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

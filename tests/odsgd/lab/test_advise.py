@@ -99,6 +99,14 @@ def test_od_sgd_reaches_the_bound_and_ssgd_does_not() -> None:
     assert odsgd.iteration_s == pytest.approx(odsgd.bound_s, rel=0.05) and ssgd.iteration_s > 1.2 * ssgd.bound_s
 
 
+def test_an_asynchronous_worker_beside_its_server_waits_for_no_link_of_the_others() -> None:
+    """One bucket of 2.5 ms: three workers share a link to it, and the fourth goes on after each of its passes."""
+    known = oracle(compute={"iteration": "1ms"})
+    found = Oracle(known.cluster, known.parameters[:1]).predict(parse("asgd"), 4)
+    assert 1000 * found.iteration_s == pytest.approx(4 / (1 / 1 + 3 / 7.5), rel=0.1)
+    assert found.bound_s <= found.iteration_s < 0.5 * found.loads["server's link"]
+
+
 @pytest.mark.parametrize("system, mean, largest", [("ssgd@1", 0, 0), ("dsync", 0, 0), ("odsgd@1", 1, 1),
                                                    ("delayed:transport=ring", 1, 1), ("pipesgd:K=3", 2, 2),
                                                    ("asgd@1", 3, 3), ("softsync:n=1@1", 1, 1)])
@@ -197,6 +205,13 @@ def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
         "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
         "odsgd:codec=quantize:codec_weights=quantize@1")}
     assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded"]
+
+
+def test_accuracies_are_those_that_the_files_say_which_tell_how_they_were_measured() -> None:
+    root = Path(__file__).resolve().parents[3]
+    for file, measured in knowledge.ACCURACY.items():
+        said = (root / file).read_text(encoding="utf-8")
+        assert [label for label, seeds in measured.items() if ", ".join(seeds) not in said] == []
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

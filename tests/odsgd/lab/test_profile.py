@@ -25,7 +25,9 @@ def profiled(tmp_path: Path, *flags: str) -> Dict[str, Any]:
 def test_a_profile_of_one_worker_has_every_layer_and_every_rule(tmp_path: Path) -> None:
     found = profiled(tmp_path, "--model", "mlp", "--kvstore", "odsgd", "--batch-size", "8")
     assert len(found["compute"]["layers"]) == 6
-    assert {"gather", "step", "scatter"} == set(found["worker"]) and {"ssgd", "asgd"} < set(found["server"]["rules"])
+    assert {"gather", "step", "scatter", "stores"} == set(found["worker"])
+    assert {"easgd", "eamsgd"} <= set(found["worker"]["stores"]), "x, v and x + delta v are the worker's own"
+    assert {"ssgd", "asgd"} < set(found["server"]["rules"])
     assert "links" not in found, "there was no job"
 
 

@@ -176,6 +176,16 @@ def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: 
     assert simulation.loads(range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
 
 
+def test_where_cores_are_shared_processors_take_as_much_longer_as_they_are_busy() -> None:
+    """3 s of passes, 2 of links, f of gathering; 1.5 s of one core's: f = 1 / (1 - 1.5 / (5 + f)), so f = 1.31."""
+    worker = {"message": 0, "gather": "1s", "step": 0, "scatter": 0}
+    passes = {"iteration": "3s", "processor": "500ms"}
+    settings: Dict[str, Any] = {"workers": 1, "compute": passes, "worker": worker,
+                                "options": {"bucket_nbytes": 4 * FLOATS}}
+    assert paces("ssgd", "server", **settings) == pytest.approx(6, rel=1e-3)
+    assert paces("ssgd", "server", cores=1, **settings) == pytest.approx(6.31, rel=0.015)
+
+
 def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
     assert per_iteration("sasgd", 13, workers=4, compute=COMPUTE_3S, options={"T": 3}) == pytest.approx(3.5, rel=1e-3)
 
@@ -323,7 +333,7 @@ CLUSTERS: Dict[str, Dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("store, options", [("ssgd", {}), ("odsgd", {}),
+@pytest.mark.parametrize("store, options", [("ssgd", {}), ("odsgd", {}), ("pipesgd", {}),
                                             ("downpour", {"push_every": 2, "fetch_every": 3})])
 @pytest.mark.parametrize("draws", ["constant", "lognormal:0.3"])
 def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: str, options: Dict[str, Any],
