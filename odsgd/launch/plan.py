@@ -71,6 +71,7 @@ class Job:
     rejoin_timeout_s: float = 0.0
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
+    reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
     store: Optional[str] = None  # for scripts that ask for MXNet's
     live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
