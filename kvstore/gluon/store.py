@@ -14,7 +14,7 @@ import operator
 import sys
 import types
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from kvstore.buckets import Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
+from kvstore.gluon import scaling
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
@@ -63,6 +64,10 @@ class Store(mx.kvstore.KVStoreBase):
         self._saved_servers: Optional[Saved] = None
         self._shows_shared = False  # the parameters hold the global weights
         self._factor = 1.0  # of all gradients
+        self._scaler: Any = None  # of the loss, MXNet's
+        self._tell_scaler: Callable[[bool], None] = lambda overflow: None
+        self._saved_scale: Optional[Dict[str, float]] = None
+        self._overflowed = False  # a gradient of this iteration, so that there was none
         self.stands_for: Optional[str] = None
         """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
         self._closed = False
@@ -98,8 +103,8 @@ class Store(mx.kvstore.KVStoreBase):
 
     @property
     def iteration(self) -> int:
-        """Iterations done."""
-        return self.session.step.t
+        """Iterations done, with those that a loss scale has left out."""
+        return self.session.iteration
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -137,6 +142,19 @@ class Store(mx.kvstore.KVStoreBase):
         self._factor = float(self.num_workers)
         if mean and self.session.method.reduces:
             self._change({"reduction": "mean"})
+
+    def scale_by(self, scaler: Any) -> None:
+        """Leave out iterations in which a gradient of some worker overflows, and tell this scaler of MXNet's.
+
+        ``amp.init_trainer`` does it. In a synchronous job all workers do so, and agree before they send. From then on
+        an iteration waits for its gradients.
+        """
+        if self._scaler is not None:
+            raise ConfigError("this trainer has a loss scale already; call amp.init_trainer once")
+        self._scaler = scaler
+        self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
+        if self._saved_scale is not None:
+            scaling.put_back(scaler, self._saved_scale)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -320,7 +338,7 @@ class Store(mx.kvstore.KVStoreBase):
             self.session.begin(*weights)
             saving.load_worker(self.session, self._saved)
         updates = saving.load_servers(self.session, self._saved_servers)
-        if not self.iteration:  # optimizer states alone: schedules and the warm-up go on with them
+        if not self.session.step.t:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         begun.add(self)
@@ -351,8 +369,29 @@ class Store(mx.kvstore.KVStoreBase):
         for key, mine in own.items():
             mean = self.session.mean(np.mean(mine, axis=0))
             self._set(key, [mean] * len(mine))
-        for lane in self._lanes:
-            lane.show(self.session.global_weights(lane.bucket))
+        try:
+            with self.showing([self.session.global_weights(lane.bucket) for lane in self._lanes]):
+                yield
+        finally:
+            for key, mine in own.items():
+                self._set(key, mine)
+
+    def snapshot(self) -> List[NDArray]:
+        """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
+
+        Parameters without a gradient are not among them.
+        """
+        self._check_begun("snapshot")
+        if not self.session.method.asynchronous:
+            raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
+                              "use global_weights")
+        return [self.session.global_weights(lane.bucket).copy() for lane in self._lanes]
+
+    @contextlib.contextmanager
+    def showing(self, snapshot: Sequence[NDArray]) -> Iterator[None]:
+        """Inside, this worker's parameters hold the weights of a `snapshot`. Not collective; waits for nothing."""
+        for lane, flat in zip(self._lanes, snapshot):
+            lane.show(flat)
         self._shows_shared = True
         try:
             yield
@@ -360,8 +399,6 @@ class Store(mx.kvstore.KVStoreBase):
             self._shows_shared = False
             for lane in self._lanes:
                 lane.show(self.session.w_local[lane.bucket.id])
-            for key, mine in own.items():
-                self._set(key, mine)
 
     def worker_state(self) -> Saved:
         """What this worker knows: `saving.worker_state`, and ``aux/DEVICE/NAME``. Collective; waits."""
@@ -371,6 +408,7 @@ class Store(mx.kvstore.KVStoreBase):
         arrays, meta = saving.worker_state(self.session)
         arrays.update({f"aux/{device}/{self._keyed[key].parameter.name}": array
                        for key, mine in self._statistics().items() for device, array in enumerate(mine)})
+        meta["loss_scale"] = None if self._scaler is None else scaling.saved(self._scaler)
         return arrays, meta
 
     def statistics(self) -> Staleness:
@@ -422,7 +460,11 @@ class Store(mx.kvstore.KVStoreBase):
             raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
         self._saved, self._saved_servers = worker, server
         saving.check_form(worker, "lr_local")
-        self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
+        meta = worker[1]
+        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0))
+        self._saved_scale = meta.get("loss_scale")
+        if self._scaler is not None and self._saved_scale is not None:
+            scaling.put_back(self._scaler, self._saved_scale)
 
     def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
         """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
@@ -523,12 +565,19 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _iterate(self) -> bool:
         """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
-        counts = self._counts()
-        if not counts:
+        active, overflows = self._agreed()
+        if not active:
             return False
+        self._overflowed = overflows > 0
+        self._tell_scaler(self._overflowed)
+        if self._overflowed:
+            self.session.leave_out()
+            scaling.check(self._scaler, self.iteration, self.options.on_nan)
+            return True
+        counts = 1.0 if self.options.reduction == "sum" else self.num_workers / active
         self.session.multiplied(counts)
         optimizer = self._global_optimizer()
-        optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
+        optimizer.num_update = optimizer.begin_num_update + self.session.step.t + 1
         step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
@@ -540,16 +589,24 @@ class Store(mx.kvstore.KVStoreBase):
                 lane.show(self.session.iterate(lane.bucket, grad, step))
         return True
 
-    def _counts(self) -> float:
-        """What a gradient counts in this iteration, of which all workers' are M together: M / A where A workers have
-        one, 0 where none has. Waits, where data may be uneven.
+    def _agreed(self) -> Tuple[float, float]:
+        """How many workers have a gradient in this iteration, and how many of them one that is infinite or not a
+        number, where somebody looks. Waits, where data may be uneven, and with a loss scale.
+
+        With A workers of M a gradient counts M / A, so that all workers' are M together.
         """
-        if self.options.uneven != "join":
-            return 1.0
-        active = float(self.session.transport.total(np.array([not self._joined]))[0])
-        if not active or self.options.reduction == "sum":
-            return float(active > 0)
-        return self.num_workers / active
+        uneven = self.options.uneven == "join"
+        if not uneven and self._scaler is None:
+            return self.num_workers, 0.0
+        overflow = self._scaler is not None and not self._joined and self._overflows()
+        if self.session.method.asynchronous:
+            return self.num_workers, float(overflow)
+        active, overflows = self.session.transport.total(np.array([not self._joined, overflow], np.float32))
+        return float(active), float(overflows)
+
+    def _overflows(self) -> bool:
+        with self.session.deadline():  # gradients wait for weights, and these for others
+            return scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:
@@ -623,3 +680,6 @@ def _dtype(array: NDArray) -> str:
 @functools.lru_cache(maxsize=None)
 def _dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
+
+
+scaling.teach(mx.gluon.Trainer, Store)
