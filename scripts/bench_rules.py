@@ -35,7 +35,7 @@ RULES: Dict[str, Tuple[str, Dict[str, Any]]] = {
     "softsync n=M": ("softsync", {}),
     "softsync n=1": ("softsync", {"n": 1}),
     "downpour T=1": ("downpour", {}),
-    "easgd T=1": ("easgd", {"T": 1}),
+    "easgd T=1": ("easgd", {"T": 1, "beta": 0.2}),  # the one worker stands for several: with 0.9 it would diverge
 }
 BLOCK = 25  # pushes of one rule before the next one's turn
 WARM_UP = 25  # pushes of each rule that do not count

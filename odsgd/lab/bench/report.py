@@ -121,9 +121,9 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
     software += f" at commit {output(['git', 'describe', '--always', '--dirty'])}"
     if config.torch_python:
-        software += f", PyTorch {output([config.torch_python, '-c', 'import torch; print(torch.__version__)'])}"
+        software += f", PyTorch {output([config.torch_python, '-I', '-c', 'import torch; print(torch.__version__)'])}"
     if config.horovod_python:
-        software += f", Horovod {output([config.horovod_python, '-c', _HOROVOD])}"
+        software += f", Horovod {output([config.horovod_python, '-I', '-c', _HOROVOD])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
             "machine": f"{os.cpu_count()} cores ({cpu()}), {memory_gb:.0f} GiB",
