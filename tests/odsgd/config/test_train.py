@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional
 import pytest
 import yaml
 
+import odsgd.cli  # noqa: F401  where commands learn of each other's flags
 from kvstore import algorithms
 from kvstore.algorithms import optimizers
 from kvstore.algorithms.method import CodedOptions
