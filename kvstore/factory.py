@@ -1,5 +1,5 @@
 """From a name and options to a store."""
-from typing import Any, Dict, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options
@@ -17,36 +17,6 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
 def make(name: str, options: Options, transport: Transport) -> Store:
     """A store with checked options on a transport that is there."""
     return Store(fitting(name, options, transport), options, transport)
-
-
-def checked(name: str, transport: Union[str, Transport, None],
-            options: Dict[str, Any]) -> Tuple[Type[Method], Options, Transport]:
-    """What every front end makes its store of. Waits for the job, the first time in a process."""
-    method = algorithms.find(name)
-    for option in options:
-        if option not in method.option_names():
-            raise unknown(f"option of store {name}", option, method.option_names())
-    try:
-        given = method.Options(**options).in_iterations()
-    except ConfigError as error:
-        raise ConfigError(f"store {name}: {error}") from None
-    if not isinstance(transport, Transport):
-        transport = connect(name, transport, given.timeout_s)
-    return fitting(name, given, transport), given, transport
-
-
-def fitting(name: str, options: Options, transport: Transport) -> Type[Method]:
-    """The method of this name; ConfigError unless it runs on this transport with these options."""
-    method = algorithms.find(name)
-    kind = kind_of(transport)
-    if not kind:
-        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
-                          "ring or workers with parts (kvstore.wire.interfaces)")
-    if kind not in method.transports and method.transports != ("process",):
-        raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
-                          f"`{kind}`")
-    method.check_transport(options, kind)
-    return method
 
 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
@@ -67,3 +37,34 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = contr
         return MpiSharded(timeout_s)
     from kvstore.transports.ps import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
+
+
+def checked(name: str, transport: Union[str, Transport, None], options: Dict[str, Any],
+            reach: Callable[[str, Optional[str], float], Transport] = connect,
+            ) -> Tuple[Type[Method], Options, Transport]:
+    """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
+    method = algorithms.find(name)
+    for option in options:
+        if option not in method.option_names():
+            raise unknown(f"option of store {name}", option, method.option_names())
+    try:
+        given = method.Options(**options).in_iterations()
+    except ConfigError as error:
+        raise ConfigError(f"store {name}: {error}") from None
+    if not isinstance(transport, Transport):
+        transport = reach(name, transport, given.timeout_s)
+    return fitting(name, given, transport), given, transport
+
+
+def fitting(name: str, options: Options, transport: Transport) -> Type[Method]:
+    """The method of this name; ConfigError unless it runs on this transport with these options."""
+    method = algorithms.find(name)
+    kind = kind_of(transport)
+    if not kind:
+        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
+                          "ring or workers with parts (kvstore.wire.interfaces)")
+    if kind not in method.transports and method.transports != ("process",):
+        raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
+                          f"`{kind}`")
+    method.check_transport(options, kind)
+    return method

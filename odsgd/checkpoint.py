@@ -56,6 +56,8 @@ class Keeper:
         """Iterations done."""
         if store.rank == 0:
             checkpoint.bring_back(folder, second)
+            for line in checkpoint.check_saved(folder, second):
+                print(f"warning: {line}", flush=True)
         if checkpoint.from_worker_0(store, latest(folder)):
             manifest, warnings = checkpoint.resume(folder, store, net, self._check, second=second)
             self.iteration = manifest["iteration"]
@@ -67,13 +69,19 @@ class Keeper:
         """After each ``trainer.step``. Every now and then collective."""
         self.iteration += 1
         if self._draft is not None and self._draft.advance(self.iteration):
-            self.close()
+            self._finish()
         if self.iteration % self._every == 0:
-            self.close()
+            self._finish()
             self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept, second=self._second)
 
     def close(self) -> None:
-        """Wait until the last checkpoint is complete. Collective."""
+        """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective."""
+        self._finish()
+        if self._second is not None:
+            for line in self._second.failures(checkpoint.COPIES_WITHIN_S):
+                print(f"warning: {line}", flush=True)
+
+    def _finish(self) -> None:
         if self._draft is not None:
             draft, self._draft = self._draft, None
             for line in draft.finish():

@@ -126,7 +126,7 @@ def ours(mx: Any, name: str, floats: int) -> Tuple[int, Callable[[], float]]:
     grad, weight = mx.nd.ones(floats) * 1e-3, mx.nd.ones(floats)
     store.broadcast(0, weight, weight)
     store.begin()
-    bucket, = [lane.bucket for lane in store._lanes]
+    bucket, = [lane.bucket for lane in store.lanes]
     return bucket.id, lambda: round_trip(mx, store, 0, grad, weight)
 
 

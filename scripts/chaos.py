@@ -290,7 +290,14 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
     if one.victim == "disk":
         return next((when for when, line in list(job.lines) if when >= since and NO_SPACE in line), None)
     words = {"agent": "lost host|the agent on host", "link": "do not come through|has not answered"}
+    if mpi_does_not_start(one._asdict()):
+        words["link"] += "|worker . failed .*exit code"  # MPI ends itself, with its own words
     return job.said(words.get(one.victim, re.escape(one.victim)), since)
+
+
+def mpi_does_not_start(one: Dict[str, Any]) -> bool:
+    """Whether the workers of a ring do not reach each other at the start, at which MPI gives up by itself."""
+    return one["store"] in RINGS and (one["victim"], one["fault"], one["moment"]) == ("link", "down", "start-up")
 
 
 def left_after(job: Job) -> int:
@@ -357,7 +364,8 @@ def judge(seen: Dict[str, Any], same_bits: Optional[bool]) -> List[str]:
     if fatal and (seen["code"] != 0 or seen["restarted"]) and named_s > limit_s:
         broken.append(f"{seen['victim']} was not named within {limit_s:g} s")
     # A server that is hit when all workers have succeeded makes the exit code another one; the job has finished.
-    if (not fatal or seen["restarts"]) and not (seen["finished"] and (fatal or seen["code"] == 0)):
+    goes_on = not fatal or (seen["restarts"] and not mpi_does_not_start(seen))
+    if goes_on and not (seen["finished"] and (fatal or seen["code"] == 0)):
         broken.append(f"not finished (exit code {seen['code']})")
     elif seen["code"] == 0 and same_bits is False:
         broken.append("other bits")
@@ -447,7 +455,7 @@ def main() -> int:
         with open(log, "a", encoding="utf-8") as file:
             file.write(json.dumps(seen) + "\n")
         results.append(seen)
-        shutil.rmtree(folder / str(number), ignore_errors=not seen["broken"])
+        shutil.rmtree(folder / str(number), ignore_errors=True)  # one that was ended at start-up has none
         print(f"{number}: {one.store}, {one.workers}+{one.servers}, {one.fault} {one.victim} at {one.moment}, restarts "
               f"{one.restarts}: {'; '.join(seen['broken']) or 'as promised'} ({seen['seconds']} s)", flush=True)
     mine = [one for one in results if one["seed"] == options.seed and one["number"] < options.jobs]

@@ -68,7 +68,10 @@ def _send(address: Tuple[str, int], parts: List[bytes]) -> None:
 
 def _receive(link: socket.socket, count: int) -> None:
     while count:
-        count -= len(link.recv(count))
+        piece = link.recv(count)
+        if not piece:
+            raise ConnectionResetError("turned away")
+        count -= len(piece)
 
 
 def _property(name: bytes, value: bytes) -> bytes:

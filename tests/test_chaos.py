@@ -8,7 +8,7 @@ from scripts import chaos
 
 KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
                           "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None,
-                          "traceback": False, "moment": "training"}
+                          "traceback": False, "moment": "training", "store": "odsgd"}
 RESTARTED = {**KILLED, "code": 0, "restarts": 2, "restarted": True, "finished": True, "accuracy": 0.98}
 
 
@@ -40,6 +40,8 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0, "moment": "start-up"}, None, []),
     ({**KILLED, "victim": "link", "fault": "down", "named_s": 20.0}, None, []),
     ({**KILLED, "victim": "link", "fault": "blip"}, None, ["not finished (exit code 137)"]),
+    ({**KILLED, "victim": "link", "fault": "down", "restarts": 2}, None, ["not finished (exit code 137)"]),
+    ({**KILLED, "victim": "link", "fault": "down", "restarts": 2, "moment": "start-up", "store": "sasgd"}, None, []),
 ])
 def test_broken_promises_are_seen(seen: Dict[str, Any], same_bits: Any, broken: List[str]) -> None:
     assert chaos.judge(seen, same_bits) == broken

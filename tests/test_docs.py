@@ -197,8 +197,9 @@ def test_every_public_name_of_the_library_is_documented() -> None:
 
 
 def test_every_public_call_of_a_store_is_documented() -> None:
+    from kvstore.front import FrontEnd
     from kvstore.gluon.store import Store
-    calls = [name for name in vars(Store) if not name.startswith("_")] + ["iteration", "lr_local", "options"]
+    calls = [name for name in {**vars(FrontEnd), **vars(Store)} if not name.startswith("_")] + ["lr_local", "options"]
     missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["reference/library"])]
     assert not missing
 

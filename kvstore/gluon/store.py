@@ -6,15 +6,11 @@ algorithm; the last layer's go first, since its gradients appear first:
 
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
-import atexit
-import contextlib
 import functools
-import itertools
 import operator
-import sys
 import types
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -23,46 +19,31 @@ from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, unknown
+from kvstore.errors import ConfigError, ProtocolError, unknown
+from kvstore.front import FrontEnd
 from kvstore.gluon import scaling
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
-from kvstore.session import Session
-from kvstore.staleness import Staleness
 from kvstore.tracing import wraps
 from kvstore.wire.codecs import THRESHOLD
-from kvstore.wire.interfaces import Export, Transport
+from kvstore.wire.interfaces import Transport
 from kvstore.wire.saved import read_npz, write_npz
 
 begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
 """The stores that train."""
 
-SHARED_TOGETHER = 4 * 1024 * 1024
-"""Numbers of initial weights in one sum over the workers."""
 
-
-class Store(mx.kvstore.KVStoreBase):
-    """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``.
-
-    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
-    same order.
-    """
+class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
+    """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
-        self.session = Session(method, options, transport)
-        self.options = self.session.method.options
-        self.lr_local: Optional[float] = getattr(options, "lr_local", None)
+        super().__init__(method, options, transport)
         self._keyed: Dict[Any, Keyed] = {}
-        self._lanes: List[Lane] = []
-        self._joined = False  # this worker's data have ended, and not all others'
         self._lanes_of: Dict[Any, List[Lane]] = {}
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
-        self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
-        self._saved_servers: Optional[Saved] = None
-        self._shows_shared = False  # the parameters hold the global weights
         self._factor = 1.0  # of all gradients
         self._scaler: Any = None  # of the loss, MXNet's
         self._tell_scaler: Callable[[bool], None] = lambda overflow: None
@@ -70,11 +51,7 @@ class Store(mx.kvstore.KVStoreBase):
         self._overflowed = False  # a gradient of this iteration, so that there was none
         self.stands_for: Optional[str] = None
         """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
-        self._closed = False
         self._waits = Waits()
-
-    def __repr__(self) -> str:
-        return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
 
     # -- what Gluon asks ---------------------------------------------------------------------------------------
 
@@ -82,37 +59,13 @@ class Store(mx.kvstore.KVStoreBase):
     def type(self) -> str:
         return self.stands_for or self.name
 
-    @property
-    def name(self) -> str:
-        """The method's."""
-        return self.session.method.name
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank: the launcher's, the same on every run."""
-        return self.session.transport.worker_rank
-
-    @property
-    def leads(self) -> bool:
-        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
-        return self.session.leads
-
-    @property
-    def num_workers(self) -> int:
-        return self.session.transport.num_workers
-
-    @property
-    def iteration(self) -> int:
-        """Iterations done, with those that a loss scale has left out."""
-        return self.session.iteration
-
     @staticmethod
     def is_capable(capability: str) -> bool:
         return capability.lower() == "optimizer"
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
         """The global optimizer. Its settings travel to the servers, if there are any, with the first step."""
-        if self._lanes:
+        if self.lanes:
             raise ConfigError("set_optimizer after the first step: the global weights keep the optimizer they have. "
                               "Make a new store")
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
@@ -151,6 +104,9 @@ class Store(mx.kvstore.KVStoreBase):
         """
         if self._scaler is not None:
             raise ConfigError("this trainer has a loss scale already; call amp.init_trainer once")
+        if self.options.uneven == "join":
+            raise ConfigError("a loss scale and uneven=\"join\" do not go together: a worker that has joined would not "
+                              "hear of overflows; leave one of them out")
         self._scaler = scaler
         self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
         if self._saved_scale is not None:
@@ -165,7 +121,7 @@ class Store(mx.kvstore.KVStoreBase):
         After `load_state` the arrays keep what they hold: a resumed worker has its own weights.
         """
         self._check_usable()
-        if self._lanes:
+        if self.lanes:
             raise ConfigError(f"parameter {key} appears after the first step; initialize all parameters before it "
                               "(where shapes are deferred, one forward pass does)")
         if not self._keyed:
@@ -206,7 +162,7 @@ class Store(mx.kvstore.KVStoreBase):
         for one, grads in _each(key, value):
             known = self._known(one)
             grads = _as_list(grads)
-            if [array.context for array in known.weights] != [array.context for array in grads] and not self._lanes:
+            if [array.context for array in known.weights] != [array.context for array in grads] and not self.lanes:
                 known.weights = [known.weights[0].copyto(array.context) for array in grads]
             self.pushpull(one, grads, out=known.weights)
 
@@ -261,8 +217,7 @@ class Store(mx.kvstore.KVStoreBase):
         if getattr(self.options, "codec_weights", "none") != "none":
             raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
                               "weights that travelled, too; use load_state (`odsgd train --resume`)")
-        if self._lanes:
-            raise ConfigError("load_optimizer_states after the first step; make a new store and trainer to go back")
+        self._check_not_begun("load_optimizer_states")
         self._saved_servers = read_npz(fname)
         saving.check_form(self._saved_servers, "arrays")
 
@@ -270,226 +225,40 @@ class Store(mx.kvstore.KVStoreBase):
 
     def allreduce(self, array: Any) -> np.ndarray:
         """The sum over workers, in single precision. Collective; waits."""
-        self._check_usable()
-        self._meet()
-        return self.session.transport.total(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
-
-    def barrier(self) -> None:
-        """Wait until every worker is here with nothing in flight. Collective."""
-        self._check_usable()
-        self._meet()
-        self.wait()
-        self.session.transport.total(np.zeros(1))
-
-    def join(self) -> None:
-        """This worker's data have ended. Take part in the iterations of those whose data have not, without a gradient,
-        and return when all have come to a `join`. Collective; waits.
-
-        With A workers left, an iteration takes the mean of A gradients. For stores made with ``uneven="join"``; there
-        every other collective call joins first, and so does the end of the process.
-        """
-        self._check_usable()
-        if self.options.uneven != "join":
-            raise ConfigError("join: every worker has to know that others may end before it; make the store with "
-                              "uneven=\"join\"")
-        self.begin()
-        if self._handed:
-            raise ProtocolError(f"join in the middle of iteration {self.iteration}, while "
-                                f"{len(self._lanes_of) - len(self._handed)} parameters are still missing")
-        self._joined = True
-        while self._iterate():
-            self.session.wait()
-        self._joined = False
-
-    def _join_at_exit(self) -> None:
-        """A worker that ends does not leave the others alone; one that has failed does."""
-        if not self._closed and not hasattr(sys, "last_type"):
-            print(f"{control.who()} ends after iteration {self.iteration}, and joins until the others have ended",
-                  file=sys.stderr, flush=True)
-            self.join()
-
-    def _meet(self) -> None:
-        """All workers come here: those whose data have ended go on without, until all have."""
-        if self.options.uneven == "join" and self._lanes and not self._shows_shared:
-            self.join()
+        return self._sum(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
 
     def begin(self) -> None:
-        """Lay out the buckets and give the servers their weights, after all `broadcast`s. Collective; waits.
-
-        The first `pushpull` does it, too.
-        """
-        if self._lanes:
+        if self.lanes:
             return
         self._global_optimizer()
         self._share()
-        self._lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
-                       for bucket in self.session.plan(by_layer(self._trainable()))]
-        for lane in self._lanes:
+        lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
+                 for bucket in self.session.plan(by_layer(self._trainable()))]
+        for lane in lanes:
             if self.session.on is not None:
                 wraps.lane(self.session.on, lane)
             for key in lane.keys():
                 self._lanes_of.setdefault(key, []).append(lane)
-        if self._saved is None:
-            lanes = {lane.bucket.id: lane for lane in self._lanes}
-            self.session.begin(lambda bucket: lanes[bucket.id].weights())
-        else:
-            weights = [saving.weights_of(self._saved, prefix, self._lanes[0].context)
-                       for prefix in ("global/", "local/")]
-            self.session.begin(*weights)
-            saving.load_worker(self.session, self._saved)
-        updates = saving.load_servers(self.session, self._saved_servers)
-        if not self.session.step.t:  # optimizer states alone: schedules and the warm-up go on with them
-            self.session.resume(updates)
-        self._saved = self._saved_servers = None
+        self._open(lanes)
         begun.add(self)
-        if self.options.uneven == "join":
-            atexit.register(self._join_at_exit)
         control.pulse.more["waited_s"] = self._waits.told
 
     def wait(self) -> None:
-        """Wait until all that this worker has asked for has arrived."""
-        self.session.wait()
+        super().wait()
         with self.session.deadline():
             for keyed in self._keyed.values():
                 for array in keyed.weights:
                     array.wait_to_read()
-
-    @contextlib.contextmanager
-    def global_weights(self) -> Iterator[None]:
-        """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
-
-        Parameters without a gradient (the statistics of BatchNorm) hold their mean over devices and workers
-        inside. Afterwards this worker's own are back.
-        """
-        self._check_usable()
-        self._meet()
-        self._idle()
-        self.session.wire.check()
-        own = self._statistics()
-        for key, mine in own.items():
-            mean = self.session.mean(np.mean(mine, axis=0))
-            self._set(key, [mean] * len(mine))
-        try:
-            with self.showing([self.session.global_weights(lane.bucket) for lane in self._lanes]):
-                yield
-        finally:
-            for key, mine in own.items():
-                self._set(key, mine)
-
-    def snapshot(self) -> List[NDArray]:
-        """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
-
-        Parameters without a gradient are not among them.
-        """
-        self._check_begun("snapshot")
-        if not self.session.method.asynchronous:
-            raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
-                              "use global_weights")
-        return [self.session.global_weights(lane.bucket).copy() for lane in self._lanes]
-
-    @contextlib.contextmanager
-    def showing(self, snapshot: Sequence[NDArray]) -> Iterator[None]:
-        """Inside, this worker's parameters hold the weights of a `snapshot`. Not collective; waits for nothing."""
-        for lane, flat in zip(self._lanes, snapshot):
-            lane.show(flat)
-        self._shows_shared = True
-        try:
-            yield
-        finally:
-            self._shows_shared = False
-            for lane in self._lanes:
-                lane.show(self.session.w_local[lane.bucket.id])
-
-    def worker_state(self) -> Saved:
-        """What this worker knows: `saving.worker_state`, and ``aux/DEVICE/NAME``. Collective; waits."""
-        self._check_begun("worker_state")
-        self._meet()
-        self._idle()
-        arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{device}/{self._keyed[key].parameter.name}": array
-                       for key, mine in self._statistics().items() for device, array in enumerate(mine)})
-        meta["loss_scale"] = None if self._scaler is None else scaling.saved(self._scaler)
-        return arrays, meta
-
-    def statistics(self) -> Staleness:
-        """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
-        self._check_begun("statistics")
-        return self.session.statistics()
 
     @property
     def waited_s(self) -> float:
         """Seconds that this worker's devices have waited for weights so far, by a sample of the iterations."""
         return self._waits.seconds
 
-    def memory(self) -> Dict[str, int]:
-        """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers, nothing of Gluon's."""
-        self._check_begun("memory")
-        return self.session.memory()
-
-    def server_state(self) -> Saved:
-        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
-
-        Collective where `state_is_shared`.
-        """
-        self._check_begun("server_state")
-        self.wait()
-        return saving.server_state(self.session, self.session.wire.export_state())
-
-    def exporting(self) -> Export:
-        """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
-        makes of it what `server_state` returns). Waits; collective where `state_is_shared`.
-        """
-        self._check_begun("exporting")
-        self.wait()
-        return self.session.wire.exporting()
-
-    @property
-    def state_is_shared(self) -> bool:
-        """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
-        return self.session.wire.state_is_shared
-
-    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
-        """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
-
-        The caller sets its parameters itself (``local/NAME``, ``aux/DEVICE/NAME``), since it computes on them before
-        that step.
-        """
-        if self._lanes:
-            raise ConfigError("load_state after the first step; make a new store and a new trainer to go back")
-        if worker[1]["store"] != self.name:
-            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
-        self._saved, self._saved_servers = worker, server
-        saving.check_form(worker, "lr_local")
-        meta = worker[1]
-        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0))
-        self._saved_scale = meta.get("loss_scale")
-        if self._scaler is not None and self._saved_scale is not None:
-            scaling.put_back(self._scaler, self._saved_scale)
-
-    def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
-        """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
-
-        That are the global weights, which the caller's parameters hold on every worker, and the global optimizer's
-        state; `server` counts on worker 0. What workers, and servers for each of them, keep begins anew.
-        """
-        if self._lanes:
-            raise ConfigError("load_shared after the first step; make a new store and a new trainer to go back")
-        self._saved_servers = None if server is None else saving.optimizer_alone(server)
-        self.session.resume(iteration)
-
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
         mine = {known.parameter.name for known in self._keyed.values()}
         return not (self._closed or self._shows_shared or self.session.method.waits) and not mine.isdisjoint(names)
-
-    def close(self) -> None:
-        """Leave the job. Collective; waits."""
-        if not self._closed:
-            self._meet()
-            self.wait()
-            self._closed = True
-            atexit.unregister(self._join_at_exit)
-            self.session.transport.close()
 
     # -- the first step ------------------------------------------------------------------------------------------
 
@@ -520,28 +289,9 @@ class Store(mx.kvstore.KVStoreBase):
                                                        for key, one in parameters.items()])
         if self._saved is not None:
             return
-        together: Dict[Any, NDArray] = {}
-        floats = 0
-        for key, value in arriving.items():
-            if together and floats + parameters[key].size > SHARED_TOGETHER:
-                self._share_together(together)
-                together, floats = {}, 0
-            together[key] = value
-            floats += parameters[key].size
-        self._share_together(together)
-
-    def _share_together(self, values: Dict[Any, NDArray]) -> None:
-        """One sum, to which only worker 0 adds anything."""
-        keyed = [self._keyed[key] for key in values]
-        ends = list(itertools.accumulate(one.parameter.size for one in keyed))
-        mine = np.zeros(ends[-1], np.float32)
-        for value, start, end in zip(values.values() if self.rank == 0 else (), [0, *ends], ends):
-            mine[start:end] = value.asnumpy().reshape(-1)
-        shared = mx.nd.array(self.session.transport.total(mine))
-        for one, start, end in zip(keyed, [0, *ends], ends):
-            part = shared[start:end].reshape(one.parameter.shape)
-            for array in one.weights:
-                part.copyto(array)
+        sizes = {key: one.size for key, one in parameters.items()}
+        for key, flat in self._from_worker_0(sizes, lambda key: arriving[key].asnumpy()):
+            _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""
@@ -565,48 +315,50 @@ class Store(mx.kvstore.KVStoreBase):
 
     def _iterate(self) -> bool:
         """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
-        active, overflows = self._agreed()
-        if not active:
-            return False
-        self._overflowed = overflows > 0
-        self._tell_scaler(self._overflowed)
-        if self._overflowed:
-            self.session.leave_out()
-            scaling.check(self._scaler, self.iteration, self.options.on_nan)
+        if self._scaler is not None and self._leaves_out():
             return True
-        counts = 1.0 if self.options.reduction == "sum" else self.num_workers / active
-        self.session.multiplied(counts)
         optimizer = self._global_optimizer()
         optimizer.num_update = optimizer.begin_num_update + self.session.step.t + 1
-        step = self.session.next_step(optimizers.learning_rate(optimizer, optimizer.num_update), self.lr_local)
+        counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
+        if not counts:
+            return False
+        self.session.multiplied(counts)
+        step = self.session.next_step(lr, self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         with self._waits.around(self._keyed[key] for key in self._lanes_of):
-            for lane in self._lanes:
+            for lane in self.lanes:
                 room = self.session.room(lane.bucket)
                 grad = lane.nothing(room) if self._joined else \
                     lane.take(counts * self._factor * optimizer.rescale_grad, room)
                 lane.show(self.session.iterate(lane.bucket, grad, step))
         return True
 
-    def _agreed(self) -> Tuple[float, float]:
-        """How many workers have a gradient in this iteration, and how many of them one that is infinite or not a
-        number, where somebody looks. Waits, where data may be uneven, and with a loss scale.
-
-        With A workers of M a gradient counts M / A, so that all workers' are M together.
+    def _leaves_out(self) -> bool:
+        """Whether this iteration has overflowed, and is left out. Waits for its gradients, and in a synchronous job for
+        what all workers find.
         """
-        uneven = self.options.uneven == "join"
-        if not uneven and self._scaler is None:
-            return self.num_workers, 0.0
-        overflow = self._scaler is not None and not self._joined and self._overflows()
-        if self.session.method.asynchronous:
-            return self.num_workers, float(overflow)
-        active, overflows = self.session.transport.total(np.array([not self._joined, overflow], np.float32))
-        return float(active), float(overflows)
-
-    def _overflows(self) -> bool:
         with self.session.deadline():  # gradients wait for weights, and these for others
-            return scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
+            overflow = scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
+        if not self.session.method.asynchronous:
+            overflow = bool(self.session.transport.total(np.array([overflow], np.float32))[0])
+        self._overflowed = overflow
+        self._tell_scaler(overflow)
+        if overflow:
+            self.session.leave_out()
+            scaling.check(self._scaler, self.iteration, self.options.on_nan)
+        return overflow
+
+    def worker_state(self) -> Saved:
+        arrays, meta = super().worker_state()
+        meta["loss_scale"] = None if self._scaler is None else scaling.saved(self._scaler)
+        return arrays, meta
+
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        super().load_state(worker, server)
+        self._saved_scale = worker[1].get("loss_scale")
+        if self._scaler is not None and self._saved_scale is not None:
+            scaling.put_back(self._scaler, self._saved_scale)
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:
@@ -629,30 +381,26 @@ class Store(mx.kvstore.KVStoreBase):
             for lane in lanes:
                 lane.forget()
 
-    def _idle(self) -> None:
-        """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""
-        self.wait()
-        if self.session.method.asynchronous:
-            self.barrier()
+    @property
+    def under_way(self) -> bool:
+        return bool(self._handed)
 
-    def _statistics(self) -> Dict[Any, List[np.ndarray]]:
-        """What parameters without gradient hold, by key and device."""
-        return {key: [array.asnumpy() for array in known.weights]
-                for key, known in self._keyed.items() if key not in self._lanes_of}
+    def _untrained(self) -> Dict[str, Keyed]:
+        """Parameters without a gradient, by name."""
+        return {known.parameter.name: known for key, known in self._keyed.items() if key not in self._lanes_of}
 
-    def _set(self, key: Any, values: Sequence[np.ndarray]) -> None:
-        for array, value in zip(self._keyed[key].weights, values):
-            # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
-            mx.nd.array(value, dtype=array.dtype).copyto(array)
+    def _statistics(self) -> Dict[str, List[np.ndarray]]:
+        return {name: [array.asnumpy() for array in known.weights] for name, known in self._untrained().items()}
 
-    def _check_usable(self) -> None:
-        if self._closed:
-            raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
+    def _set_statistics(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+        for name, known in self._untrained().items():
+            _put(known.weights, values[name])
 
-    def _check_begun(self, what: str) -> None:
-        self._check_usable()
-        if not self._lanes:
-            raise ConfigError(f"{what} before the first step: there is no state yet")
+
+def _put(arrays: Sequence[NDArray], values: Sequence[np.ndarray]) -> None:
+    for array, value in zip(arrays, values):
+        # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
+        mx.nd.array(value, dtype=array.dtype).copyto(array)
 
 
 def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

@@ -123,6 +123,11 @@ def restarts() -> int:
     return int(os.environ.get("ODSGD_RESTARTS") or 0)
 
 
+def saved_iteration() -> int:
+    """The last checkpoint that the launcher has heard of, when it has started this job again; 0: none."""
+    return int(os.environ.get("ODSGD_SAVED") or 0)
+
+
 def most_workers() -> Optional[int]:
     """How many workers the job is to have, where it may go on with fewer (``-n MIN:MAX``); None: there are as many."""
     most = os.environ.get("ODSGD_MOST_WORKERS")

@@ -1,4 +1,4 @@
-"""Messages with a codec, on a TCP connection of their own between a worker and a server.
+"""Messages with a codec, on a connection of their own between a worker and a server.
 
 MXNet's server adds up the pushes of a round itself, before anybody sees them, in the type of their key; codes cannot be
 added. In its asynchronous mode it shows each push, but answers it at once, before the round is whole. And an answer on
@@ -37,7 +37,8 @@ class Courier:
     def __init__(self, connection: socket.socket, room: Room, arrived: Arrived, lost: Callable[[str], None]) -> None:
         self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost
         connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._outgoing: queue.SimpleQueue[Tuple[bytes, memoryview]] = queue.SimpleQueue()
         for work in (self._send, self._receive):
             threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
@@ -88,7 +89,14 @@ class Courier:
 
 
 def listen() -> socket.socket:
-    """A server's socket, where the launcher has it listen: DMLC_NODE_HOST, or the way to the scheduler."""
+    """A server's socket, where the launcher has it listen: a file, DMLC_NODE_HOST, or the way to the scheduler."""
+    path = os.environ.get("ODSGD_COURIERS")
+    if path:
+        listener = socket.socket(socket.AF_UNIX)
+        with control.alone():
+            listener.bind(path)
+        listener.listen(1024)
+        return listener
     host = os.environ.get("DMLC_NODE_HOST") or _address_towards(os.environ["DMLC_PS_ROOT_URI"])
     return socket.create_server((host, 0), backlog=1024)
 
@@ -112,9 +120,14 @@ def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
 
 
 def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
-    """A worker's connection to the server that listens at ``host:port``."""
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), timeout_s)
+    """A worker's connection to the server that listens at ``host:port``, or at a file."""
+    if address.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    else:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout_s)
     signer = control.Signer(worker_rank, control.job_key())
     challenge = _exactly(connection, CHALLENGE_NBYTES, timeout_s)
     connection.sendall(signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(HELLO_NBYTES))

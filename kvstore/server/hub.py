@@ -38,7 +38,8 @@ class Hub:
         self._couriers: Dict[int, Courier] = {}  # by worker rank
         self._closed = False
         self._listener = courier.listen()
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        at = self._listener.getsockname()
+        self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
         control.share_python()
         threading.Thread(target=self._welcome, name="kvstore-hub", daemon=True).start()
 

@@ -53,6 +53,8 @@ class Trained:
 class TensorLane:
     """The way of one bucket between tensors and flat arrays."""
 
+    context = mx.cpu()
+
     def __init__(self, bucket: Bucket, trained: Dict[str, Trained]) -> None:
         self.bucket = bucket
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
@@ -71,20 +73,25 @@ class TensorLane:
             view.copy_(_part(one.tensor.detach(), segment))
         return flat
 
-    def gather(self, room: Optional[NDArray]) -> NDArray:
-        """The gradients, in `room` if there is one. Waits for what has used the array before."""
+    def gather(self, room: Optional[NDArray], scale: float = 1.0) -> NDArray:
+        """The gradients times `scale` (0: no gradient at all), in `room` if there is one. Waits for what has used the
+        array before.
+        """
         flat = self._next() if room is None else room
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
             for view, (segment, one) in zip(self._of(flat), self.parts):
                 grad = one.leave()
-                if grad is None:
+                if grad is None or not scale:
                     view.zero_()
-                elif _whole(segment):
+                    continue
+                if _whole(segment):
                     view.copy_(grad)
                 else:
                     one.flat_grad = grad.reshape(-1) if one.flat_grad is None else one.flat_grad
                     view.copy_(one.flat_grad[segment.start:segment.stop])
+                if scale != 1:
+                    view.mul_(scale)
         return flat
 
     def show(self, flat: NDArray) -> None:

@@ -6,10 +6,10 @@
     model(x)            a module waits, before it computes, for its own weights, and then they are in place
 """
 import contextlib
-import dataclasses
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
+import numpy as np
 import torch
 
 from kvstore.buckets import Bucket, Parameter
@@ -17,6 +17,8 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.torch import translation
 from kvstore.torch.lanes import TensorLane
 from kvstore.torch.store import DTYPES, TorchStore
+
+_Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
 
 
 class Arrivals:
@@ -72,7 +74,7 @@ class Optimizer(torch.optim.Optimizer):
         made by `odsgd.torch.create`, one for each model
     """
 
-    _step_supports_amp_scaling = True  # GradScaler: leaves unscaling and skipping to `step`
+    _step_supports_amp_scaling = True  # a scaler of PyTorch's leaves unscaling and skipping to `step`, which refuses
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
         if not isinstance(store, TorchStore):
@@ -89,8 +91,8 @@ class Optimizer(torch.optim.Optimizer):
         self._syncing = True
         self._order: Dict[str, None] = {}  # as gradients appeared first
         self._arrivals: Optional[Arrivals] = None
-        self._steps: List[Any] = []  # of this iteration, by group, once it has begun
-        self._rates: List[float] = []
+        self._rates: List[float] = []  # of the groups, in the iteration that began last
+        self._frozen = {name: not tensor.requires_grad for name, tensor in self._own()}
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
@@ -110,18 +112,14 @@ class Optimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._store.check_usable()
-        if self._overflowed():
-            return loss
+        self._check_settings()
         if self._arrivals is None:
             self._begin()
         assert self._arrivals is not None
-        self._check_rates()
         for number in self._arrivals.rest():
             self._send(number)
         self._store.end_step()
         self._arrivals.begin()
-        self._steps = []
         self._store.show(self._at_step)
         return loss
 
@@ -144,6 +142,13 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("synchronize_grads when gradients have left already; run the backward pass under "
                               "`with optimizer.no_sync():`")
         self._store.mean_gradients()
+
+    def sum_overflows(self, mine: float) -> float:
+        """Over the workers, of what a scaler has found before `step`. Collective; waits."""
+        if self._arrivals is not None and self._arrivals.left:
+            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
+                              "pass under `with optimizer.no_sync():`")
+        return float(self._store.sum_within(np.array([mine]))[0])
 
     def synchronize(self) -> None:
         """Wait for the weights of the next iteration, and have them in the parameters.
@@ -196,50 +201,37 @@ class Optimizer(torch.optim.Optimizer):
                 self._send(number)
 
     def _send(self, number: int) -> None:
-        lane = self._store.lanes[number]
-        if not self._steps:
-            self._begin_iteration()
-        self._store.send(lane, self._steps[lane.bucket.first.group])
+        if not self._store.under_way:
+            self._rates = self._rates_now()
+            self._store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
+        self._store.send(self._store.lanes[number])
 
-    def _begin_iteration(self) -> None:
-        """The rates of now are those of the iteration."""
-        self._store.check_usable()
-        self._rates = [float(group["lr"]) for group in self.param_groups]
-        each = [rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)]
-        step = self._store.session.next_step(each[0], self._store.lr_local)
-        self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self._store.lr_local is None else step.lr_local)
-                       for lr in each]
+    def _rates_now(self) -> List[float]:
+        return [float(group["lr"]) for group in self.param_groups]
 
-    def _check_rates(self) -> None:
-        if self._steps and self._rates != [float(group["lr"]) for group in self.param_groups]:
+    def _check_settings(self) -> None:
+        """ConfigError for what was changed and may not be."""
+        if self._store.under_way and self._rates != self._rates_now():
             raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
                               "with the old one; change it before the backward pass")
         if translation.fixed(self.param_groups) != self._fixed:
             raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
                               "the learning rate may change")
-
-    def _overflowed(self) -> bool:
-        """Whether a GradScaler of some worker has found a gradient that is not finite: then no worker takes a step.
-
-        Else the gradients are divided by this worker's scale. Collective and waiting with a GradScaler.
-        """
-        found = getattr(self, "found_inf", None)
-        if found is None:
-            return False
-        if self._arrivals is not None and self._arrivals.left:
-            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
-                              "pass under `with optimizer.no_sync():`")
-        if self._store.allreduce(found.reshape(1)).item():
-            return True
-        scale = getattr(self, "grad_scale", None)
-        if scale is not None:
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.div_(scale.to(parameter.device))
-        return False
+        for name, tensor in self._own():
+            if self._frozen[name] == tensor.requires_grad:
+                was, now = ("frozen", "no longer") if self._frozen[name] else ("trained", "frozen now")
+                raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
+                                  "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
+                                  "while it stands still (docs/pytorch.md)")
+        if hasattr(self, "found_inf"):
+            raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
+                              "odsgd.torch.GradScaler in its place, with the same arguments")
 
     # -- before the first step ---------------------------------------------------------------------------------
+
+    def _own(self) -> List[Tuple[str, torch.Tensor]]:
+        """The optimizer's parameters, frozen ones as well."""
+        return [(self._names.get(id(tensor), ""), tensor) for group in self.param_groups for tensor in group["params"]]
 
     def _described(self) -> List[Parameter]:
         """The parameters to train, in the model's order."""
@@ -310,6 +302,26 @@ class Optimizer(torch.optim.Optimizer):
         for module, handle in self._before.items():
             if not self._awaits.get(module):
                 handle.remove()
+
+
+class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
+    """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
+    the step, and their scales stay equal. The backward pass runs under `no_sync`, since gradients leave unscaled.
+    """
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """As PyTorch's; collective."""
+        optimizer._step_supports_amp_scaling = False  # this one skips
+        return super().step(optimizer, *args, **kwargs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """As PyTorch's; collective, and waits. `step` does it, too."""
+        super().unscale_(optimizer)
+        if self.is_enabled():
+            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+            total = optimizer.sum_overflows(sum(one.item() for one in found))
+            for one in found:
+                one.fill_(total)
 
 
 def _compiled(module: torch.nn.Module) -> bool:

@@ -3,28 +3,24 @@
     gradients of a bucket  →  TensorLane.gather → Session.iterate            while the backward pass runs
     its weights            →  TensorLane.show                                before a module computes on them
 """
-import contextlib
+import dataclasses
 import json
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
 import torch
 
-from kvstore import algorithms, factory, saving
+from kvstore import algorithms, factory
 from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.front import FrontEnd
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
-from kvstore.session import Session
-from kvstore.staleness import Staleness
 from kvstore.torch import ring
 from kvstore.torch.lanes import TensorLane, Trained
 from kvstore.wire.interfaces import Transport
-
-AT_ONCE = 4 * 1024 * 1024
-"""Numbers in one sum over the workers."""
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
 """What can be trained, as buckets have it: half precision of either kind travels in single."""
@@ -36,131 +32,48 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
     Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
     Collective and waiting, the first time in a process: all workers of the job meet here.
     """
-    if transport in (None, "ring") and name != "local" and ring.there():
-        method = algorithms.find(name)
-        if "ring" not in method.transports:
-            able = ", ".join(one for one, other in algorithms.METHODS.items() if "ring" in other.transports)
-            raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected "
-                              f"one of {able}, or a job of `odsgd launch`")
-        transport = ring.GroupRing(options.get("timeout_s", control.DEFAULT_TIMEOUT_S))
-    return TorchStore(*factory.checked(name, transport, options))
+    return TorchStore(*factory.checked(name, transport, options, connect))
 
 
-class TorchStore:
-    """A store that trains one model of PyTorch's.
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+    """This process's place in its job, or in its process group."""
+    if transport not in (None, "ring") or name == "local" or not ring.there():
+        return factory.connect(name, transport, timeout_s)
+    if "ring" not in algorithms.find(name).transports:
+        able = ", ".join(one for one, other in algorithms.METHODS.items() if "ring" in other.transports)
+        raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected one of "
+                          f"{able}, or a job of `odsgd launch`")
+    return ring.GroupRing(timeout_s)
 
-    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
-    same order.
-    """
+
+class TorchStore(FrontEnd[TensorLane]):
+    """A store that trains one model of PyTorch's."""
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
-        if options.uneven == "join":
-            raise ConfigError("uneven `join` is for stores of Gluon; give all workers of a PyTorch script as many "
-                              "batches")
-        self.session = Session(method, options, transport)
-        self.options = self.session.method.options
-        self.lr_local: Optional[float] = getattr(options, "lr_local", None)
-        """The rate of local steps; None: as the optimizer's. It may be set at any time."""
-        self.lanes: List[TensorLane] = []
+        super().__init__(method, options, transport)
         self._tensors: Dict[str, torch.Tensor] = {}
         self._trained: Dict[str, Trained] = {}
         self._parameters: Dict[str, Parameter] = {}
-        self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
-        self._saved_servers: Optional[Saved] = None
-        self._closed = False
-
-    def __repr__(self) -> str:
-        return f"<odsgd.torch store {self.type}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
-
-    # -- for a script ------------------------------------------------------------------------------------------
-
-    @property
-    def type(self) -> str:
-        """The name of the method."""
-        return self.session.method.name
-
-    @property
-    def rank(self) -> int:
-        """This worker's rank: the launcher's, the same on every run."""
-        return self.session.transport.worker_rank
-
-    @property
-    def leads(self) -> bool:
-        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
-        return self.session.leads
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the job has."""
-        return self.session.transport.num_workers
-
-    @property
-    def iteration(self) -> int:
-        """Iterations done."""
-        return self.session.iteration
+        self._groups = 1  # of parameters, each with a learning rate
+        self._steps: List[Step] = []  # of the iteration that has begun, by group
+        self._counting = 1.0  # what a gradient of it counts
 
     def allreduce(self, array: Any) -> torch.Tensor:
         """The sum over workers, in single precision, on the CPU. Collective; waits."""
-        self.check_usable()
         mine = array.detach().cpu().float().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-        return torch.from_numpy(np.asarray(self.session.transport.total(mine)))
-
-    def barrier(self) -> None:
-        """Wait until every worker is here with nothing in flight. Collective."""
-        self.wait()
-        self.allreduce(np.zeros(1))
+        return torch.from_numpy(self._sum(mine))
 
     def wait(self) -> None:
         """Wait until all that this worker has asked for has arrived, and let the model hold it."""
-        self.session.wait()
+        super().wait()
         self.show(self.lanes)
-
-    @contextlib.contextmanager
-    def global_weights(self) -> Iterator[None]:
-        """Inside, the model holds the global weights, the same on every worker. Collective; waits.
-
-        Buffers of real numbers (the statistics of BatchNorm) hold their mean over the workers inside. Afterwards this
-        worker's own are back.
-        """
-        self.check_usable()
-        self._idle()
-        self.session.wire.check()
-        own = {name: buffer.detach().clone() for name, buffer in self._statistics()}
-        for name, mine in own.items():
-            self._set(name, torch.from_numpy(self.session.mean(mine.float().cpu().numpy())))
-        for lane in self.lanes:
-            lane.show(self.session.global_weights(lane.bucket))
-        try:
-            yield
-        finally:
-            for lane in self.lanes:
-                lane.show(self.session.w_local[lane.bucket.id])
-            for name, mine in own.items():
-                self._set(name, mine)
-
-    def statistics(self) -> Staleness:
-        """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
-        self._check_begun("statistics")
-        return self.session.statistics()
-
-    def memory(self) -> Dict[str, int]:
-        """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers."""
-        self._check_begun("memory")
-        return self.session.memory()
-
-    def close(self) -> None:
-        """Leave the job. Collective; waits."""
-        if not self._closed:
-            self.wait()
-            self._closed = True
-            self.session.transport.close()
 
     # -- before the first step ---------------------------------------------------------------------------------
 
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
              optimizer: mx.optimizer.Optimizer) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
-        self.check_usable()
+        self._check_usable()
         if self._tensors:
             raise ConfigError(f"this `{self.type}` store trains another model; make one for each model")
         self.session.use(optimizer)
@@ -171,57 +84,56 @@ class TorchStore:
         self._tensors = dict(tensors)
         self._parameters = {one.name: one for one in parameters}
         self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
+        self._groups = 1 + max(one.group for one in parameters)
         self._share()
 
     def _share(self) -> None:
-        """Worker 0's values on all: real numbers in a few sums to which it alone adds, all else as bytes."""
-        exact = {name: one for name, one in self._tensors.items() if one.dtype in DTYPES}
-        for names in _together({name: one.numel() for name, one in exact.items()}):
-            mine = torch.cat([exact[name].detach().reshape(-1).float().cpu() for name in names])
-            shared = self.allreduce(mine if self.rank == 0 else torch.zeros_like(mine))
-            self._split(names, shared)
+        """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
+        exact = {name: one.numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
+        for name, flat in self._from_worker_0(exact, lambda name: _array(self._tensors[name])):
+            self._set(name, flat)
         for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
             tensor = self._tensors[name].detach().cpu().contiguous()
             flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
             data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
             if data:
-                self._set(name, torch.frombuffer(bytearray(data), dtype=tensor.dtype).view(tensor.shape))
+                self._set(name, torch.frombuffer(bytearray(data), dtype=tensor.dtype))
 
-    def _split(self, names: Sequence[str], flat: torch.Tensor) -> None:
-        parts = flat.split([self._tensors[name].numel() for name in names])
-        for name, part in zip(names, parts):
-            self._set(name, part.view(self._tensors[name].shape))
-
-    def _set(self, name: str, value: torch.Tensor) -> None:
+    def _set(self, name: str, value: Any) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._tensors[name].copy_(value)
+            self._tensors[name].copy_(torch.as_tensor(value).view(self._tensors[name].shape))
 
-    def begin(self, order: Iterable[str]) -> None:
-        """Lay out the buckets, and give the servers their weights. Collective; waits.
+    def begin(self, order: Iterable[str] = ()) -> None:
+        """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
 
         `order`: the parameters in the order in which their gradients appeared; worker 0's counts.
         """
+        self._check_usable()
+        if self.lanes:
+            return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
-        buckets = self.session.plan([self._parameters[name] for name in reversed(theirs)])
-        lanes = [TensorLane(bucket, self._trained) for bucket in buckets]
-        if self._saved is None:
-            by_id = {lane.bucket.id: lane for lane in lanes}
-            self.session.begin(lambda bucket: by_id[bucket.id].weights())
-        else:
-            self.session.begin(*(saving.weights_of(self._saved, prefix, mx.cpu()) for prefix in ("global/", "local/")))
-            saving.load_worker(self.session, self._saved)
-        saving.load_servers(self.session, self._saved_servers)
-        self._saved = self._saved_servers = None
-        self.lanes = lanes
+        self._open([TensorLane(bucket, self._trained)
+                    for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
 
     # -- every step --------------------------------------------------------------------------------------------
 
-    def send(self, lane: TensorLane, step: Step) -> None:
+    def begin_iteration(self, rates: Sequence[float]) -> bool:
+        """At these learning rates of the groups. Returns whether any worker has a gradient."""
+        self._check_usable()
+        self._counting, rates = self._counts(*rates[:self._groups])
+        if self._counting:
+            self.session.multiplied(self._counting)
+            step = self.session.next_step(rates[0], self.lr_local)
+            self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self.lr_local is None else step.lr_local)
+                           for lr in rates]
+        return bool(self._counting)
+
+    def send(self, lane: TensorLane) -> None:
         """Hand in one bucket's gradients: all buckets, in their order."""
         with self.session.deadline():
-            flat = lane.gather(self.session.room(lane.bucket))
-            lane.w = self.session.iterate(lane.bucket, flat, step)
+            flat = lane.gather(self.session.room(lane.bucket), 0.0 if self._joined else self._counting)
+            lane.w = self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
 
     def end_step(self) -> None:
         """All buckets have been sent: the parameters are to hold what comes of it."""
@@ -229,6 +141,7 @@ class TorchStore:
         if changed is not None:
             raise ProtocolError(f"the gradient of {changed} was changed after it had left; to clip gradients, or "
                                 "to add them up, run backward() under `with optimizer.no_sync():` (docs/pytorch.md)")
+        self._steps = []
         for lane in self.lanes:
             lane.due = lane.w
         for one in self._trained.values():
@@ -244,81 +157,69 @@ class TorchStore:
 
     def mean_gradients(self) -> None:
         """Let every ``.grad`` hold its mean over the workers. Collective; waits."""
-        self.check_usable()
-        tensors = {name: one.tensor for name, one in self._trained.items()}
-        for names in _together({name: tensor.numel() for name, tensor in tensors.items()}):
-            grads = [(torch.zeros_like(tensors[name]) if (grad := self._trained[name].gradient()) is None else grad)
-                     for name in names]
-            mean = self.allreduce(torch.cat([grad.reshape(-1).float().cpu() for grad in grads])) / self.num_workers
-            for name, grad, part in zip(names, grads, mean.split([grad.numel() for grad in grads])):
-                tensors[name].grad = grad.copy_(part.view(grad.shape))
+        def mean(flat: np.ndarray) -> np.ndarray:
+            counted = self.sum_within(np.append(flat, np.float32(1)))
+            return np.asarray(counted[:-1] / counted[-1])
+
+        for one in self._trained.values():
+            if one.gradient() is None:
+                one.tensor.grad = torch.zeros_like(one.tensor)
+        sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
+        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].tensor.grad), mean):
+            grad = self._trained[name].tensor.grad
+            grad.copy_(torch.from_numpy(flat).view(grad.shape))
+
+    def sum_within(self, mine: np.ndarray) -> np.ndarray:
+        """A sum over the workers in the middle of an iteration, to which those that have joined add nothing.
+        Collective; waits.
+        """
+        self._check_usable()
+        if self.options.uneven == "join":
+            self.begin()  # as those that have joined do first
+            self._announce(mine.size, *[0.0] * self._groups)
+        return self.session.transport.total(mine)
+
+    def _iterate(self) -> bool:
+        """Without a gradient of this worker's: the others' the Optimizer sends."""
+        if not self.begin_iteration([0.0] * self._groups):
+            return False
+        for lane in self.lanes:
+            self.send(lane)
+        self.end_step()
+        return True
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return bool(self._steps)
 
     # -- to save it --------------------------------------------------------------------------------------------
 
     def state(self) -> Dict[str, Optional[Saved]]:
         """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
-        self._check_begun("state")
-        self._idle()
-        arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{name}": _array(buffer) for name, buffer in self._statistics()})
-        asks = self.rank == 0 or self.session.wire.state_is_shared
-        servers = saving.server_state(self.session, self.session.wire.export_state()) if asks else None
-        return {"worker": (arrays, meta), "servers": servers}
+        worker = self.worker_state()
+        return {"worker": worker, "servers": self.server_state() if self.rank == 0 or self.state_is_shared else None}
 
-    def load_state(self, worker: Saved, servers: Optional[Saved]) -> None:
-        """Go on from what `state` gave: the model now, all else with the first step. `servers` count on worker 0."""
-        if self.lanes:
-            raise ConfigError("load_state_dict after the first step; make a new store and a new optimizer to go back")
-        if worker[1]["store"] != self.type:
-            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.type}`")
-        saving.check_form(worker, "lr_local")
-        self._saved, self._saved_servers = worker, servers
-        self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
-        for prefix, names in (("local", self._parameters), ("aux", dict(self._statistics()))):
-            for name in names:
-                if f"{prefix}/{name}" not in worker[0]:
-                    raise ConfigError(f"no array `{prefix}/{name}` in the saved state; it belongs to another model")
-                self._set(name, torch.from_numpy(worker[0][f"{prefix}/{name}"]))
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
+        super().load_state(worker, server)
+        for name, saved in [*((name, f"local/{name}") for name in self._parameters),
+                            *((name, f"aux/0/{name}") for name in self._statistics())]:
+            if saved not in worker[0]:
+                raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
+            self._set(name, worker[0][saved])
 
-    # -- parts of the above ------------------------------------------------------------------------------------
-
-    def _statistics(self) -> List[Tuple[str, torch.Tensor]]:
+    def _statistics(self) -> Dict[str, List[np.ndarray]]:
         """Buffers of real numbers."""
-        return [(name, tensor) for name, tensor in self._tensors.items()
-                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()]
+        return {name: [_array(tensor)] for name, tensor in self._tensors.items()
+                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
 
-    def _idle(self) -> None:
-        """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""
-        self.wait()
-        if self.session.method.asynchronous:
-            self.barrier()
-
-    def check_usable(self) -> None:
-        """StoreClosedError after `close`."""
-        if self._closed:
-            raise StoreClosedError(f"the `{self.type}` store of worker {self.rank} is closed")
-
-    def _check_begun(self, what: str) -> None:
-        self.check_usable()
-        if not self.lanes:
-            raise ConfigError(f"{what} before the first step: there is no state yet")
+    def _set_statistics(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+        for name, (value,) in values.items():
+            self._set(name, value)
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
     """A copy, in single precision where NumPy does not know the type."""
     known = tensor.detach().float() if tensor.dtype is torch.bfloat16 else tensor.detach()
     return np.array(known.cpu().numpy())
-
-
-def _together(sizes: Mapping[str, int]) -> Iterator[List[str]]:
-    """Names whose tensors travel in one sum."""
-    names: List[str] = []
-    floats = 0
-    for name, size in sizes.items():
-        if names and floats + size > AT_ONCE:
-            yield names
-            names, floats = [], 0
-        names.append(name)
-        floats += size
-    if names:
-        yield names

@@ -4,7 +4,10 @@
     hosts.py      the hostfile                                                -> a list of slots
     plan.py       which process runs where, with which environment            -> Plan
     reach.py      how an agent gets onto a host: subprocess, ssh              -> Outpost
-    mpirun.py     the same by mpirun; handshake.py: how its agents find their launcher
+    door.py       how agents come that something else starts: mpirun.py, slurm.py, pods.py (kubernetes.py has their
+                  manifests); handshake.py: how they and their launcher know each other
+    tunnel.py     carries a job's connections from host to host, encrypted    -> Tunnel
+    absentees.py  the hosts that a job goes on without, and whether they are back
     pmi.py        how the workers of a job without servers find each other    -> Rendezvous
     agent.py      runs on each host: starts processes, forwards their output, kills them
     channel.py    the messages between launcher and agents, lines of JSON

@@ -30,7 +30,7 @@ from odsgd.launch.lines import CHUNK, Pieces, Stream
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
 ORPHANED_GRACE_S = 1.0
-KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
+KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S, TUNNEL_ENDED_WITHIN_S = 5.0, 0.2, 5.0, 1.0
 PROGRESS_EVERY_S = 0.1
 BEATS_EVERY_S = 1.0
 STACKS_WITHIN_S = 0.5
@@ -84,6 +84,7 @@ class Agent:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
+        self.signalled: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
         self.heard_at = time.monotonic()
@@ -93,8 +94,8 @@ class Agent:
         self.lost_file = _new_lost_file() if orders["tells_losses"] else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
-        self.unmet = {spec["name"] for spec in orders["processes"] if spec["name"].startswith("worker")}
-        """Workers that have not met all servers yet."""
+        self.tunnel: Optional[subprocess.Popen[bytes]] = None
+        self.passage: Optional[Channel] = None  # to the tunnel
         self.mpi_memory: Set[str] = set()
 
     def run(self) -> int:
@@ -115,17 +116,21 @@ class Agent:
         self._listen_to_signals()
         self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._told)
         self.channel.send({"event": "hello", "host": socket.gethostname(), "pid": os.getpid()})
+        if self.orders["tunnel"]:
+            self._open_tunnel(self.orders["tunnel"])
         for spec in self.orders["processes"]:
             self._start(spec)
         self._told()  # a stop may have come together with the orders
         while not (self.stopping and (not self.children or self._hopeless())):
             for key, _ in self.selector.select(self._patience_s()):
                 key.data()
+            self._tell_of_signal()
             self._note_memory(child for child in self.children.values() if child.asking)
             self._reap()
             self._check_channel()
             self._enforce()
             self._pass_beats()
+        self._close_tunnel()
         self._sweep()
 
     def _patience_s(self) -> float:
@@ -186,7 +191,7 @@ class Agent:
         """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
         agents = next((int(os.environ[name]) for name in MPI_LOCAL_SIZES if os.environ.get(name, "").isdigit()), 1)
         computing = sum(spec["name"] != "scheduler" for spec in self.orders["processes"])
-        return max(1, len(os.sched_getaffinity(0)) // max(1, computing * agents))
+        return max(1, linux.cores() // max(1, computing * agents))
 
     # Reading
 
@@ -217,17 +222,7 @@ class Agent:
                 child.beat, child.beat_at = report, time.monotonic()
             elif isinstance(report, dict):
                 child.asking = report.get("event") == "connecting"
-                if report.get("event") == "joined":
-                    self._has_met(child.name)
                 self.channel.send({"event": "report", "process": child.name, "report": report})
-
-    def _has_met(self, name: str) -> None:
-        """When all workers have heard from all servers the doors are closed behind them: no one else can connect."""
-        if name in self.unmet:
-            self.unmet.remove(name)
-            for path in () if self.unmet else self.orders["sockets"]:
-                with _unless_gone:
-                    os.unlink(path)
 
     def _pass_beats(self) -> None:
         """Also where no process has a pulse: they are the agent's own, too. A launcher that does not read gets none."""
@@ -236,6 +231,33 @@ class Agent:
             self.beats_at = now
             beats = {child.name: child.last_beat(now) for child in self.children.values()}
             self.channel.send({"event": "beats", "beats": {name: beat for name, beat in beats.items() if beat}})
+
+    # The tunnel
+
+    def _open_tunnel(self, orders: Message) -> None:
+        """Start it (`tunnel.py`). What the launcher tells it, and what it answers, passes through here."""
+        self.tunnel = subprocess.Popen([sys.executable, "-m", "odsgd.launch.tunnel"], stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+        assert self.tunnel.stdin and self.tunnel.stdout
+        self.passage = Channel(self.tunnel.stdout.fileno(), self.tunnel.stdin.fileno())
+        self.passage.send(orders)
+        self.selector.register(self.passage.read_fd, selectors.EVENT_READ, self._tunnel_said)
+
+    def _tunnel_said(self) -> None:
+        assert self.passage
+        for message in self.passage.receive():
+            self.channel.send(message)
+        if not self.passage.open:
+            self._forget(self.passage.read_fd)
+            self.channel.send({"event": "noise", "text": "odsgd agent: the tunnel of this host has ended"})
+            self.channel.close()  # none of its processes is to blame, so that their ends are not told
+
+    def _close_tunnel(self) -> None:
+        """Hang up: it then takes its doors away, and ends."""
+        if self.tunnel and self.tunnel.stdin:
+            self.tunnel.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.tunnel.wait(TUNNEL_ENDED_WITHIN_S)
 
     # Ending
 
@@ -327,6 +349,17 @@ class Agent:
                 self._end_hung(message["process"])
             elif message.get("do") == "lost" and self.lost_file:
                 _append_lines(self.lost_file, message["workers"])
+            elif message.get("do") == "met":
+                self._all_have_met()
+            if self.passage and message.get("do") in ("doors", "met"):
+                self.passage.send(message)
+
+    def _all_have_met(self) -> None:
+        """The doors are closed behind them: no one else can connect."""
+        for path, lasting in self.orders["sockets"].items():
+            with _unless_gone:
+                if not lasting:
+                    os.unlink(path)
 
     def _check_channel(self) -> None:
         """Stop when the launcher has gone; leave output in the pipes while it is slow to take it."""
@@ -337,6 +370,8 @@ class Agent:
             self._forget(self.channel.read_fd)
             self._stop(ORPHANED_GRACE_S)
         self.channel.flush()
+        if self.passage:
+            self.passage.flush()
         full = len(self.channel.backlog) > MAX_BACKLOG
         if full != self.paused:
             self.paused = full
@@ -346,6 +381,16 @@ class Agent:
                         self._forget(stream.fd)
                     elif stream.open:
                         self._listen(child, stream)
+
+    def _heed(self, number: int, frame: object) -> None:
+        self.signalled = number
+        self._stop(self.orders["grace_s"])
+
+    def _tell_of_signal(self) -> None:
+        """Somebody else than the launcher has told us to end: that is why our processes do."""
+        if self.signalled is not None:
+            self.channel.send({"event": "told", "signal": self.signalled})
+            self.signalled = None
 
     def _drain_channel(self) -> None:
         deadline = time.monotonic() + SENT_WITHIN_S
@@ -361,7 +406,7 @@ class Agent:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._stop(self.orders["grace_s"]))
+            signal.signal(number, self._heed)
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
 
 

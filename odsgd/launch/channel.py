@@ -6,6 +6,9 @@
         {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
         {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
         {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
+        {"do": "met"}                                 all workers have met all servers: nobody else is to connect
+        {"do": "doors", "doors": [{"path", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
+                                                      their tunnel is, and whether they are of use once all have met
     from the agent
         {"event": "hello", "host", "pid"}
         {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
@@ -13,6 +16,10 @@
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
         {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
                                                            and how many seconds ago that was ("silent_s")
+        {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
+                                                           those of other hosts
+        {"event": "warning", "text"}                       of its tunnel
+        {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
 """
@@ -76,7 +83,8 @@ class Channel:
 FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
-    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "exit": {"process": str, "code": int},
+    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
+    "listens": {"at": str, "place": str}, "warning": {"text": str}, "exit": {"process": str, "code": int},
     "ended": {}}
 """What an agent's message has by its event."""
 

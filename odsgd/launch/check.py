@@ -37,7 +37,7 @@ def _ask(job: Job, host: Host) -> Optional[str]:
     """What is wrong with a host; None: nothing."""
     within_s = min(job.startup_timeout_s or ANSWERED_WITHIN_S, ANSWERED_WITHIN_S)
     try:
-        asked = subprocess.run([*ssh_to(host), host.target, question(job)], stdin=subprocess.DEVNULL,
+        asked = subprocess.run([*ssh_to(job, host), host.target, question(job)], stdin=subprocess.DEVNULL,
                                capture_output=True, timeout=within_s, start_new_session=True)
     except subprocess.TimeoutExpired:
         return f"{host.address}: ssh has not answered for {within_s:g} s"

@@ -8,6 +8,7 @@ the command, so that options of the launcher stand before it. Every mistake is t
 """
 import argparse
 import contextlib
+import dataclasses
 import os
 import shutil
 import sys
@@ -19,7 +20,7 @@ from kvstore.errors import EXIT_FAILURE, ConfigError, shown, unknown
 from odsgd.config.command import check_command
 from odsgd.config.flags import Parser, unknown_flag
 from odsgd.config.train import TrainConfig
-from odsgd.launch import plan, supervise
+from odsgd.launch import kubernetes, plan, slurm, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
 
@@ -32,7 +33,12 @@ MOST_PROCESSES = 4096
 def main(argv: List[str]) -> int:
     """Launch a job; return the exit code: 0 or the first failed process's. ConfigError for a mistake in `argv`."""
     try:
-        return supervise.run(parse(argv))
+        options = _options(argv)
+        job = _job(options)
+        if job.launcher == "kubernetes":
+            return kubernetes.submit(job, kubernetes.container(options.image, options.name, options.namespace,
+                                                               options.resources, options.pod), options.dry_run)
+        return supervise.run(job)
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
         return EXIT_FAILURE
@@ -40,13 +46,22 @@ def main(argv: List[str]) -> int:
 
 def parse(argv: Sequence[str]) -> plan.Job:
     """The job that a command line asks for, or a `ConfigError`."""
-    parser = _parser()
-    options, strangers = parser.parse_known_args(list(argv))
+    return _job(_options(argv))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
+    options, strangers = _parser().parse_known_args(list(argv))
     if strangers:
         raise unknown_flag(strangers[0].split("=")[0], "odsgd launch", flags())
+    return options
+
+
+def _job(options: argparse.Namespace) -> plan.Job:
     launcher = options.launcher or ("ssh" if options.hostfile else "local")
     _check(options, launcher)
     slots = read_hostfile(options.hostfile) if options.hostfile else []
+    if launcher == "slurm":
+        slots = slurm.allocated(os.environ)
     if launcher == "mpi" and any(host.user or host.port for host in slots):
         raise ConfigError(f"{options.hostfile}: mpirun takes neither user@host nor port=; "
                           "write them into ~/.ssh/config")
@@ -57,7 +72,7 @@ def parse(argv: Sequence[str]) -> plan.Job:
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
     least, most = options.num_workers
     elastic = least < most
-    return plan.Job(
+    job = plan.Job(
         command=command, num_workers=most, num_servers=_num_servers(options.num_servers, most, training),
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
@@ -67,8 +82,10 @@ def parse(argv: Sequence[str]) -> plan.Job:
         env_worker=plan.parse_env(options.env_worker, "--env-worker", os.environ),
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
         max_restarts=options.max_restarts, least_workers=least if elastic else None,
-        most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grace_s=options.grace,
-        on_worker_loss=options.on_worker_loss, reads=_reads(command, training, launcher), store=options.store)
+        most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grow=options.grow,
+        grace_s=options.grace, on_worker_loss=options.on_worker_loss,
+        reads=_reads(command, training, launcher), store=options.store)
+    return _secured(job) if options.secure else job
 
 
 def flags() -> List[str]:
@@ -92,9 +109,13 @@ def _parser() -> argparse.ArgumentParser:
         help="number of servers; default: as many as workers, or none for a store that needs none; auto: one beside "
              "each worker; 0: no server, no scheduler")
     add("-H", "--hostfile", "--host-file", metavar="FILE", help="one host per line: [user@]host [slots=4] [port=22]")
-    add("--launcher", "--cluster", metavar="NAME", help="local, ssh or mpi; default: ssh with a hostfile, else local")
+    add("--launcher", "--cluster", metavar="NAME",
+        help="local, ssh, mpi, slurm or kubernetes; default: ssh with a hostfile, else local")
     add("--sync-dst-dir", metavar="DIR", help="ssh: copy the working directory there on every host, and run there")
     add("-p", "--port", type=_port, default=0, help="the scheduler's TCP port; default: a free one; local: none")
+    add("--secure", action="store_true",
+        help="lead each connection between hosts through a tunnel, encrypted and for processes of this job alone; "
+             "--port is then that of the tunnels")
     add("--host-ip", metavar="ADDRESS", help="this machine's address as the hosts see it; default: found out")
     add("--env", action="append", default=[], metavar="NAME[:VALUE]", help="set (or pass on) a variable everywhere")
     add("--env-server", action="append", default=[], metavar="NAME[:VALUE]", help="the same, for servers only")
@@ -107,12 +128,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--max-restarts", type=_restarts, default=0, metavar="N",
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
     add("--rejoin-timeout", type=_seconds, default=60.0, metavar="SECONDS",
-        help="with MIN:MAX, until a host or worker that does not come back is left out; default 60")
+        help="how long a restart tries to come up while a host or worker is missing; with MIN:MAX that one is then "
+             "left out; default 60")
+    add("--grow", action="store_true",
+        help="with MIN:MAX, start again at a checkpoint with a host that has come back; default: at the next restart")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--store", metavar="NAME[,OPTION=VALUE...]",
         help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker dies: end the job (default), or let an asynchronous one go on")
+    pods = parser.add_argument_group("with --launcher kubernetes")
+    pods.add_argument("--image", metavar="IMAGE", help="of the pods; it has odsgd in it")
+    pods.add_argument("--name", metavar="NAME", help="of the job; default: odsgd- and six letters")
+    pods.add_argument("--namespace", metavar="NAME", help="default: kubectl's own")
+    pods.add_argument("--resources", metavar="NAME=QUANTITY,...",
+                      help="of each pod, e.g. cpu=4,memory=8Gi,nvidia.com/gpu=1")
+    pods.add_argument("--pod", metavar="FILE", help="YAML with the rest of a pod's spec: volumes, nodeSelector, ...")
+    pods.add_argument("--dry-run", "--dry_run", action="store_true", help="show the manifests, and do nothing")
     parser.add_argument("command", nargs=argparse.REMAINDER,
                         help="what a worker runs; a .py file is run with this Python")
     return parser
@@ -126,15 +158,31 @@ def _check(options: argparse.Namespace, launcher: str) -> None:
     least, most = options.num_workers
     if least < most and not options.max_restarts:
         raise ConfigError(f"-n {least}:{most} needs --max-restarts: workers are left out when a job starts again")
-    if least < most and launcher == "mpi":
-        raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; mpirun starts all workers or none")
+    if options.grow and least == most:
+        raise ConfigError("--grow takes in workers that were left out; it needs -n MIN:MAX")
+    if least < most and launcher in plan.COMING:
+        raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; with {launcher} all workers are "
+                          "started, or none")
     if least < most and options.on_worker_loss == "continue":
         raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a worker; "
                           "leave one of them out")
+    _check_hosts(options, launcher)
+
+
+def _check_hosts(options: argparse.Namespace, launcher: str) -> None:
+    """What a launcher takes of the flags that say where the processes run."""
     if launcher == "ssh" and not options.hostfile:
         raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
     if launcher == "local" and options.hostfile:
         raise ConfigError("--launcher local starts everything here; leave out -H, or use --launcher ssh or mpi")
+    if launcher in ("slurm", "kubernetes") and options.hostfile:
+        raise ConfigError(f"--launcher {launcher} has hosts of its own; leave out -H, or use --launcher ssh or mpi")
+    of_pods = {"--image": options.image, "--name": options.name, "--namespace": options.namespace,
+               "--resources": options.resources, "--pod": options.pod, "--dry-run": options.dry_run}
+    of_hosts = {"--host-ip": options.host_ip, "--remote-python": options.remote_python}
+    for flag in (flag for flag, given in (of_hosts if launcher == "kubernetes" else of_pods).items() if given):
+        raise ConfigError(f"{flag} does not work with --launcher kubernetes; a pod has its own" if flag in of_hosts else
+                          f"{flag} works with --launcher kubernetes only")
     if launcher != "ssh" and options.sync_dst_dir:
         raise ConfigError("--sync-dst-dir works with --launcher ssh only")
 
@@ -190,6 +238,27 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
         raise ConfigError(f"-s {asked}: the workers' command trains with kvstore `{training.kvstore}`, which {why}; "
                           "leave -s out")
     return count
+
+
+def _secured(job: plan.Job) -> plan.Job:
+    """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
+    if job.launcher in plan.COMING and job.launcher != "mpi":
+        raise ConfigError(f"--secure is for --launcher ssh: agents that {job.launcher} starts reach their launcher over a "
+                          "connection that is not encrypted; close the job's network to strangers")
+    if job.launcher == "mpi":
+        raise ConfigError("--secure is for --launcher ssh: mpirun would carry the job's secret, and the agents' "
+                          "messages, over connections of its own, which nothing protects")
+    if not job.num_servers:
+        raise ConfigError("--secure is for jobs with servers: the workers of a ring connect to each other by MPI, "
+                          "which chooses its own addresses and knows no encryption; take a store with servers, or a "
+                          "network that you trust")
+    if job.env.get("DMLC_LOCAL", "1") != "1":
+        raise ConfigError("--secure and --env DMLC_LOCAL:0: with --secure processes listen at no TCP port; leave one "
+                          "of them out")
+    if job.launcher == "local" and not plan.meets_by_file(job):
+        raise ConfigError("--secure: this job would listen on TCP, by --port, DMLC_LOCAL=0, or since /tmp cannot be "
+                          "written; without these nobody reaches a job on one machine")
+    return dataclasses.replace(job, secure=job.launcher == "ssh")
 
 
 def _value(convert: Callable[[str], T], fits: Callable[[T], bool], expected: str) -> Callable[[str], T]:

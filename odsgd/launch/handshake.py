@@ -1,8 +1,11 @@
-"""How an agent that mpirun has started finds its launcher; both sides.
+"""How an agent that something else has started finds its launcher; both sides.
 
-mpirun mixes the output of its ranks and forwards stdin to the first only, so it carries nothing but the orders of all
-agents, in an environment variable. An agent connects to the launcher, is given a number, and answers with its MPI rank
-and a proof that it knows the job's secret; from then on the connection is a `Channel`.
+mpirun and srun mix the output of their ranks and forward stdin to the first only, so they carry nothing but the orders
+of all agents, in an environment variable. An agent connects to the launcher, is given a number, and answers with its
+rank and a proof that it knows the job's secret; from then on the connection is a `Channel`.
+
+A pod of Kubernetes has the secret and no orders. It sends a number of its own as well, and is sent its orders with a
+proof that they come from the launcher and answer this very call.
 """
 import base64
 import contextlib
@@ -14,14 +17,15 @@ import secrets
 import socket
 import sys
 import zlib
-from typing import Any, Collection, Dict, Optional, Tuple
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
 from odsgd.launch.channel import Message
 
 VARIABLE = "ODSGD_AGENT_JOBS"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+NODE = "SLURMD_NODENAME"
 CONNECTED_WITHIN_S, ANSWERED_WITHIN_S = 30.0, 5.0
-MAX_ANSWER = 1024
+MAX_ANSWER, MAX_ORDERS = 1024, 1 << 24
 
 
 def pack(orders: Dict[str, Any]) -> str:
@@ -36,38 +40,79 @@ def unpack(text: str) -> Dict[str, Any]:
 
 
 def arrive(packed: str) -> Tuple[Message, int]:
-    """The agent's side: our orders, by our MPI rank, and the descriptor of the connection."""
+    """The agent's side: our orders, by our rank or node, and the descriptor of the connection."""
     orders = unpack(packed)
-    rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), None)
-    if rank is None:
-        sys.exit(f"odsgd agent: mpirun has not said which rank this is; looked for {', '.join(RANKS)}")
-    connection = socket.create_connection(tuple(orders["launcher"]), timeout=CONNECTED_WITHIN_S)
-    nonce = _read_line(connection)
-    connection.sendall(json.dumps({"rank": rank, "proof": _proof(orders["secret"], nonce, rank)}).encode() + b"\n")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    rank = _rank(orders["nodes"])
+    connection, _ = knock(tuple(orders["launcher"]), orders["secret"], rank)
     return {**orders["common"], **orders["ranks"][rank]}, connection.detach()
 
 
-def admit(connection: socket.socket, secret: str, expected: Collection[int]) -> Optional[int]:
-    """The launcher's side: the rank of an agent that has come; None if it is none of ours, or one that has been here.
+def _rank(nodes: Sequence[str]) -> int:
+    """Which agent this one is: by its node where the nodes are known, else by its MPI rank."""
+    if nodes:
+        if os.environ.get(NODE) in nodes:
+            return nodes.index(os.environ[NODE])
+        sys.exit(f"odsgd agent: srun has not said which of {', '.join(nodes)} this is; {NODE} is "
+                 f"{os.environ.get(NODE, 'not set')}")
+    rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), None)
+    if rank is None:
+        sys.exit(f"odsgd agent: mpirun has not said which rank this is; looked for {', '.join(RANKS)}")
+    return rank
 
-    Takes a while if the visitor does not answer.
+
+def knock(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
+    """The agent's side of the connection, and the number that it has sent; OSError if nobody is there."""
+    connection = socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S)
+    nonce, own = _read_line(connection), secrets.token_hex(16)
+    answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return connection, own
+
+
+def admit(connection: socket.socket, secret: str, expected: Collection[int]) -> Optional[Tuple[int, str]]:
+    """The launcher's side: the rank of an agent that has come, and its number.
+
+    None if it is none of ours, or one that has been here. Takes a while if the visitor does not answer.
     """
     nonce = secrets.token_hex(16)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         connection.settimeout(ANSWERED_WITHIN_S)
         connection.sendall(nonce.encode() + b"\n")
         answer = json.loads(_read_line(connection))
-        rank, shown = int(answer["rank"]), str(answer["proof"])
-        if rank in expected and hmac.compare_digest(shown.encode(), _proof(secret, nonce, rank).encode()):
-            return rank
+        rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
+        if rank in expected and hmac.compare_digest(shown.encode(), _proof(secret, f"agent {rank} {nonce}").encode()):
+            return rank, own
     return None
 
 
-def _proof(secret: str, nonce: str, rank: int) -> str:
-    return hmac.new(bytes.fromhex(secret), f"agent {rank} {nonce}".encode(), hashlib.sha256).hexdigest()
+def seal(orders: Message, secret: str, nonce: str) -> Message:
+    """The launcher's side: orders for the agent that has sent this number."""
+    text = json.dumps(orders)
+    return {"orders": text, "proof": _proof(secret, f"orders {nonce} {text}")}
 
 
-def _read_line(connection: socket.socket) -> str:
+def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Message]:
+    """The agent's side; None if the launcher has hung up, as it does on one that it does not expect.
+
+    OSError for orders that are not the launcher's.
+    """
+    line = _read_line(connection, MAX_ORDERS)
+    if not line:
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        sealed = json.loads(line)
+        text, shown = str(sealed["orders"]), str(sealed["proof"])
+        if hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
+            orders: Message = json.loads(text)
+            return orders
+    raise OSError("what answers in the launcher's place does not know the job's secret")
+
+
+def _proof(secret: str, text: str) -> str:
+    return hmac.new(bytes.fromhex(secret), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
     with connection.makefile("rb", buffering=0) as unbuffered:  # the bytes behind the line are the channel's
-        return unbuffered.readline(MAX_ANSWER).decode().strip()
+        return unbuffered.readline(most).decode().strip()

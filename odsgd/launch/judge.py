@@ -57,6 +57,7 @@ class Member:
     pid: Optional[int] = None
     code: Optional[int] = None
     error: Optional[str] = None
+    asked: bool = False  # for the others
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
@@ -66,6 +67,7 @@ class Member:
         """Phases only go forward: a late report of an ended process changes nothing."""
         if _PHASES.index(phase) > _PHASES.index(self.phase):
             self.phase = phase
+        self.asked = self.asked or phase == "connecting"
         self.joined = self.joined or phase in ("joined", "done")
 
     @property
@@ -95,7 +97,7 @@ class Member:
         if self.code >= 0:
             return f"exit code {self.code}", self.code or EXIT_FAILURE
         number = -self.code
-        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+        name = _signal_name(number)
         hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
         return f"killed by {name}{hint}", 128 + number
 
@@ -103,6 +105,10 @@ class Member:
     def where(self) -> str:
         """Host and pid, for messages."""
         return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 class Lost(NamedTuple):
@@ -136,6 +142,7 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     finished: bool = False  # every worker has succeeded, whatever came after
+    grows: bool = False  # it is ended at a checkpoint, to be started again with those that were missing
 
 
 @dataclass
@@ -255,14 +262,21 @@ class Judge:
         """It could not even be started."""
         self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
 
-    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float) -> None:
+    def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
+        """Its agent ends, and its processes with it, since it was sent a signal."""
+        self.host_lost(host, names, f"its agent was told to end by {_signal_name(number)}", (), now, 128 + number)
+
+    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
+                  exit_code: Optional[int] = None) -> None:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
         for name in names:
             self.vigil.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
-            self._fail(_Failure(None, text, on_host=gone, tail=tail), now)
+            if len(tail) == 1:  # as of ssh, whose one line has the reason
+                text, tail = f"{text}: {tail[0]}", ()
+            self._fail(_Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
 
     def interrupted(self, number: int) -> None:
         """The launcher has been told to end."""
@@ -294,7 +308,9 @@ class Judge:
             return []
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
-        if len(self.workers) > 1 and len(alike) == 1:
+        searched = not self.others and all(
+            failure.mute and failure.member and failure.member.asked for failure in self.failures)
+        if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
             return []
         absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
         return [member.name for member in absent if member.code != EXIT_USAGE]

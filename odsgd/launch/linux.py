@@ -4,13 +4,37 @@ import os
 import re
 import signal
 import sys
-from typing import Dict, List, Set
+from typing import Dict, List, Sequence, Set
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
 MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
 """Memory that MPICH's processes share, as /proc/PID/maps has it. It stays when they are killed, unless they have taken
 its name away, as our workers do when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
+
+
+CPU_LIMITS = (("/sys/fs/cgroup/cpu.max",),
+              ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
+"""Where a container reads how many microseconds of processors it has in how many, by cgroup's two versions."""
+
+
+def cores() -> int:
+    """The processors that this process may use at a time, by its affinity and its container's limit."""
+    return max(1, min(len(os.sched_getaffinity(0)), *map(_limit, CPU_LIMITS)))
+
+
+def _limit(files: Sequence[str]) -> int:
+    """By one version of cgroup; many where it sets none."""
+    try:
+        quota, period = " ".join(_text(path) for path in files).split()
+        return int(quota) // int(period) if int(quota) > 0 else sys.maxsize
+    except (OSError, ValueError, ZeroDivisionError):  # not this version, or `max`
+        return sys.maxsize
+
+
+def _text(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()
 
 
 def adopt_orphans() -> None:

@@ -23,11 +23,13 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError
 from kvstore.job import software
 from odsgd.launch import pmi
-from odsgd.launch.addresses import node_host
+from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hosts import Host
 
 LOCAL = Host("127.0.0.1", here=True)
-LAUNCHERS = ("local", "ssh", "mpi")
+LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
+COMING = ("mpi", "slurm", "kubernetes")
+"""Those whose agents come to the launcher by themselves, from hosts whose addresses they know best."""
 ON_WORKER_LOSS = ("fail", "continue")
 
 SOCKETS = "/tmp"  # where ps-lite has them
@@ -37,8 +39,9 @@ FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, 
 OURS = frozenset((
     "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_MOST_WORKERS",
-    "ODSGD_STORE", "ODSGD_VERSIONS", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
+    "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
+    "ODSGD_POD_IP", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -57,6 +60,7 @@ class Job:
     launcher: str = "local"
     slots: Tuple[Host, ...] = ()  # one entry per slot of the hostfile; none for a local job
     port: int = 0
+    secure: bool = False  # connections between hosts are led through a tunnel
     host_ip: Optional[str] = None
     sync_dst_dir: Optional[str] = None
     remote_python: str = sys.executable
@@ -69,10 +73,13 @@ class Job:
     least_workers: Optional[int] = None  # it may be started again with so many; None: with all of them
     most_workers: Optional[int] = None  # what `num_workers` was before some were left out; with `least_workers`
     rejoin_timeout_s: float = 0.0
+    grow: bool = False  # those that are missing are taken in again at a checkpoint
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
     store: Optional[str] = None  # for scripts that ask for MXNet's
+    secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
+    door_port: int = 0  # at which pods knock
     live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
 
@@ -92,10 +99,12 @@ class Process(NamedTuple):
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
     @property
-    def socket(self) -> Optional[str]:
-        """The file by which it can be reached, if it is one."""
-        by_file = self.env.get("DMLC_LOCAL") == "1" and "PORT" in self.env
-        return os.path.join(SOCKETS, self.env["PORT"]) if by_file else None
+    def sockets(self) -> Dict[str, bool]:
+        """The files by which it can be reached, if there are any, and whether each is of use once all have met."""
+        if self.env.get("DMLC_LOCAL") != "1" or "PORT" not in self.env:
+            return {}
+        couriers = self.env.get("ODSGD_COURIERS")
+        return {os.path.join(SOCKETS, self.env["PORT"]): False, **({couriers: True} if couriers else {})}
 
 
 class Plan(NamedTuple):
@@ -105,6 +114,8 @@ class Plan(NamedTuple):
     secret: str
     root: Tuple[str, int]
     """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Rendezvous`."""
+    certificate: str = ""
+    """Of the job's tunnel, with its key; none without one."""
 
     @property
     def workers(self) -> List[Process]:
@@ -116,16 +127,19 @@ class Plan(NamedTuple):
         return [process for process in self.processes if process.host == host]
 
 
-def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
-    """Place every process of the job and write out its environment. `restarts`: how often it has failed before."""
+def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: str = "", saved: int = 0) -> Plan:
+    """Place every process of the job and write out its environment.
+
+    `restarts`: how often it has been started before; `saved`: the iteration of the last checkpoint that it told of.
+    """
     by_file = meets_by_file(job)
     if by_file:
         root = (root[0], new_number())
     worker_hosts, server_hosts = place(job)
-    secret = secrets.token_hex(32)
+    secret = job.secret or secrets.token_hex(32)
     common = _common_env(job, root, secret)
     if restarts:
-        common["ODSGD_RESTARTS"] = str(restarts)
+        common.update(ODSGD_RESTARTS=str(restarts), ODSGD_SAVED=str(saved))
     if job.most_workers:
         common["ODSGD_MOST_WORKERS"] = str(job.most_workers)
     python = sys.executable if job.launcher == "local" else job.remote_python
@@ -137,6 +151,8 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
         mine = _identity(job, role, rank, host, root[0])
         if by_file:
             mine["PORT"] = str(root[1] if role == "scheduler" else new_number())
+            if role == "server":
+                mine["ODSGD_COURIERS"] = os.path.join(SOCKETS, str(new_number()))
         return Process(role, rank, host, command, {**common, **env, **mine})
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
@@ -145,7 +161,7 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0) -> Plan:
     standing_in = {"ODSGD_STORE": job.store} if job.store else {}
     processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **meetings[rank]})
                   for rank, host in enumerate(worker_hosts)]
-    return Plan(processes, secret, root)
+    return Plan(processes, secret, root, certificate)
 
 
 def place(job: Job) -> Tuple[List[Host], List[Host]]:
@@ -163,6 +179,8 @@ def place(job: Job) -> Tuple[List[Host], List[Host]]:
 
 def meets_by_file(job: Job) -> bool:
     """Whether the job's sockets are files. `--port` and `--env DMLC_LOCAL:0` ask for TCP on the loopback interface."""
+    if job.secure:
+        return True
     asked = job.env.get("DMLC_LOCAL", os.environ.get("DMLC_LOCAL", "1")) == "1" and not job.port
     return asked and job.launcher == "local" and job.num_servers > 0 and os.access(SOCKETS, os.W_OK | os.X_OK)
 
@@ -238,13 +256,14 @@ def package_path(job: Job) -> str:
 
 
 def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
-    inherited = {} if job.launcher == "local" else forwarded(os.environ)
+    inherited = {} if job.launcher in ("local", "kubernetes") else forwarded(os.environ)  # a pod has what it needs
     env = {"PYTHONUNBUFFERED": "1", **inherited, **job.env}  # a line should be seen when it is printed
-    env.update(DMLC_PS_ROOT_URI=root[0], DMLC_PS_ROOT_PORT=str(root[1]), DMLC_NUM_WORKER=str(job.num_workers),
+    env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else root[0], DMLC_PS_ROOT_PORT=str(root[1]),
+               DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
     if job.live:
         env["ODSGD_LIVE"] = "1"
-    if job.launcher == "local":
+    if job.launcher == "local" or job.secure:
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)
     return {**env, "PYTHONPATH": path} if path else env
@@ -253,7 +272,9 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
     """Variables that differ from process to process."""
     env = {"DMLC_ROLE": role}
-    address = root_uri if host.here else None if job.launcher == "mpi" else node_host(host.address, root_uri)
+    address = root_uri if host.here else None if job.launcher in COMING else node_host(host.address, root_uri)
+    if job.secure:
+        address = LOOPBACK
     if address:  # else its agent, which knows where it is, finds the address out
         env["DMLC_NODE_HOST"] = address
     if role != "scheduler":

@@ -1,7 +1,7 @@
-"""How an agent gets onto a host: a subprocess or ssh, or mpirun (`mpirun.py`); each way ends in an `Outpost`.
+"""How an agent gets onto a host: a subprocess or ssh, or something that has it come to us (`door.py`).
 
-The job's secret never stands on a command line, where every user of a machine can read it: a subprocess and ssh get
-their orders on stdin; mpirun takes them over in an environment variable that is exported by name.
+Each way ends in an `Outpost`. The job's secret never stands on a command line, where every user of a machine can read
+it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
 """
 import os
 import shlex
@@ -10,18 +10,24 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
 from odsgd.launch import plan as planning
+from odsgd.launch.addresses import node_host
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
 
-SSH_OPTIONS = ("-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=30", "-o",
+               "LogLevel=ERROR")
+"""At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
+ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
+"""As in dmlc's tracker; not with --secure, where the job's secret goes to hosts that ssh knows."""
 SILENCE_S = 300.0
 """A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
 output is not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
+ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
 
@@ -38,6 +44,8 @@ class Outpost:
     channel: Channel
     carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
     carrier_name: str = "its agent"
+    tunnel: str = ""  # where its tunnel listens
+    place: str = ""  # its folder of sockets, which it may share with another
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
@@ -68,6 +76,8 @@ def program(variable: str, default: str) -> List[str]:
 def check_programs(job: Job) -> None:
     """Refuse a job, before anything has been started, for which this machine lacks a program."""
     needed = {"ssh": "ODSGD_SSH"} if job.launcher == "ssh" else {}
+    if job.secure:
+        needed["openssl"] = "ODSGD_OPENSSL"
     if job.sync_dst_dir:
         needed["rsync"] = "ODSGD_RSYNC"
     for name, variable in needed.items():
@@ -85,7 +95,23 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
     return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
             "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
             "tells_losses": job.on_worker_loss == "continue",
-            "sockets": [process.socket for process in processes if process.socket]}
+            "sockets": {path: lasting for process in processes for path, lasting in process.sockets.items()},
+            "tunnel": None}
+
+
+def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
+    """The orders to the tunnel of a host."""
+    return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
+            "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
+            "sockets": [path for process in plan.on(host) for path in process.sockets]}
+
+
+def doors(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
+    """The doors that each tunnel has to make. Where agents share a folder of sockets the first makes them for all."""
+    firsts = {outpost.place: outpost for outpost in reversed(outposts)}
+    return [(first, [{"path": path, "at": other.tunnel, "lasting": lasting} for other in outposts
+                     if other.place != place for process in other.processes
+                     for path, lasting in process.sockets.items()]) for place, first in firsts.items()]
 
 
 def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
@@ -96,7 +122,7 @@ def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
 
 def open_ssh(job: Job, plan: Plan, host: Host) -> Outpost:
     """An agent on another host."""
-    return _open(job, plan, host, [*ssh_to(host), host.target, remote_command(job)], dict(os.environ), "ssh")
+    return _open(job, plan, host, [*ssh_to(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
 
 
 def working_directory(job: Job) -> str:
@@ -111,9 +137,17 @@ def remote_command(job: Job) -> str:
     return f"cd {shlex.quote(working_directory(job))} && exec {' '.join(map(shlex.quote, words))}"
 
 
-def ssh_to(host: Host) -> List[str]:
+def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
+    """Whether a host can be reached: ends with 0 if it can."""
+    return subprocess.Popen([*ssh_to(job, host), "-o", f"ConnectTimeout={ANSWERS_WITHIN_S}", host.target, "true"],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)
+
+
+def ssh_to(job: Job, host: Host) -> List[str]:
     """The words before a host's name."""
-    return [*program("ODSGD_SSH", "ssh"), *SSH_OPTIONS, *(["-p", str(host.port)] if host.port else [])]
+    options = SSH_OPTIONS if job.secure else (*ANY_HOST_KEY, *SSH_OPTIONS)
+    return [*program("ODSGD_SSH", "ssh"), *options, *(["-p", str(host.port)] if host.port else [])]
 
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str], carrier_name: str) -> Outpost:
@@ -125,7 +159,8 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
     assert carrier.stdin and carrier.stdout
     channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
     processes = plan.on(host)
-    channel.send(orders(job, processes, remote=not host.here))
+    tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
+    channel.send({**orders(job, processes, remote=not host.here), "tunnel": tunnel})
     return Outpost(host.address, processes, channel, carrier, carrier_name)
 
 
@@ -134,7 +169,7 @@ def synchronise(job: Job) -> None:
     copies = []
     try:
         for host in dict.fromkeys(job.slots):
-            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, ssh_to(host))),
+            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, ssh_to(job, host))),
                        os.path.join(os.getcwd(), ""), f"{host.target}:{job.sync_dst_dir}"]
             try:
                 copies.append((host, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)))
@@ -142,10 +177,10 @@ def synchronise(job: Job) -> None:
                 raise ConfigError(f"--sync-dst-dir: cannot run {command[0]}: {error.strerror}") from None
         for host, copy in copies:
             complaint = copy.communicate()[1].decode("utf-8", "replace").strip().splitlines()
-            if copy.returncode:
+            if copy.returncode:  # the first line has the cause; those after it are rsync's, that it has failed
                 raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: "
                                  f"rsync ended with exit code {copy.returncode}"
-                                 + (f": {complaint[-1]}" if complaint else ""))
+                                 + (f": {complaint[0]}" if complaint else ""))
     finally:
         for _, copy in copies:
             if copy.poll() is None:

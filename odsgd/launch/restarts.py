@@ -4,19 +4,22 @@ Not started again: a mistake in the options (exit code 64), a signal to the laun
 succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
 in the same words, from the same checkpoint, and no farther than before.
 
-A job of MIN:MAX workers (`Roll`) that does not come up again, for want of some of them, is tried again until the rejoin
-timeout has passed; that counts as no restart. Then it goes on without them. At the next restart all are called again,
-and those that had been left out have one try.
+A job (`Roll`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
+passed; that counts as no restart. Then one of MIN:MAX workers goes on without them. At the next restart all are called
+again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their
+hosts answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
 """
 import dataclasses
 import re
-from typing import List, NamedTuple, Optional, Sequence, Set
+from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import EXIT_USAGE
 from odsgd.launch.hosts import Host
 from odsgd.launch.judge import Verdict
-from odsgd.launch.plan import Job, Process
+from odsgd.launch.plan import LOCAL, Job, Process
 from odsgd.launch.vigil import listed
+
+REGROW_S = 60.0
 
 
 class Attempt(NamedTuple):
@@ -44,6 +47,8 @@ class Decision(NamedTuple):
 def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) -> Decision:
     """After `done` restarts of `most`; `before`: the last attempt but this one."""
     verdict = attempt.verdict
+    if verdict.grows:
+        return Decision(True, f"going on from checkpoint {attempt.saved} with all workers, if they come")
     if verdict.finished or verdict.by_signal or not most:
         return Decision(False)
     if verdict.exit_code == EXIT_USAGE:
@@ -74,6 +79,7 @@ class Roll:
         self._gone: Set[Host] = set()
         self._left_out: List[str] = []
         self._since: Optional[float] = None
+        self._grown = 0  # in vain, so far
 
     @property
     def job(self) -> Job:
@@ -89,24 +95,41 @@ class Roll:
     def met(self) -> None:
         """The last attempt came up, so that the next one calls everybody."""
         if self.job is self.full:
-            self._left_out = []
+            self._left_out, self._grown = [], 0
         self._came_up, self._since = True, None
         self.present, self._gone = list(range(self.full.num_workers)), set()
 
+    def missing(self, now: float) -> Tuple[List[Host], float]:
+        """Whom the next attempt goes without, and would take in at a checkpoint from this time on."""
+        full = self.full
+        slots = full.slots or (LOCAL,)
+        hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present]
+        wait_s = REGROW_S * 2 ** (self._grown - 1) if self._grown else 0.0
+        return list(dict.fromkeys([*hosts, *self._gone])) if full.grow else [], now + wait_s
+
+    def grows(self) -> None:
+        """The last attempt was ended to take them in."""
+        self._grown += 1
+
     def missed(self, absent: Sequence[Process], planned: Sequence[Process], now: float) -> Optional[Decision]:
-        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure."""
+        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure, as it is
+        at the first start.
+        """
         workers = [process for process in absent if process.role == "worker"]
         names = {process.name for process in absent}
         gone = {process.host for process in absent if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._came_up or not self.full.least_workers or not (workers or gone):
+        if not self._came_up or not self.full.max_restarts or not (workers or gone):
             return None
         self._since = now if self._since is None else self._since
         missing = [f"worker {self.present[process.rank]}" for process in workers] or [
             f"host {host.address}" for host in gone]
         wait_s = self.full.rejoin_timeout_s - (now - self._since)
         if wait_s > 0 and not set(missing) <= set(self._left_out):
-            return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s, then without")
+            then = ", then without" if self.full.least_workers else ""
+            return Decision(True, f"{listed(missing)} did not come back; trying again for {wait_s:.0f} s{then}")
+        if not self.full.least_workers:
+            return None
         ranks = {self.present[process.rank] for process in workers}
         left = [rank for rank in self.present if rank not in ranks]
         if len(left) < self.full.least_workers:

@@ -13,14 +13,16 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.launch import early, pmi, reach
+from odsgd.launch import early, pmi, pods, reach, slurm, tunnel
+from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
 from odsgd.launch.check import check_hosts
 from odsgd.launch.console import Console
+from odsgd.launch.door import Door
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
-from odsgd.launch.mpirun import Mpirun
+from odsgd.launch.mpirun import open_mpirun
 from odsgd.launch.notice import Notice
 from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
@@ -41,6 +43,9 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
+DOORS: Dict[str, Callable[[Job, Plan], Door]] = {"mpi": open_mpirun, "slurm": slurm.open_step,
+                                                 "kubernetes": pods.open_door}
+"""Of the launchers whose agents come by themselves."""
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
@@ -51,7 +56,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     roll, restarts = Roll(job), 0
     root = root_uri(job)
     warning = exposure(root)
-    if warning:
+    if warning and not job.secure:
         console.say(warning)
     with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
@@ -60,8 +65,11 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             reach.synchronise(job)
         for attempts in itertools.count():
             with contextlib.closing(reserve_port(job.port)) as holder:
-                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts)
-                supervisor = Supervisor(roll.job, plan, console, notice)
+                certificate = tunnel.new_certificate(reach.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
+                saved = before.saved if before else 0
+                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
+                absentees = Absentees(roll.full, *roll.missing(time.monotonic()))
+                supervisor = Supervisor(roll.job, plan, console, notice, absentees)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
             if attempt is None:
@@ -76,8 +84,12 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 return exit_code
             if recalled:
                 time.sleep(REJOIN_EVERY_S)
+                continue
+            before = attempt
+            if attempt.verdict.grows:
+                roll.grows()
             else:
-                before, restarts = attempt, restarts + 1
+                restarts += 1
     raise AssertionError("there is no end of restarts")
 
 
@@ -96,24 +108,25 @@ def root_uri(job: Job) -> str:
 class Supervisor:
     """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
-    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice) -> None:
+    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice, absentees: Absentees) -> None:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
         self.rendezvous: Optional[pmi.Rendezvous] = None
-        self.mpirun: Optional[Mpirun] = None
+        self.door: Optional[Door] = None
         self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
                            job.on_worker_loss, job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
-        self.notice = notice
+        self.notice, self.absentees = notice, absentees
+        self.kept = 0  # the last checkpoint that was looked at
         self.stood_at = self.began_at = time.monotonic()
         self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
-        self.ending = False
+        self.met = self.ending = False
         self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
 
@@ -135,11 +148,13 @@ class Supervisor:
         return verdict.exit_code
 
     def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How it went; None if nobody reads our output any more. What was kept `before` is not lost."""
+        """How it went; None if nobody reads our output any more. What was kept `before` counts until it is known with
+        which checkpoint this one went on, which may have been an older one.
+        """
         history = self.judge.history
         if self.verdict is None:
             return None
-        saved = max(history.saved, before.saved if before else 0)
+        saved = history.saved or (before.saved if before else 0)
         at = self.judge.vigil.farthest()
         return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
 
@@ -148,12 +163,14 @@ class Supervisor:
         if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
             return []
         names = self.judge.absent()
+        if not self.job.least_workers:  # nobody else would do; one that has said what is wrong says it again
+            names = [name for name in names if self.judge.members[name].error is None]
         return [process for process in self.plan.processes if process.name in names]
 
     def _wait(self) -> Verdict:
         while True:
             self._turn()
-            verdict = self.judge.tick(time.monotonic())
+            verdict = self.judge.tick(time.monotonic()) or self._growth(time.monotonic())
             for name in self.judge.take_hung():
                 self._tell({"do": "end", "process": name})
             for line in self.judge.vigil.take_warnings():
@@ -164,7 +181,21 @@ class Supervisor:
             if verdict:
                 self.console.stand("")
                 return verdict
+            if self.judge.came_up and not self.met:
+                self.met = True
+                self._tell({"do": "met"})
             self._stand(time.monotonic())
+
+    def _growth(self, now: float) -> Optional[Verdict]:
+        """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""
+        self.absentees.ask(now)
+        history = self.judge.history
+        if history.saved in (self.kept, history.resumed):
+            return None
+        self.kept = history.saved
+        back = ", ".join(dict.fromkeys(host.address for host in self.absentees.back))
+        return Verdict(0, f"back: {back}; the job ends after checkpoint {self.kept} and is started again with all",
+                       grows=True) if back else None
 
     def _stand(self, now: float) -> None:
         """Show how the job stands, on the terminal and to those who watch it."""
@@ -194,10 +225,11 @@ class Supervisor:
                               pmi.process_mapping([worker.host for worker in workers]))
             self.rendezvous = pmi.Rendezvous(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
-        if self.job.launcher == "mpi":
-            self.mpirun = Mpirun(self.job, self.plan)
-            self._listen(self.mpirun.listener.fileno(), self._admit)
-            self._carried_by(self.mpirun.process, "mpirun", "stdout", "stderr")
+        if self.job.launcher in DOORS:
+            self.door = DOORS[self.job.launcher](self.job, self.plan)
+            self._listen(self.door.listener.fileno(), self._admit)
+            if self.door.starter:
+                self._carried_by(self.door.starter, self.door.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
             open_at = reach.open_local if host.here else reach.open_ssh
@@ -210,8 +242,8 @@ class Supervisor:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
 
     def _admit(self) -> None:
-        assert self.mpirun
-        outpost = self.mpirun.accept()
+        assert self.door
+        outpost = self.door.accept()
         if outpost:
             self._add(outpost)
             if self.ending:
@@ -231,9 +263,10 @@ class Supervisor:
             self._tell({"do": "ping"})
         for outpost in self.outposts:
             outpost.channel.flush()
-        if self.mpirun and self.mpirun.waiting and self.mpirun.process.poll() is not None:
-            why = f"mpirun ended with exit code {self.mpirun.process.returncode} before they started"
-            self._lost("of MPI", self.mpirun.take_missing(), why, self.mpirun.process, "mpirun")
+        if self.door and self.door.waiting and self.door.starter and self.door.starter.poll() is not None:
+            name, code = self.door.starter_name, self.door.starter.returncode
+            self._lost(f"of {self.door.family}", self.door.take_missing(),
+                       f"{name} ended with exit code {code} before they started", self.door.starter, name)
 
     def _heard(self, outpost: Outpost) -> None:
         now = time.monotonic()
@@ -252,6 +285,8 @@ class Supervisor:
         elif event == "beats":
             self.judge.vigil.beats(message["beats"], now)
             self.overview.beats(message["beats"], now)
+        elif event == "told" and not self.ending:
+            self.judge.host_told(outpost.host, [process.name for process in outpost.processes], message["signal"], now)
         elif name in self.judge.members:
             self._act_on(name, message, now)
         elif event == "ended":
@@ -260,6 +295,17 @@ class Supervisor:
                 self._lost_outpost(outpost)
         elif event == "noise":
             self._complaint(outpost.host, message["text"], "stdout")
+        elif event == "listens":
+            self._listens(outpost, message)
+        elif event == "warning":
+            self.console.say(f"warning: host {outpost.host}: {message['text']}")
+
+    def _listens(self, outpost: Outpost, message: Message) -> None:
+        """When all tunnels are there, each is told of the others."""
+        outpost.tunnel, outpost.place = message["at"], message["place"]
+        if all(one.tunnel for one in self.outposts):
+            for one, doors in reach.doors(self.outposts):
+                one.channel.send({"do": "doors", "doors": doors})
 
     def _act_on(self, name: str, message: Message, now: float) -> None:
         """Something that concerns one process."""
@@ -285,7 +331,7 @@ class Supervisor:
 
     def _greeted(self, outpost: Outpost, host: str) -> None:
         outpost.greeted = True
-        if outpost.carrier is None:  # mpirun has chosen the host; now we know which
+        if outpost.carrier is None:  # mpirun has chosen the host, or Kubernetes; now we know which
             outpost.host = host
             for process in outpost.processes:
                 self.judge.members[process.name].host = host
@@ -329,15 +375,17 @@ class Supervisor:
 
     def _close(self) -> None:
         """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
+        self.absentees.close()
         for outpost in self.outposts:
             outpost.close()
-        if self.mpirun:
-            self.mpirun.listener.close()
+        if self.door:
+            self.door.close()
         if self.rendezvous:
             self.rendezvous.close()
         unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
-        if self.mpirun and not any(outpost.carrier is None and outpost.greeted for outpost in self.outposts):
-            unheard.append(self.mpirun.process)
+        if self.door and self.door.starter and not any(outpost.carrier is None and outpost.greeted
+                                                       for outpost in self.outposts):
+            unheard.append(self.door.starter)
         closed_at = time.monotonic()
         for carrier in self.carriers:
             deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)
@@ -351,8 +399,9 @@ class Supervisor:
                 pipe.close()
         self.selector.close()
         for process in self.plan.processes:  # of an agent that was killed before its processes had met
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(process.socket or "")
+            for path in process.sockets if process.host.here else ():
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):

@@ -27,6 +27,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -167,14 +168,18 @@ class Draft:
         self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
         if self._leads:
             write_manifest(self._folder, {**self._facts, "files": self._files})
-            control.report("saved", iteration=self.iteration)
-        warnings = [] if self._second is None else self._uncopied()
+            if _is_whole({**self._facts, "files": self._files}):
+                control.report("saved", iteration=self.iteration)
+        uncopied = [] if self._second is None else self._uncopied()
         kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
         _retire(self._root, kept, self.iteration)
-        if self._leads and self._second is not None and not warnings:
-            self._copy(MANIFEST)
-            self._second.later(functools.partial(_retire_copies, self._second, kept, self.iteration))
-        return warnings
+        if not self._leads or self._second is None:
+            return uncopied
+        earlier = self._second.failures()
+        if not uncopied:
+            self._second.aside(functools.partial(self._second.put, self._folder / MANIFEST, self.iteration))
+            self._second.aside(functools.partial(_retire_copies, self._second, kept, self.iteration))
+        return [*earlier, *uncopied]
 
     def _uncopied(self) -> List[str]:
         """Wait a while for the copies; why some are missing. Collective."""
@@ -237,15 +242,19 @@ def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
 
 def _worth_keeping(root: Path, keep: int) -> List[int]:
     """The last `keep` checkpoints, and the last that can be resumed: after the loss of a worker none can."""
-    def is_whole(iteration: int) -> bool:
+    def can_be_resumed(iteration: int) -> bool:
         try:
-            manifest = read_manifest(root / str(iteration))
+            return _is_whole(read_manifest(root / str(iteration)))
         except ConfigError:
             return False
-        return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
 
     iterations = complete(root)
-    return sorted({*iterations[-keep:], *list(filter(is_whole, iterations))[-1:]})
+    return sorted({*iterations[-keep:], *list(filter(can_be_resumed, iterations))[-1:]})
+
+
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether it has the parts of all workers."""
+    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))
 
 
 def _retire(root: Path, kept: List[int], iteration: int) -> None:
@@ -263,7 +272,8 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
 
 
 def _retire_copies(second: Depot, kept: List[int], iteration: int) -> None:
-    for old in second.holds(MANIFEST):
+    """The same there: also what has never become a checkpoint."""
+    for old in second.iterations():
         if old < iteration and old not in kept:
             second.remove(old, first=MANIFEST)
 
@@ -389,6 +399,23 @@ def _shape(entry: Optional[Dict[str, Any]]) -> str:
 def _few(lines: List[str], most: int = 5) -> str:
     more = f" and {len(lines) - most} more" if len(lines) > most else ""
     return "; ".join(lines[:most]) + more
+
+
+def check_saved(root: Path, second: Optional[Depot]) -> List[str]:
+    """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not here.
+
+    It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
+    """
+    expected, found = control.saved_iteration(), max(complete(root), default=0)
+    if found >= expected:
+        return []
+    here = f"the newest in `{root}` on host {socket.gethostname()} is {found}" if found else (
+        f"there is none in `{root}` on host {socket.gethostname()}")
+    if found and second is not None:
+        return [f"the job has saved checkpoint {expected}, and {here}; going on from that one"]
+    raise ConfigError(f"the job has saved checkpoint {expected}, and {here}, where worker 0 runs now; copy its folder "
+                      "there and go on with --resume, and have the checkpoints where every host finds them (a shared "
+                      "folder, or --checkpoint-to)")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

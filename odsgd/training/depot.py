@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, Callable, List, Optional
@@ -34,10 +35,23 @@ class Depot:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, "odsgd-depot")
+        self._aside: List[Future[None]] = []
 
     def later(self, call: Callable[[], None]) -> Future[None]:
         """Do it beside the training."""
         return self._thread.submit(call)
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """The same; `failures` tells what has come of it."""
+        self._aside.append(self.later(call))
+
+    def failures(self, within_s: float = 0.0) -> List[str]:
+        """What has gone wrong aside since the last call; waits for what is under way, so long at most."""
+        done, under_way = futures.wait(self._aside, within_s)
+        errors = [one.exception() for one in self._aside if one in done]
+        self._aside = [one for one in self._aside if one in under_way]
+        late = [f"not done within {within_s:g} s"] if self._aside and within_s else []
+        return [f"the second place of checkpoints: {error}" for error in [*filter(None, errors), *late]]
 
     def put(self, path: Path, iteration: int) -> None:
         """Copy a file of this checkpoint."""
@@ -62,6 +76,10 @@ class Depot:
         """The checkpoints that have a file of this name."""
         return sorted(int(path.parent.name) for path in Path(self._folder).glob(f"*/{name}")
                       if path.parent.name.isdigit())
+
+    def iterations(self) -> List[int]:
+        """All checkpoints of which there is something."""
+        return sorted(int(path.name) for path in Path(self._folder).glob("*") if path.name.isdigit())
 
     def remove(self, iteration: int, first: str) -> None:
         """Remove a checkpoint, this file of it before the others."""
@@ -95,9 +113,15 @@ class RemoteDepot(Depot):
             self._run(f"cat {self._path(iteration, name)}", stdout=file)
 
     def holds(self, name: str) -> List[int]:
-        listed = self._run(f"ls -d {shlex.quote(self._folder)}/*/{name} 2>/dev/null || true")
-        numbers = re.findall(rf"/([0-9]{{1,15}})/{re.escape(name)}$", listed, re.MULTILINE)
-        return sorted(map(int, numbers))
+        return self._listed(f"/{name}")
+
+    def iterations(self) -> List[int]:
+        return self._listed("")
+
+    def _listed(self, rest: str) -> List[int]:
+        """The numbers for which there is such a path."""
+        listed = self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
+        return sorted(map(int, re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", listed, re.MULTILINE)))
 
     def remove(self, iteration: int, first: str) -> None:
         self._run(f"rm -f {self._path(iteration, first)} && rm -rf {self._path(iteration)}")

@@ -187,6 +187,9 @@ class Training:
             self._checkpoint()
         if self.store.iteration == self.total:
             self._finish_checkpoint()
+            if self.second is not None:
+                for line in self.second.failures(checkpoint.COPIES_WITHIN_S):
+                    self.journal.warn(line)
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -464,6 +467,8 @@ class Training:
             checkpoint.bring_back(self.checkpoints, self.second)
         there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
         again = control.restarts() > 0
+        if self.store.rank == 0 and again:
+            self.warnings = checkpoint.check_saved(self.checkpoints, self.second)
         if again and not checkpoint.from_worker_0(self.store, there):
             return None
         if not self.config.resume and not again:
@@ -474,8 +479,9 @@ class Training:
                 raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), "
                                   "or take another --checkpoint-to")
             return None
-        manifest, self.warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
-                                                    self.second)
+        manifest, warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
+                                               self.second)
+        self.warnings += warnings
         self.course = Course(*manifest.get("course") or ())
         if manifest["num_workers"] != self.store.num_workers:
             self._deal_anew(manifest)

@@ -11,7 +11,9 @@ import uuid
 from pathlib import Path
 from typing import IO, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
+from odsgd.lab.cluster import Cluster
 from odsgd.launch.linux import descendants
+from tests.integration import debian
 from tests.jobs import until
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -30,19 +32,22 @@ Way = Tuple[List[Word], Dict[str, str]]
 class Launch:
     """`odsgd launch` with these arguments. Every process of it carries a mark, by which it is found in /proc.
 
-    `within`: a command that runs it, e.g. in another network namespace.
+    `within`: a command that runs it, e.g. in another network namespace. `cluster`: an emulated one, on whose head it
+    runs.
     """
 
     def __init__(self, *arguments: Word, env: Optional[Mapping[str, str]] = None, cwd: Union[str, Path, None] = None,
-                 unread: bool = False, within: Sequence[str] = ()) -> None:
+                 unread: bool = False, within: Sequence[str] = (), cluster: Optional[Cluster] = None) -> None:
         self.mark = uuid.uuid4().hex
         environ = {**os.environ, "PYTHONPATH": ROOT, MARK: self.mark, "PYTHONUNBUFFERED": "1", **(env or {})}
         self.output: List[str] = []
         self.errors: List[str] = []
         self._news = threading.Condition()
         command = [*within, sys.executable, __file__, *map(str, arguments)]
-        self.process = subprocess.Popen(command, env=environ, cwd=cwd, stdin=subprocess.DEVNULL,
-                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        popen = cluster.popen if cluster else subprocess.Popen
+        self.process: subprocess.Popen[str] = popen(
+            command, env=environ, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            universal_newlines=True)
         assert self.process.stdout and self.process.stderr
         pairs = [(self.process.stderr, self.errors)]
         if not unread:
@@ -155,11 +160,16 @@ def startup_table(asked: int, *arguments: Word, env: Mapping[str, str]) -> str:
     return launch.said
 
 
-def leaves_nothing_when_killed(*options: Word, env: Optional[Mapping[str, str]] = None) -> None:
+def leaves_nothing_when_killed(*options: Word, env: Optional[Mapping[str, str]] = None,
+                               cluster: Optional[Cluster] = None, within: Sequence[str] = ()) -> None:
     """A job whose workers have children and whose launcher is killed with -9 ends on every host."""
-    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
+    with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env, cluster=cluster, within=within) as launch:
         launch.wait_for("worker 0 | has children", "worker 1 | has children")
-        launch.process.kill()
+        if within:
+            below = descendants(launch.process.pid)
+            os.kill(min(pid for pid in below if __file__ in command_line(pid)), signal.SIGKILL)
+        else:
+            launch.process.kill()
         until(lambda: not marked(launch.mark), PATIENCE_S)
 
 
@@ -219,13 +229,24 @@ def stand_in_mpirun(folder: Path, note: str = "") -> str:
 
 
 def real_mpirun() -> Optional[str]:
-    """The one of this machine, or of the wheel beside this Python."""
-    return shutil.which("mpiexec") or shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    """The one of the wheel beside this Python, or of this machine."""
+    return shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")
+
+
+DEBIANS = {"Open MPI": ("mpirun.openmpi", "openmpi-bin"), "MPICH": ("mpirun.mpich", "mpich")}
+
+
+def debians_mpirun(name: str) -> str:
+    """The one of the distribution, with all that starts processes elsewhere; the wheel's is MPICH, too, but newer."""
+    program, package = DEBIANS[name]
+    return debian.provide({program: package})[program]
 
 
 def by_mpirun(program: str) -> Way:
     """A job on this machine through this mpirun."""
-    return ["--launcher", "mpi", "--host-ip", "127.0.0.1"], {"ODSGD_MPIRUN": program, "HYDRA_LAUNCHER": "fork"}
+    return ["--launcher", "mpi", "--host-ip", "127.0.0.1"], {"ODSGD_MPIRUN": program, "HYDRA_LAUNCHER": "fork",
+                                                             "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                                             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
 def by_ssh(folder: Path, hostfile: str) -> Way:

@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 from kvstore.errors import ConfigError
 from odsgd.lab import processes
 from odsgd.lab.cluster import Cluster, cluster
+from tests.integration.launching import DEBIANS, debians_mpirun, real_mpirun
 from tests.jobs import ROOT, until
 
 PATIENCE_S = 100.0
@@ -37,7 +37,7 @@ def why_not() -> str:
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT), pytest.mark.timeout(400)]
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+MPIEXEC = real_mpirun()
 
 
 @pytest.fixture(scope="module")
@@ -164,12 +164,30 @@ def test_a_codec_leaves_so_many_bytes_on_the_wire(slow: Cluster, tmp_path: Path,
     assert back * plain < received < 1.1 * back * plain + 0.05 * plain, (sent / plain, received / plain)
 
 
-@pytest.mark.skipif(not MPIEXEC, reason="no mpiexec here")
-def test_a_job_over_mpi_runs_on_the_hosts(slow: Cluster) -> None:
+@pytest.mark.parametrize("codec, nbytes", [("none", 4), ("float16", 2)])
+def test_messages_of_a_secure_job_use_the_links(codec: str, nbytes: int) -> None:
+    size, iterations = 1 << 18, 5
+    count = "sum(int(open(f'/sys/class/net/eth0/statistics/{way}_bytes').read()) for way in ('tx', 'rx'))"
+    script = (f"import odsgd, kvstore, mxnet as mx; store = kvstore.create('ssgd', codec='{codec}', "
+              f"codec_weights='{codec}'); store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1)); "
+              f"w = mx.nd.ones({size}); store.broadcast(0, w, w); store.begin(); store.barrier(); before = {count}; "
+              f"[store.pushpull(0, mx.nd.ones({size}), out=w) for _ in range({iterations})]; w.wait_to_read(); "
+              f"print({count} - before)")
+    with Cluster.up(hosts=2, own_tmp=True) as hosts:
+        job = hosts.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "--secure", "-n", "1", "-s", "1", "-H",
+                         "@hosts", sys.executable, "-c", script], env={"PYTHONPATH": str(ROOT)}, timeout=300)
+    assert job.returncode == 0, job.stderr
+    crossed = int(job.stdout.split("|")[1]) / (2 * nbytes * size * iterations)
+    assert 1 < crossed < 1.1 + 0.2 / nbytes, crossed
+
+
+@pytest.mark.parametrize("mpi", ["wheel", *(pytest.param(name, marks=pytest.mark.slow) for name in DEBIANS)])
+def test_a_job_over_mpi_runs_on_the_hosts(slow: Cluster, mpi: str) -> None:
+    mpirun = debians_mpirun(mpi) if mpi in DEBIANS else MPIEXEC or pytest.skip("no mpiexec here")
     show = ["sh", "-c", "echo $(cat /proc/sys/kernel/hostname) $UCX_TLS $DMLC_NODE_HOST"]
     job = slow.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "0", "-H", "@hosts",
                     "--launcher", "mpi", *show],
-                   env={"PYTHONPATH": str(ROOT), "ODSGD_MPIRUN": str(MPIEXEC)}, timeout=300)
+                   env={"PYTHONPATH": str(ROOT), "ODSGD_MPIRUN": str(mpirun)}, timeout=300)
     assert (job.returncode, sorted(job.stdout.splitlines())) == (0, [
         f"worker {rank} | host{rank} tcp,self 10.0.0.{rank + 1}" for rank in (0, 1)]), job.stderr
 

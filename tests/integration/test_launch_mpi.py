@@ -1,4 +1,4 @@
-"""Jobs through mpirun: a stand-in in the manner of Open MPI, and the real one where there is one."""
+"""Jobs through mpirun: a stand-in in the manner of Open MPI, the wheel's MPICH, Debian's Open MPI and MPICH."""
 import signal
 import sys
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.integration.launching import (
+    DEBIANS,
     MEMBER,
     Launch,
     Way,
     by_mpirun,
     command_line,
+    debians_mpirun,
     leaves_nothing_when_killed,
     marked,
     real_mpirun,
@@ -20,10 +22,13 @@ from tests.integration.launching import (
 NO_MPI = pytest.mark.skipif(not real_mpirun(), reason="no mpiexec here")
 
 
-@pytest.fixture(params=["stand-in", pytest.param("real", marks=NO_MPI)])
+@pytest.fixture(params=["stand-in", pytest.param("wheel", marks=NO_MPI),
+                        *(pytest.param(name, marks=pytest.mark.slow) for name in DEBIANS)])
 def mpi(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
     """Options and environment of an MPI job on this machine."""
-    return by_mpirun((request.param == "real" and real_mpirun()) or stand_in_mpirun(tmp_path))
+    if request.param in DEBIANS:
+        return by_mpirun(debians_mpirun(request.param))
+    return by_mpirun((request.param == "wheel" and real_mpirun()) or stand_in_mpirun(tmp_path))
 
 
 def test_a_job_succeeds(mpi: Way) -> None:
@@ -55,8 +60,8 @@ def test_mpirun_that_cannot_start_is_told_with_its_own_words(tmp_path: Path) -> 
     options, env = by_mpirun(program)
     with Launch("-n", 2, "-s", 0, *options, MEMBER, env=env) as launch:
         assert launch.wait() == 70
-    assert launch.said == ("lost host of MPI (worker 0, worker 1): mpirun ended with exit code 1 before they started\n"
-                           "  what was heard from there:\n    | not enough slots")
+    assert launch.said == ("lost host of MPI (worker 0, worker 1): mpirun ended with exit code 1 before they started: "
+                           "not enough slots")
 
 
 def test_no_mpirun_is_one_line(tmp_path: Path) -> None:

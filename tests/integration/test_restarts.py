@@ -59,6 +59,17 @@ def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(tmp_path: Pat
     assert all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
 
 
+def test_worker_0_does_not_begin_again_where_its_checkpoints_are_not(tmp_path: Path) -> None:
+    with start(tmp_path, "ssgd", "--max-restarts", 2, epochs=60) as launch:
+        until(lambda: newest(tmp_path) >= 20 or launch.process.poll() is not None)
+        launch.kill("worker 1", signal.SIGKILL)
+        (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+        assert launch.wait() == 64, launch
+    assert re.search(r"it reported: the job has saved checkpoint \d+, and there is none in `\S+checkpoints` on host",
+                     launch.said), launch
+    assert "not started again: a mistake in the options stays one" in launch.said
+
+
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     with start(tmp_path, "odsgd", epochs=2) as launch:
         assert launch.wait() == 0, launch
@@ -101,6 +112,26 @@ def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
     assert told.endswith("lr times 0.6667 (lr_scaling linear)")
     ended = [record for record in records if record["event"] == "epoch"][-1]
     assert (ended["epoch"], ended["lr"]) == (20, pytest.approx(0.05 * 2 / 3)) and ended["test_accuracy"] > 0.9
+
+
+def test_a_worker_that_can_start_again_is_taken_in_at_a_checkpoint(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    cannot = 'if [ "$ODSGD_WORKER_RANK" = 1 ] && [ "$ODSGD_RESTARTS" = 1 ]; then exit 1; fi; exec "$0" "$@"'
+    with Launch("-n", "1:2", "-s", 1, "--max-restarts", 1, "--rejoin-timeout", 0, "--grow", "sh", "-c", cannot,
+                sys.executable, "-m", "odsgd", "train", "--dataset", "digits", "--epochs", 30, "--lr", "0.05",
+                "--kvstore", "ssgd", "--checkpoint-every", 10, "--out", out, env=SERVER) as launch:
+        until(lambda: newest(out) >= 20 or launch.process.poll() is not None)
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    said = iter(launch.said.splitlines())
+    for pattern in (r"restart 1 of 1, from checkpoint \d+", "going on with 1 of 2 workers, without worker 1",
+                    r"back: 127.0.0.1; the job ends after checkpoint (\d+) and is started again with all",
+                    r"going on from checkpoint \d+ with all workers, if they come"):
+        assert any(re.search(pattern, line) for line in said), launch
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    told = [record["text"] for record in records if record["event"] == "warning"]
+    assert [text.partition(":")[0] for text in told] == ["1 workers go on where 2 were",
+                                                         "2 workers go on where 1 were"]
 
 
 SCRIPT = """

@@ -1,16 +1,21 @@
-"""What comes of strangers at the ports of a job: with sockets in the file system there is none to come to."""
+"""What comes of strangers at the ports of a job: with sockets in the file system there is none to come to, and a tunnel
+between hosts turns them away."""
+import contextlib
 import glob
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Iterator, List, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import pytest
 
+from odsgd.lab.cluster import Cluster
 from odsgd.launch.plan import FIRST_NUMBER, SOCKETS
-from tests.integration.launching import PATIENCE_S, Launch, command_line, marked, words
+from tests.integration.launching import PATIENCE_S, ROOT, Launch, command_line, marked, words
+from tests.integration.test_emulated_cluster import WHY_NOT
 from tests.integration.test_faults import FAULTY, SERVER
 from tests.jobs import until
 from tests.stranger import DEEDS
@@ -29,8 +34,13 @@ def sockets() -> Set[str]:
 def listens_at(pid: int) -> List[int]:
     """The TCP ports at which a process takes connections."""
     links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if os.path.islink(entry.path)]
-    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return [int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in links]
+    return [port for port, inode in listening(Path(f"/proc/{pid}/net/tcp").read_text()) if f"socket:[{inode}]" in links]
+
+
+def listening(table: str) -> List[Tuple[int, str]]:
+    """The ports that somebody listens at in a network, whatever the address, and their inodes."""
+    rows = [line.split() for line in table.splitlines()[1:]]
+    return [(int(row[1].split(":")[1], 16), row[9]) for row in rows if row[3] == "0A"]
 
 
 def numbers(launch: Launch) -> Set[str]:
@@ -96,3 +106,73 @@ def test_commands_to_the_profiler_write_where_nothing_is_and_silent_visitors_do_
     training.process.send_signal(signal.SIGINT)
     training.wait()
     assert not folder.exists() and not list(tmp_path.iterdir())
+
+
+class Training(NamedTuple):
+    """A job that trains on two hosts of an emulated cluster."""
+
+    hosts: Cluster
+    job: "subprocess.Popen[Any]"
+    said: Path
+    metrics: Path
+
+    def trains(self) -> bool:
+        """Whether the first epoch is over."""
+        return self.metrics.exists() and '"epoch": 1' in self.metrics.read_text()
+
+    def ports(self) -> Dict[Optional[int], List[int]]:
+        """Where anybody listens, by host; None: on the launching machine."""
+        return {host: [port for port, _ in listening(self.hosts.run(["cat", "/proc/net/tcp"], host=host).stdout)]
+                for host in (None, 0, 1)}
+
+    def visited(self, *deeds: str) -> None:
+        """Strangers come from a host to all ports of the others."""
+        visits = []
+        for host, ports in self.ports().items():
+            address, other = "10.0.0.254" if host is None else f"10.0.0.{host + 1}", int(host != 1)
+            visits += [self.hosts.popen([sys.executable, "-m", "tests.stranger", address, str(port), deed], host=other,
+                                        cwd=ROOT, env={"PYTHONPATH": ROOT}, stderr=subprocess.DEVNULL)
+                       for port in ports for deed in deeds]
+        for visit in visits:
+            visit.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def on_two_hosts(*options: str) -> Iterator[Training]:
+    launch = [sys.executable, "-m", "odsgd", "launch", "-n", "2", "-s", "2", "-H", "@hosts", *options]
+    train = [sys.executable, "-m", "odsgd", "train", "--dataset", "digits", "--lr", "0.01", "--epochs", "10000"]
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))  # /tmp is each host's own
+        hosts = stack.enter_context(Cluster.up(hosts=2, own_tmp=True))
+        said = stack.enter_context(open(folder / "said", "w"))
+        job = stack.enter_context(hosts.popen(
+            [*launch, *train, "--checkpoint-every", "10000epochs", "--out", str(folder / "run")],
+            env={"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"}, stdin=subprocess.DEVNULL, stdout=said, stderr=said))
+        stack.callback(job.kill)
+        training = Training(hosts, job, folder / "said", folder / "run" / "metrics.jsonl")
+        until(lambda: job.poll() is not None or training.trains(), PATIENCE_S)
+        assert job.poll() is None, training.said.read_text()
+        yield training
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_on() -> None:
+    with on_two_hosts("--secure") as training:
+        assert [len(ports) for ports in training.ports().values()] == [1, 1, 1]
+        training.visited(*DEEDS)
+        before = training.metrics.stat().st_size
+        until(lambda: training.metrics.stat().st_size > before + 1000 or training.job.poll() is not None, PATIENCE_S)
+        training.job.send_signal(signal.SIGINT)
+        assert training.job.wait(PATIENCE_S) == 128 + signal.SIGINT, training.said.read_text()
+        warnings = [line for line in training.said.read_text().splitlines() if "warning: host" in line]
+        assert len(warnings) == 3 and all("without this job's certificate" in line for line in warnings)
+        assert not any(training.ports().values())
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_without_a_tunnel_one_of_them_ends_it() -> None:
+    with on_two_hosts() as training:
+        assert sum(map(len, training.ports().values())) == 5
+        training.visited("http_get")
+        assert training.job.wait(PATIENCE_S) == 128 + signal.SIGABRT, training.said.read_text()
+        assert "something that is not part of this job" in training.said.read_text()

@@ -3,7 +3,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 import pytest
@@ -18,10 +18,18 @@ pytestmark = pytest.mark.timeout(400)
 SCRIPT = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
-def launched(folder: Path, code: str, *flags: str) -> Any:
+def launched(folder: Path, code: str, *flags: str, words: Sequence[str] = ()) -> Any:
+    return started(folder, code, str(ROOT / "scripts" / "launch.py"), "-n", "2", *flags, "train.py", *words)
+
+
+def started_by_torchrun(folder: Path, code: str, *words: str) -> Any:
+    return started(folder, code, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py", *words)
+
+
+def started(folder: Path, code: str, *command: str) -> Any:
     (folder / "train.py").write_text(code, encoding="utf-8")
-    return subprocess.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", *flags, "train.py"],
-                          cwd=folder, env=environment(), capture_output=True, text=True, timeout=300)
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environment(), capture_output=True, text=True,
+                          timeout=300)
 
 
 @pytest.mark.slow
@@ -40,9 +48,7 @@ def test_under_torchrun_a_ring_of_its_own_walks_the_path_of_one_process(tmp_path
     """Nothing of ours is started beside it."""
     code = ("import os, odsgd, numpy as np\nfrom tests.torch_scenarios import run_all\nrank = int(os.environ['RANK'])\n"
             f"np.savez(f'{{rank}}.npz', **run_all(rank, {NAMES['ring']}, 'ring'))\n")
-    (tmp_path / "train.py").write_text(code, encoding="utf-8")
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"],
-                          cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300)
+    done = started_by_torchrun(tmp_path, code)
     assert done.returncode == 0, done.stderr
     for m, expected in enumerate(by_torch("in process 2", "ring")):
         found = load(tmp_path / f"{m}.npz")
@@ -51,7 +57,111 @@ def test_under_torchrun_a_ring_of_its_own_walks_the_path_of_one_process(tmp_path
 
 
 def test_workers_with_different_models_are_told_what_differs(tmp_path: Path) -> None:
-    done = launched(tmp_path, SCRIPT.replace("Linear(64, 128)", "Linear(64, 128, bias=rank == 0)"), "-s", "1")
+    code = SCRIPT.replace("Linear(64, 128)", "Linear(64, 128, bias=rank == 0)").replace(
+        "Norm1d(128)", "Norm1d(128, dtype=[torch.float32, torch.float16][rank])").replace(
+        "Linear(128, 10)", "Linear(128, 10 + rank)")
+    done = launched(tmp_path, code, "-s", "1")
     assert done.returncode == 70
     assert "workers 0 and 1 differ in the model and its settings:" in done.stderr
-    assert re.search(r"-0\.bias shape \(128,\) torch\.float32", done.stderr)
+    for line in (r"-0\.bias shape \(128,\) torch\.float32", r"-1\.weight shape \(128,\) torch\.float32",
+                 r"\+1\.weight shape \(128,\) torch\.float16", r"-3\.weight shape \(10, 128\)",
+                 r"\+3\.weight shape \(11, 128\)"):
+        assert re.search(line, done.stderr), line
+
+
+TWO_MODELS = """
+import os
+import signal
+import sys
+import time
+
+import torch
+
+import odsgd.torch as od
+
+
+class Descent(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((3000,), 4.0))
+
+    def forward(self, target):
+        return ((self.w - target) ** 2).sum() / 2
+
+
+fault, options = sys.argv[1], {"warmup": 0, "lr_local": 0.25}
+if fault == "silent":
+    options["timeout_s"] = 8.0
+models, stores = [Descent(), Descent()], [od.create("odsgd", **options) for _ in range(2)]
+optimizers = [od.Optimizer(torch.optim.SGD(model.parameters(), lr), model, store)
+              for model, store, lr in zip(models, stores, (0.5, 0.125))]
+rank = stores[0].rank
+for t in range(1, 7):
+    if (t, rank) == (4, 1):
+        if fault == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "silent":
+            time.sleep(600)
+    for number in (0, 1):
+        optimizers[number].zero_grad()
+        loss = models[number](2.0 * rank)
+        if (t, rank, number, fault) == (4, 1, 1, "nan"):
+            loss = loss * float("nan")
+        loss.backward()
+        optimizers[number].step()
+for model, store in zip(models, stores):
+    with store.global_weights():
+        assert (model.w == model.w[0]).all()
+        print("W %.6f" % model.w[0].item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_several_models_train_in_one_script_each_by_its_store(torchrun: bool, tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, TWO_MODELS, "none") if torchrun else \
+        launched(tmp_path, TWO_MODELS, "-s", "2", words=["none"])
+    assert done.returncode == 0, done.stderr
+    for lr in (0.5, 0.125):
+        W, w = 4.0, [4.0, 4.0]
+        for _ in range(6):
+            grads = [w[0], w[1] - 2]
+            w = [W - 0.25 * grad for grad in grads]
+            W -= lr * sum(grads) / 2
+        assert done.stdout.count(f"W {W:.6f}\n") == 2, done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault, code, said", [
+    ("killed", 137, r"^odsgd launch: worker 1 .*SIGKILL"),
+    ("nan", 70, r"^worker 1 \| worker 1, iteration 4: \d+ elements of the gradient of w are infinite or not a number"),
+    ("silent", 75, r"^worker 0 \| worker 0: the answers of iteration 5 did not arrive within 8 s: another worker")])
+def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, said: str, tmp_path: Path) -> None:
+    done = launched(tmp_path, TWO_MODELS, "-s", "1", words=[fault])
+    assert done.returncode == code, done.stderr
+    assert re.search(said, done.stderr, re.MULTILINE), done.stderr
+
+
+UNEVEN = """
+import torch
+import odsgd.torch as od
+
+store = od.create("ssgd", uneven="join")
+model = torch.nn.Linear(1, 1, bias=False)
+torch.nn.init.ones_(model.weight)
+optimizer = od.Optimizer(torch.optim.SGD(model.parameters(), 0.125), model, store)
+for _ in range([7, 3][store.rank]):
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+print("ends at %.3f" % model.state_dict()["weight"].item())
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_ended_joins_by_itself(tmp_path: Path) -> None:
+    """Every gradient is 1, and so is the mean of those that there are."""
+    done = launched(tmp_path, UNEVEN, "-s", "1")
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 | ends at 0.125\n" in done.stdout and "worker 1 | ends at 0.625\n" in done.stdout
+    assert "worker 1 ends after iteration 3, and joins until the others have ended" in done.stderr

@@ -21,12 +21,14 @@ from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
+from kvstore.wire import codecs
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
-from odsgd.launch import cli, handshake, pmi
+from odsgd.launch import cli, handshake, kubernetes, pmi
 from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.judge import Judge, Member
+from odsgd.launch.plan import Job
 from odsgd.training import checkpoint, datasets, records
 
 MOST_S, MOST_MB, MOST_CHARACTERS = 2.0, 200, 400
@@ -151,7 +153,7 @@ FLAGS = ["--lr", "--seed", "--kvstore", "--epochs", "--warmup", "--lr-local", "-
 VALUES = ["0.1", "3", "odsgd", "2epochs", "a=1,b=!!int x", "0,1,2", "synthetic", "3,32,32", "mlp",
           "200ms,lognormal:0.1"]
 LAUNCHERS = ["-n", "-s", "-p", "--env", "--grace", "--hang-timeout", "2", "sleep", "auto", "A:1", "--launcher", "ssh",
-             "mpi"]
+             "mpi", "slurm", "kubernetes", "--image", "--resources", "cpu=4,nvidia.com/gpu=1", "--name", "--pod"]
 
 
 @given(words=st.lists(st.one_of(st.sampled_from(FLAGS), st.sampled_from(VALUES), st.sampled_from(PIECES),
@@ -357,7 +359,7 @@ class _Visit:
         theirs.sendall(said[:1000] + b"\n")
         self.theirs = theirs
 
-    def admitted(self) -> Optional[int]:
+    def admitted(self) -> Optional[Tuple[int, str]]:
         try:
             return handshake.admit(self.ours, "00" * 32, {0, 1})
         finally:
@@ -375,6 +377,19 @@ def test_a_stranger_at_the_door_of_the_agents(said: bytes) -> None:
     assert line is None
 
 
+POD = "nodeSelector: {a: b}\nvolumes: [{name: x}]\ncontainers:\n- env: [{name: A}]\n  volumeMounts: []\n"
+
+
+@given(content=texts(POD), resources=st.one_of(st.sampled_from(PIECES), st.text(max_size=20)))
+@example(b"containers: 7", "")
+@example(b"containers: [{env: {}}]", "cpu=1")
+@example(b"volumes: [1]", "cpu=")
+def test_a_users_part_of_a_pod(folder: Path, content: bytes, resources: str) -> None:
+    path = str(written(folder, "pod.yaml", content))
+    holds(lambda: kubernetes.manifests(Job(("true",), 2, 1), kubernetes.container("i", "n", None, None, path)))
+    holds(lambda: kubernetes.container("i", "n", None, resources, None))
+
+
 LINES = "cmd=initack pmiid=12345\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
 
 
@@ -384,6 +399,18 @@ def test_lines_of_mpi_at_the_rendezvous(lines: List[str]) -> None:
     for line in lines[:20]:
         holds(partial(table.enter, line), pmi.Refused)
         holds(partial(table.answer, 0, line), pmi.Refused)
+
+
+@given(name=st.sampled_from(sorted(codecs.CODECS)), size=st.integers(1, 40), data=st.data())
+def test_frames_of_the_ring_and_of_couriers_in_any_codec(name: str, size: int, data: Any) -> None:
+    codec = codecs.codec(name)
+    nbytes = codec.nbytes(size)
+    message = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint8).copy()
+    values = np.zeros(size, np.float32)
+    with np.errstate(all="ignore"):  # a NaN among them is looked for elsewhere
+        line = holds(lambda: codec.decode(message, values))
+        assert line is None
+        holds(lambda: codec.encode(values, message), codecs.NotFiniteError)
 
 
 def test_the_examples_are_as_many_as_asked_for() -> None:

@@ -69,6 +69,7 @@ if [ -n "$shape" ]; then
         failed "shape the link of $name with tbf (kernel module sch_tbf)"
 fi
 private "$name"
+[ ! -e "$folder/own-tmp" ] || mount -t tmpfs -o mode=1777 tmpfs /tmp || failed "give $name a /tmp of its own"
 # Where the machine has it (its own choice may be BBR, which stands still for 200 ms every ten seconds).
 for way in cubic reno; do
     { echo $way >/proc/sys/net/ipv4/tcp_congestion_control; } 2>/dev/null && break
@@ -114,12 +115,13 @@ def addresses(hosts: int) -> Dict[str, str]:
     return {f"host{index}": NETWORK.format(index + 1) for index in range(hosts)}
 
 
-def files(rates: Sequence[Optional[int]]) -> Dict[str, str]:
+def files(rates: Sequence[Optional[int]], own_tmp: bool = False) -> Dict[str, str]:
     """The files of the cluster's folder by name: for the scripts, and the hosts file for the user."""
     known = addresses(len(rates))
     everyone = {"localhost": "127.0.0.1", HEAD: HEAD_ADDRESS, **known}
     shapes = [links.discipline(rate) if rate else "" for rate in rates]
-    return {"head.sh": HEAD_SCRIPT, "host.sh": HOST_SCRIPT, "hosts": "".join(f"{name}\n" for name in known),
+    return {**({"own-tmp": ""} if own_tmp else {}),
+            "head.sh": HEAD_SCRIPT, "host.sh": HOST_SCRIPT, "hosts": "".join(f"{name}\n" for name in known),
             "etc-hosts": "".join(f"{address} {name}\n" for name, address in everyone.items()),
             "plan": "".join(f"{name} {known[name]} {links.segment(rate)} {shape}\n"
                             for name, rate, shape in zip(known, rates, shapes))}

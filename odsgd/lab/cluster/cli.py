@@ -19,7 +19,7 @@ DEFAULT_NAME = "default"
 SI_KERNEL = 0x80
 """Where a signal comes from that a terminal sends, to all of its foreground processes."""
 
-USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host-rate HOST=RATE ...]
+USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host-rate HOST=RATE ...] [--own-tmp]
        odsgd cluster run [--name NAME] COMMAND ...
        odsgd cluster run --hosts N [--rate RATE] [--host-rate HOST=RATE ...] COMMAND ...
        odsgd cluster up|run --like FILE ...
@@ -28,7 +28,8 @@ USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host
 An emulated cluster on this machine (Linux, root): hosts in network namespaces, their links as slow as you say.
 `run` runs a command on its launching machine; with --hosts it brings a cluster up for it, and takes it down after it.
 `@hosts` in the command becomes the path of the hosts file. With --like the hosts are those of FILE, which describes a
-virtual cluster (docs/virtual.md): its workers', then its servers', with links that carry its goodput.
+virtual cluster (docs/virtual.md): its workers', then its servers', with links that carry its goodput. With --own-tmp
+each host has an empty /tmp of its own.
 
 example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worker:
   odsgd cluster run --hosts 4 --rate 1gbit odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
@@ -91,11 +92,12 @@ def down(argv: List[str]) -> int:
 
 def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
     if options.like is None:
-        return Cluster.up(options.hosts, options.rate, links.parse_host_rates(options.host_rate), name)
+        rates = links.parse_host_rates(options.host_rate)
+        return Cluster.up(options.hosts, options.rate, rates, name, options.own_tmp)
     if options.hosts or options.rate or options.host_rate:
         raise ConfigError("--like has hosts and rates of its own: leave --hosts, --rate and --host-rate out")
     rates = links.described(options.like)
-    return Cluster.up(len(rates), None, rates, name)
+    return Cluster.up(len(rates), None, rates, name, options.own_tmp)
 
 
 def _heeded() -> List[signal.Signals]:
@@ -127,6 +129,7 @@ def _parser(name: Optional[str], shape: bool = False) -> Parser:
         parser.add_argument("--hosts", type=_count)
         parser.add_argument("--rate")
         parser.add_argument("--like", metavar="FILE")
+        parser.add_argument("--own-tmp", "--own_tmp", action="store_true")
         parser.add_argument("--host-rate", "--host_rate", action="append", default=[])
     return parser
 

@@ -49,11 +49,12 @@ class Cluster:
 
     @classmethod
     def up(cls, hosts: int, rate: Optional[str] = None, rates: Optional[Mapping[int, str]] = None,
-           name: Optional[str] = None) -> Cluster:
+           name: Optional[str] = None, own_tmp: bool = False) -> Cluster:
         """Bring a cluster up; it lasts until `down()`, or the end of this process, however it ends (but see `stay`).
 
         `rate` of every host's link each way (`1gbit`), by default as fast as the machine can; `rates` of single hosts,
-        by their number. The head's link is not shaped.
+        by their number. The head's link is not shaped. `own_tmp`: no host sees what another has in /tmp, as on real
+        machines; sockets in there are then not a way round the links.
         """
         speeds = links.link_rates(hosts, rate, rates or {})
         name = _checked(name or f"run-{os.getpid()}-{next(_numbers)}")
@@ -66,7 +67,7 @@ class Cluster:
                 raise ConfigError(f"cluster `{name}` is up already; take it down with `odsgd cluster down --name "
                                   f"{name}`, or choose another --name")
             try:
-                cluster._boot(speeds)
+                cluster._boot(speeds, own_tmp)
             except BaseException:
                 cluster._end()
                 raise
@@ -169,9 +170,9 @@ class Cluster:
 
     # Coming up and going down
 
-    def _boot(self, rates: Sequence[Optional[int]]) -> None:
+    def _boot(self, rates: Sequence[Optional[int]], own_tmp: bool) -> None:
         self.folder.mkdir(parents=True, mode=0o700)
-        for file, text in boot.files(rates).items():
+        for file, text in boot.files(rates, own_tmp).items():
             (self.folder / file).write_text(text, encoding="ascii")
         their_line, self._line = os.pipe()
         try:

@@ -11,14 +11,19 @@ from kvstore.gluon.store import Store
 from kvstore.transports.inprocess import Stage
 
 TARGETS, LENGTHS = (0.0, 2.0, 5.0), (3, 6, 4)
-LR, LR_LOCAL, W_0 = 0.5, 0.25, 4.0
+LR_LOCAL, W_0 = 0.25, 4.0
+
+
+def lr(t: int) -> float:
+    """A schedule that a worker follows as long as it has data."""
+    return 0.6 / (1 + t)
 
 
 def by_numpy(sums: bool = False, delay: bool = False, local: bool = True) -> List[List[float]]:
     """What each worker computes on, iteration by iteration, and after the last one W.
 
-    W <- W - lr 1/A sum of the gradients of the A workers that have one; worker m's is w^m - a_m, at w^m = W, or with a
-    delay at W of the iteration before less a step along its own gradient.
+    W <- W - lr(t) 1/A sum of the gradients of the A workers that have one; worker m's is w^m - a_m, at w^m = W, or with
+    a delay at W of the iteration before less a step along its own gradient.
     """
     W, w = W_0, [W_0] * len(TARGETS)
     paths: List[List[float]] = [[] for _ in TARGETS]
@@ -27,17 +32,19 @@ def by_numpy(sums: bool = False, delay: bool = False, local: bool = True) -> Lis
         grads = {m: w[m] - TARGETS[m] for m in active}
         for m in active:
             paths[m].append(w[m])
-        before, W = W, W - LR * sum(grads.values()) / (1 if sums else len(active))
+        before, W = W, W - lr(t) * sum(grads.values()) / (1 if sums else len(active))
         w = [before - LR_LOCAL * grads.get(m, 0.0) * local if delay else W for m in range(len(TARGETS))]
     return [[*path, W] for path in paths]
 
 
 def descend(store: Store, rank: int, ends: str) -> List[float]:
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=LR))
+    sgd = mx.optimizer.SGD(learning_rate=lr(0))
+    store.set_optimizer(sgd)
     w = mx.nd.array([W_0])
     store.broadcast("w", w, w)
     seen = []
-    for _ in range(LENGTHS[rank]):
+    for t in range(LENGTHS[rank]):
+        sgd.set_learning_rate(lr(t))
         seen.append(w.asscalar())
         store.pushpull("w", w - TARGETS[rank], w)
     if ends == "join":
@@ -78,7 +85,7 @@ def test_join_is_for_stores_that_were_made_for_it() -> None:
     arrays = [mx.nd.ones(1), mx.nd.ones(1)]
     store.init([0, 1], arrays)
     store.push(0, arrays[0])
-    with pytest.raises(ProtocolError, match="join in the middle of iteration 0, while 1 parameters are still missing"):
+    with pytest.raises(ProtocolError, match="join in the middle of iteration 1: some of its gradients"):
         store.join()
     store.push(1, arrays[1])
     store.close()

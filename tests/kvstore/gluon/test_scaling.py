@@ -55,7 +55,7 @@ def step(w: Any, trainer: Any, target: float, times: float) -> None:
 
 
 @pytest.mark.parametrize("name, kind, options", [
-    ("ssgd", None, {}), ("ssgd", "sharded", {}), ("dsync", "ring", {}), ("ssgd", None, {"uneven": "join"}),
+    ("ssgd", None, {}), ("ssgd", "sharded", {}), ("dsync", "ring", {}),
     ("odsgd", None, {"warmup": 0, "lr_local": LR_LOCAL}), ("odsgd", "ring", {"warmup": 0, "lr_local": LR_LOCAL}),
     ("ssgd", None, {"codec": "2bit", "codec_threshold": 0.5})])
 def test_an_overflow_leaves_out_the_iteration_on_all_workers(name: str, kind: Optional[str], options: Any) -> None:
@@ -127,3 +127,5 @@ def test_a_trainer_has_one_scale() -> None:
     _, trainer = a_trainer(kvstore.create("local"))
     with pytest.raises(ConfigError, match="has a loss scale already"):
         trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
+    with pytest.raises(ConfigError, match="do not go together"):
+        a_trainer(kvstore.create("local", uneven="join"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError
+from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedError, front
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.gluon.lanes import FLATS
 from kvstore.gluon.store import Store
@@ -205,8 +205,7 @@ def a_trainer(transport: Transport, shapes: Dict[str, Tuple[int, ...]]) -> Any:
 
 
 def test_the_initial_weights_of_a_trainer_travel_together_and_are_worker_0_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvstore.gluon import store as module
-    monkeypatch.setattr(module, "SHARED_TOGETHER", 100)
+    monkeypatch.setattr(front, "SUMMED_TOGETHER", 100)
     sizes: List[int] = []
 
     def work(transport: Transport) -> List[float]:
@@ -677,7 +676,7 @@ def test_weights_that_come_in_ever_new_arrays_are_not_all_kept() -> None:
     arrays = two_keys(store)
     store.begin()
     for t in range(5 * FLATS):
-        for lane in store._lanes:
+        for lane in store.lanes:
             lane.show(mx.nd.ones(lane.bucket.size) * t)
             assert len(lane._flats) <= FLATS
             assert arrays["a"].asnumpy().tolist() == [t] * 3

@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.torch.optimizer import Optimizer
+from kvstore.torch.optimizer import GradScaler, Optimizer
 from kvstore.torch.store import create
 from kvstore.transports.inprocess import Stage
 
@@ -155,7 +155,8 @@ def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
     def run(transport: Any) -> Dict[str, np.ndarray]:
         net = Net()
         optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (3 + transport.worker_rank))
+        scaler = GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        scales = []
         for t, x in enumerate(batches(transport.worker_rank, 6)):
             optimizer.zero_grad()
             with optimizer.no_sync():
@@ -164,15 +165,21 @@ def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
                 net.conv.weight.grad[0, 0, 0, 0] = float("inf")
             scaler.step(optimizer)
             scaler.update()
+            scales.append(scaler.get_scale())
             if t == 2:
                 assert optimizer._store.iteration == 2
+        assert scales == [8, 8, 4, 4, 4, 8]  # on both, though one of them has not seen the overflow
         return state_of(net)
 
+    assert_leaves_out_the_third(run)
+
+
+def assert_leaves_out_the_third(run: Callable[[Any], Dict[str, np.ndarray]]) -> None:
+    """`run` comes to what `ssgd` does without the third iteration's step."""
     def without(transport: Any) -> Dict[str, np.ndarray]:
         net = Net()
         optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
-        xs = batches(transport.worker_rank, 6)
-        for t, x in enumerate(xs):
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
             loss = net(x).square().sum()
             if t != 2:
                 optimizer.zero_grad()
@@ -183,6 +190,88 @@ def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
     for one, other in zip(Stage(2, timeout_s=60).run(run), Stage(2, timeout_s=60).run(without)):
         for name, array in other.items():
             np.testing.assert_allclose(one[name], array, 1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_scaler_of_torchs_is_refused_since_it_knows_one_worker_alone() -> None:
+    net = Net()
+    optimizer = local(net)
+    scaler = torch.amp.GradScaler("cpu")
+    with optimizer.no_sync():
+        scaler.scale(net(batches()[0]).square().sum()).backward()
+    with pytest.raises(ConfigError, match=r"take odsgd\.torch\.GradScaler in its place"):
+        scaler.step(optimizer)
+
+
+def test_a_loss_that_is_not_a_number_is_left_out_on_all_workers_if_that_is_asked_for() -> None:
+    def run(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport, on_nan="skip"))
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
+            optimizer.zero_grad()
+            (net(x).square().sum() * (float("nan") if (t, transport.worker_rank) == (2, 1) else 1.0)).backward()
+            optimizer.step()
+        return state_of(net)
+
+    assert_leaves_out_the_third(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_parameters_in_half_precision_are_updated_in_single_and_shown_rounded(dtype: Any) -> None:
+    """Two workers. Steps of 2^-13 of a weight are too small for either type, and add up all the same."""
+    def run(transport: Any) -> Any:
+        net = torch.nn.Linear(4, 3, bias=False, dtype=dtype)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 2.0 ** -13), net, create("ssgd", transport))
+        for _ in range(200):
+            optimizer.zero_grad()
+            net(torch.full((1, 4), float(2 * transport.worker_rank), dtype=dtype)).sum().backward()
+            optimizer.step()
+        with optimizer._store.global_weights():
+            return net.weight.detach().float().numpy()
+
+    expected = torch.full((3, 4), 1 - 200 * 2.0 ** -13).to(dtype).float().numpy()
+    for weights in Stage(2, timeout_s=60).run(run):
+        np.testing.assert_array_equal(weights, expected)
+    assert expected.max() < 1
+
+
+def test_a_weight_that_one_worker_does_not_use_gets_the_others_gradient_beside_a_zero() -> None:
+    def run(transport: Any) -> Any:
+        parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(2)])
+        for part in parts:
+            torch.nn.init.ones_(part.weight)
+        store = create("ssgd", transport)
+        optimizer = Optimizer(optim.SGD(parts.parameters(), 0.5), parts, store)
+        for t in range(3):
+            optimizer.zero_grad()
+            parts[transport.worker_rank if t else 0](torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with store.global_weights():
+            return [part.weight.detach().numpy().tolist() for part in parts]
+
+    # The mean gradient of the first is 1, then twice 1/2; that of the second twice 1/2.
+    assert Stage(2, timeout_s=60).run(run) == [[[[0.0, 0.0]], [[0.5, 0.5]]]] * 2
+
+
+def test_what_is_frozen_or_unfrozen_later_is_told_and_a_rate_of_0_does_it() -> None:
+    for name, said in (("frozen.weight", "was frozen when od.Optimizer was made, and is no longer"),
+                       ("conv.weight", "was trained when od.Optimizer was made, and is frozen now")):
+        net = Net()
+        optimizer = local(net)
+        train(net, optimizer, batches(0, 1))
+        tensor = net.get_parameter(name)
+        tensor.requires_grad_(not tensor.requires_grad)
+        with pytest.raises(ConfigError, match=f"{name} {said}"):
+            train(net, optimizer, batches(0, 1))
+    net = Net()
+    groups = [{"params": net.first.parameters(), "lr": 0.0}, {"params": net.conv.parameters()}]
+    optimizer = local(net, lambda _: optim.AdamW(groups, 0.01))
+    for stands_still in (True, False):
+        before = state_of(net)
+        train(net, optimizer, batches(0, 2))
+        assert np.array_equal(state_of(net)["first.weight"], before["first.weight"]) == stands_still
+        assert not np.array_equal(state_of(net)["conv.weight"], before["conv.weight"])
+        optimizer.param_groups[0]["lr"] = 0.01
 
 
 def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_they_share_weights() -> None:

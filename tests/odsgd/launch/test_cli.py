@@ -38,6 +38,11 @@ def test_a_hostfile_means_ssh(hosts: str) -> None:
     assert cli.parse(["-n", "1", "-H", hosts, "x"]).launcher == "ssh"
 
 
+def test_secure_makes_a_tunnel_between_hosts_and_none_on_one_machine(hosts: str) -> None:
+    assert cli.parse(["-n", "1", "--secure", "-H", hosts, "-p", "4000", "x"]).secure
+    assert not cli.parse(["-n", "1", "--secure", sys.executable]).secure
+
+
 def test_auto_servers() -> None:
     job = cli.parse(["-n", "3", "-s", "auto", sys.executable])
     assert (job.num_servers, job.servers_beside_workers) == (3, True)
@@ -67,7 +72,12 @@ def test_dashes_may_stand_before_the_command() -> None:
     (["-n", "0", "x"], "expected a whole number from 1 to 4096"),
     (["-n", "3:2", "--max-restarts", "1", "x"], "got `3:2`, expected a whole number from 1 to 4096, or MIN:MAX"),
     (["-n", "2:3", sys.executable], "-n 2:3 needs --max-restarts"),
-    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "mpirun starts all workers or none"),
+    (["-n", "2", "--grow", sys.executable], "--grow takes in workers that were left out; it needs -n MIN:MAX"),
+    (["-n", "2", "--secure", "--launcher", "mpi", "x"], "--secure is for --launcher ssh: mpirun"),
+    (["-n", "2", "-s", "0", "--secure", sys.executable], "--secure is for jobs with servers: the workers of a ring"),
+    (["-n", "2", "--secure", "--env", "DMLC_LOCAL:0", sys.executable], "leave one of them out"),
+    (["-n", "2", "--secure", "--port", "4000", sys.executable], "--secure: this job would listen on TCP"),
+    (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "with mpi all workers are started, or none"),
     (["-n", "2:3", "--max-restarts", "1", "--on-worker-loss", "continue", "x"], "two ways to go on without a worker"),
     (["-n", "1", "-s", "-1", "x"], "argument -s"),
     (["-n", "1", "-s", "some", "x"], "got `some`, expected a whole number up to 4096, or `auto`"),

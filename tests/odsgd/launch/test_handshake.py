@@ -1,11 +1,11 @@
 """How agents that mpirun starts and their launcher find each other."""
 import socket
 import threading
-from typing import Collection, Iterator, List, Optional
+from typing import Collection, Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.handshake import RANKS, admit, arrive, pack, unpack
+from odsgd.launch.handshake import NODE, RANKS, admit, arrive, pack, unpack
 
 SECRET = 64 * "a"
 
@@ -17,9 +17,10 @@ class Door:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.admitted: List[Optional[int]] = []
 
-    def orders(self, secret: str = SECRET) -> str:
+    def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
         """What an agent is given for three ranks."""
         return pack({"launcher": self.listener.getsockname(), "secret": secret, "common": {"directory": "/here"},
+                     "nodes": nodes,
                      "ranks": [{"processes": [{"name": f"worker {rank}"}]} for rank in range(3)]})
 
     def open(self, expected: Collection[int]) -> threading.Thread:
@@ -27,7 +28,8 @@ class Door:
         def let_in() -> None:
             connection, _ = self.listener.accept()
             with connection:
-                self.admitted.append(admit(connection, SECRET, expected))
+                admitted = admit(connection, SECRET, expected)
+                self.admitted.append(admitted and admitted[0])
                 connection.sendall(b"first message\n")
         thread = threading.Thread(target=let_in)
         thread.start()
@@ -65,6 +67,17 @@ def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(door
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and door.admitted == [1]
 
 
+def test_an_agent_of_slurm_gets_the_orders_of_its_node(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NODE, "b")
+    thread = door.open(expected={0, 1, 2})
+    orders, fd = arrive(door.orders(nodes=["a", "b", "c"]))
+    socket.socket(fileno=fd).close()
+    thread.join()
+    assert orders["processes"] == [{"name": "worker 1"}] and door.admitted == [1]
+    with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
+        arrive(door.orders(nodes=["a", "c"]))
+
+
 @pytest.mark.usefixtures("rank_1")
 @pytest.mark.parametrize("secret, expected", [(64 * "b", {0, 1, 2}), (SECRET, {0, 2})],
                          ids=["another job's", "a rank that has been here"])
@@ -76,8 +89,8 @@ def test_a_visitor_that_is_not_expected_is_not_let_in(door: Door, secret: str, e
     assert door.admitted == [None]
 
 
-@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n", b'{"rank": "x", "proof": ""}\n',
-                                    b"\xff\n", b""])
+@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n",
+                                    b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", b""])
 def test_a_visitor_that_is_no_agent_is_not_let_in(door: Door, answer: bytes) -> None:
     thread = door.open(expected={0})
     with socket.create_connection(door.listener.getsockname()) as visitor:

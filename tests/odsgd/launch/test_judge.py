@@ -275,9 +275,16 @@ def test_a_lost_host_names_the_processes_that_were_there() -> None:
     judge = running(*NAMES)
     judge.host_lost("hostA", ["worker 0", "worker 1"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
     verdict = verdict_at(judge, 11.0)
-    assert verdict.message == ("lost host hostA (worker 0, worker 1): ssh ended with exit code 255\n"
-                               "  what was heard from there:\n    | Connection reset")
+    assert verdict.message == "lost host hostA (worker 0, worker 1): ssh ended with exit code 255: Connection reset"
     assert verdict.exit_code == 70
+
+
+def test_an_agent_that_is_told_to_end_is_the_cause_and_not_its_processes() -> None:
+    judge = running(*NAMES)
+    judge.host_told("hostA", ["worker 0", "worker 1"], signal.SIGTERM, 10.0)
+    judge.exited("worker 1", -signal.SIGTERM, 10.1)
+    assert verdict_at(judge, 11.0) == Verdict(
+        143, "lost host hostA (worker 0, worker 1): its agent was told to end by SIGTERM")
 
 
 # --on-worker-loss continue
@@ -389,8 +396,8 @@ def test_a_lost_host_of_workers_can_be_spared_and_one_with_a_server_cannot() -> 
     judge = going_on()
     judge.host_lost("hostB", ["worker 1", "worker 2"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
     assert lost_at(judge, 11.0) == [Lost([1, 2], (
-        "lost host hostB (worker 1, worker 2): ssh ended with exit code 255; the job goes on with 1 of 3 workers\n"
-        "  what was heard from there:\n    | Connection reset"))]
+        "lost host hostB (worker 1, worker 2): ssh ended with exit code 255: Connection reset; the job goes on with 1 "
+        "of 3 workers"))]
     judge = going_on()
     judge.host_lost("hostB", ["worker 1", "server 0"], "its agent has gone", [], 10.0)
     assert "a job cannot go on without server 0" in verdict_at(judge, 11.0).message
@@ -484,3 +491,12 @@ def test_nobody_is_absent_from_a_job_that_came_up() -> None:
     judge.exited("worker 1", 1, 10.0)
     verdict_at(judge, 11.0)
     assert judge.came_up and judge.absent() == []
+
+
+def test_workers_that_end_alike_because_they_did_not_find_each_other_are_absent() -> None:
+    judge = Judge([Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 300.0, 0.0)
+    for rank in range(2):
+        judge.started(f"worker {rank}", rank)
+        judge.reported(f"worker {rank}", {"event": "connecting"}, 0.0)
+        judge.exited(f"worker {rank}", 15, 1.0)
+    assert judge.absent() == ["worker 0"]

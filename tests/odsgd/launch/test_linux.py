@@ -2,7 +2,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import List
 
+import pytest
+
+from odsgd.launch import linux
 from odsgd.launch.linux import MPI_MEMORY, descendants
 
 PARENT = "import subprocess; subprocess.Popen(['cat']).wait()"
@@ -13,6 +18,18 @@ def test_shared_memory_of_mpich_is_found_while_it_has_a_name() -> None:
             b"7f4-7f5 rw-s 00000000 00:1b 36     /dev/shm/mpich_shm_9_1 (deleted)\n"
             b"7f6-7f7 rw-s 00000000 00:1b 37     /dev/shm/my_data\n")
     assert MPI_MEMORY.findall(maps) == [b"/dev/shm/mpich_shm_8df_0"]
+
+
+@pytest.mark.parametrize("files, cores", [(["350000 100000\n"], 3), (["50000 100000\n"], 1), (["max 100000\n"], 8),
+                                          (["250000\n", "100000\n"], 2), (["-1\n", "100000\n"], 8), ([], 8)])
+def test_a_container_has_the_processors_of_its_limit(files: List[str], cores: int, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, text in enumerate(files):
+        (tmp_path / str(number)).write_text(text)
+    paths = [str(tmp_path / str(number)) for number in range(len(files))] or [str(tmp_path / "none")]
+    monkeypatch.setattr(linux, "CPU_LIMITS", (paths,))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    assert linux.cores() == cores
 
 
 def test_children_of_children_are_descendants_and_parents_are_not() -> None:

@@ -19,4 +19,4 @@ def test_mpirun_is_spoken_to_in_its_own_dialect(tmp_path: Path, monkeypatch: pyt
     program.chmod(0o755)
     monkeypatch.setenv("ODSGD_MPIRUN", str(program))
     command = mpirun_command(job(3, 1, Host("a"), Host("b"), Host("a"), launcher="mpi", remote_python="python3"))
-    assert command == [str(program), "-n", "3", *options.split(), "python3", "-m", "odsgd.launch.agent"]
+    assert command == [str(program), "-n", "3", *options.split()]

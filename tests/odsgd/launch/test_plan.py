@@ -6,9 +6,11 @@ from typing import Dict, List, Tuple
 import pytest
 
 from kvstore.errors import ConfigError
+from odsgd.launch import reach
+from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
-from odsgd.launch.reach import orders
+from odsgd.launch.reach import Outpost, orders
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -34,16 +36,42 @@ def test_processes_of_a_local_job_meet_at_files_of_numbers_of_their_own(monkeypa
     asked = job(2, 1)
     plan = make_plan(asked, ROOT)
     sockets = orders(asked, plan.processes, remote=False)["sockets"]
-    assert len(set(sockets)) == 4 and all(int(Path(path).name) >= FIRST_NUMBER for path in sockets)
-    assert {process.env["DMLC_PS_ROOT_PORT"] for process in plan.processes} == {Path(sockets[0]).name}
-    assert not set(sockets) & {process.socket for process in make_plan(asked, ROOT).processes}
+    assert len(sockets) == 5 and list(sockets.values()).count(True) == 1  # for messages with codecs
+    assert all(int(Path(path).name) >= FIRST_NUMBER for path in sockets)
+    assert {process.env["DMLC_PS_ROOT_PORT"] for process in plan.processes} == {Path(next(iter(sockets))).name}
+    assert not any(set(sockets) & set(process.sockets) for process in make_plan(asked, ROOT).processes)
 
 
 @pytest.mark.parametrize("asked", [job(2, 1, A), job(2, 0), job(2, 1, port=4000), job(2, 1, env={"DMLC_LOCAL": "0"})])
 def test_others_meet_by_tcp(asked: Job) -> None:
     plan = make_plan(asked, ROOT)
-    assert all(process.socket is None and "PORT" not in process.env for process in plan.processes)
+    assert all(not process.sockets and "PORT" not in process.env for process in plan.processes)
     assert plan.processes[0].env["DMLC_PS_ROOT_PORT"] == str(ROOT[1])
+
+
+def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_sockets_are_told_to_every_tunnel() -> None:
+    asked = job(2, 1, A, B, secure=True)
+    plan = make_plan(asked, ROOT, certificate="PEM")
+    for process in plan.processes:
+        assert (process.env["DMLC_LOCAL"], process.env["DMLC_NODE_HOST"], process.env["DMLC_PS_ROOT_URI"]) == (
+            "1", "127.0.0.1", "127.0.0.1")
+    outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
+        (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
+    doors, others = (made for _, made in sorted(reach.doors(outposts), key=lambda pair: pair[0].place))
+    assert len(reach.doors(outposts)) == 2  # the launching machine and A have one folder, and doors once
+    sockets = {process.name: process.sockets for process in plan.processes}
+    assert doors == [{"path": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
+    assert [door["at"] for door in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
+    assert {door["path"]: door["lasting"] for door in others} == {
+        **sockets["scheduler"], **sockets["server 0"], **sockets["worker 0"]}
+    told = reach.tunnel_orders(asked, plan, B)
+    assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))
+
+
+def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
+    first, second = make_plan(job(1, 1), ROOT), make_plan(job(1, 1), ROOT, restarts=2, saved=40)
+    assert not any("ODSGD_SAVED" in process.env for process in first.processes)
+    assert {(one.env["ODSGD_RESTARTS"], one.env["ODSGD_SAVED"]) for one in second.processes} == {("2", "40")}
 
 
 def test_names_and_environment_of_an_ssh_job() -> None:

@@ -12,7 +12,7 @@ def test_what_all_processes_share_is_told_once() -> None:
     asked = job(2, 1, port=4000)
     plan = make_plan(asked, ("127.0.0.1", 4000))
     told = orders(asked, plan.workers, remote=False)
-    assert told["sockets"] == []
+    assert told["sockets"] == {} and told["tunnel"] is None
     assert told["env"]["ODSGD_SECRET"] == plan.secret
     assert [spec["env"] for spec in told["processes"]] == [
         {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]

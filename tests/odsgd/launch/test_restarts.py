@@ -1,11 +1,15 @@
 """Whether a job that has failed is started again, from facts alone."""
+from pathlib import Path
 from typing import Any, List, Optional
 
 import pytest
 
+from odsgd.launch.absentees import Absentees
 from odsgd.launch.judge import Judge, Member, Verdict
-from odsgd.launch.plan import Job, Process, make_plan
+from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.restarts import Attempt, Decision, Roll, decide
+from tests.integration.launching import stand_in_ssh
+from tests.jobs import until
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -124,7 +128,52 @@ def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
     assert [process.host for process in planned(roll) if process.role == "server"] == [C, A]
 
 
-def test_a_job_of_a_fixed_number_leaves_nobody_out() -> None:
+def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leaves_nobody_out() -> None:
+    roll = Roll(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # the first start
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+        True, "worker 1 did not come back; trying again for 20 s")
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) is None and roll.job is roll.full
+
+
+def test_a_job_without_restarts_leaves_nobody_out() -> None:
     roll = Roll(job(3, 1))
     roll.met()
     assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) is None and roll.job is roll.full
+
+
+def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain() -> None:
+    roll = Roll(elastic(A, B, C, rejoin_timeout_s=0.0, grow=True))
+    assert roll.missing(1.0) == ([], 1.0)
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0)
+    assert roll.missing(10.0) == ([B], 10.0)
+    for wait_s in (60.0, 120.0):
+        roll.met()
+        roll.grows()
+        assert roll.job.num_workers == 3
+        assert roll.missed(some(roll, "worker 1"), planned(roll), 20.0)
+        assert roll.missing(30.0) == ([B], 30.0 + wait_s)
+    roll.met()  # by a restart
+    roll.met()  # now all three had met
+    assert roll.missed(some(roll, "worker 2"), planned(roll), 40.0) and roll.missing(50.0) == ([C], 50.0)
+    roll.full = elastic(A, B, C)
+    assert roll.missing(60.0)[0] == []
+
+
+def test_growth_is_no_restart() -> None:
+    grown = Attempt(Verdict(0, "back: b; the job ends", grows=True), 400, 440, 450, 1.0)
+    assert decide(grown, attempt(), 3, 3) == Decision(
+        True, "going on from checkpoint 440 with all workers, if they come")
+
+
+def test_absentees_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", stand_in_ssh(tmp_path, f'[ "$host" = {A.address} ] || exit 255'))
+    absentees = Absentees(elastic(A, B), [A, B, LOCAL], since=5.0)
+    absentees.ask(4.0)
+    assert absentees.back == []
+    absentees.ask(5.0)
+    until(lambda: absentees.ask(6.0) or absentees.back == [A, LOCAL])
+    absentees.close()
+    assert Absentees(elastic(A, B), [], since=0.0).back == []

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import Any, Callable, Tuple
 
@@ -13,6 +14,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.wire.saved import read_npz
 from odsgd.training import checkpoint
+from odsgd.training.depot import Depot
 
 Trained = Tuple[Any, Any, Callable[[], None]]
 
@@ -240,3 +242,34 @@ def test_other_settings_are_refused_by_name() -> None:
     checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
     with pytest.raises(ConfigError, match=r"7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
         checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])
+
+
+def saved_before(tmp_path: Path, *iterations: int) -> Path:
+    """A folder with manifests of these checkpoints."""
+    for iteration in iterations:
+        (tmp_path / str(iteration)).mkdir()
+        (tmp_path / str(iteration) / checkpoint.MANIFEST).touch()
+    return tmp_path
+
+
+def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SAVED", "40")
+    for iterations, found in ((), "there is none in"), ((20,), "the newest in"):
+        with pytest.raises(ConfigError) as caught:
+            checkpoint.check_saved(saved_before(tmp_path, *iterations), None)
+        told = str(caught.value)
+        assert told.startswith(f"the job has saved checkpoint 40, and {found} `{tmp_path}` on host ")
+        assert socket.gethostname() in told and "--checkpoint-to" in told and "\n" not in told
+    assert "is 20, where worker 0 runs now" in told
+    assert checkpoint.check_saved(saved_before(tmp_path, 40), None) == []
+
+
+def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SAVED", "40")
+    second = Depot(str(tmp_path / "second"))
+    with pytest.raises(ConfigError, match="there is none in"):
+        checkpoint.check_saved(tmp_path, second)
+    warning, = checkpoint.check_saved(saved_before(tmp_path, 20), second)
+    assert "checkpoint 40, and the newest in" in warning and warning.endswith("is 20; going on from that one")

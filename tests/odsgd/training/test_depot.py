@@ -58,14 +58,17 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
     store = kvstore.create("local")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, kvstore=store)
     second = made(place)
+    second.put(Path(__file__), 0)  # of a checkpoint that was never complete
+    second.put(Path(__file__), 9)
     for _ in range(5):
         with mx.autograd.record():
             loss = net(mx.nd.ones((2, 4))).sum()
         loss.backward()
         trainer.step(2)
         assert checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=second) == []
-    second.later(lambda: None).result()
+    assert second.failures(60.0) == []
     assert second.holds(checkpoint.MANIFEST) == checkpoint.complete(tmp_path / "run") == [3, 4, 5]
+    assert second.iterations() == [3, 4, 5, 9]
     saved = (tmp_path / "run" / "5" / checkpoint.WEIGHTS).read_bytes()
     shutil.rmtree(tmp_path / "run")
     checkpoint.bring_back(tmp_path / "run", second)
@@ -88,6 +91,15 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=Depot(str(tmp_path / "there")))
     assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
     assert checkpoint.complete(tmp_path / "run") == [1]
+
+
+def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) -> None:
+    second = made(place)
+    second.aside(lambda: second.put(Path(__file__), 7))
+    second.aside(lambda: second.get(8, "manifest.json", tmp_path / "back"))
+    failures = second.failures(60.0)
+    assert len(failures) == 1 and failures[0].startswith("the second place of checkpoints: ")
+    assert "No such file" in failures[0] and second.failures() == []
 
 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,334 @@
+"""The tunnel: carries a job's connections between hosts (`odsgd launch --secure`); a process beside each agent.
+
+No process of such a job listens on TCP: they meet by sockets in the file system, which have the same names on all hosts
+(`plan.py`). For each socket of another host the tunnel here makes one of that name, a door. What connects to it is led
+by TLS to the tunnel there, and from there to the socket itself.
+
+    worker → /tmp/NUMBER, a door → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
+
+A tunnel's port is the only one of the job on its host. Whoever comes there has to show the job's certificate, and so
+has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts. Its key goes the way
+of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by OpenSSL in Python's `ssl`.
+
+A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
+outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
+the tunnel.
+"""
+import collections
+import contextlib
+import errno
+import functools
+import json
+import os
+import queue
+import resource
+import select
+import selectors
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Dict, Optional, Sequence, Set, Tuple, Union
+
+from kvstore.errors import ConfigError
+from kvstore.job import control
+from odsgd.launch.addresses import LOOPBACK, address_towards
+from odsgd.launch.channel import Channel, Message
+
+OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
+           "-out", "-", "-subj", "/CN=job of odsgd", "-days", "36500")
+IGNORE_CLOCKS = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a certificate lives as long as its job, whatever a host's clock says."""
+MADE_WITHIN_S = 30.0
+LOOK_EVERY_S = 0.2
+REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
+"""Until the other tunnel has been reached, and until a visitor has shown the certificate and asked for a socket."""
+THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
+"""How long a socket may take to appear, whose process is still coming up."""
+MOST_VISITORS = 64
+"""Who have not shown the certificate yet; the first has to go when another comes."""
+ROOM_NBYTES = 128 * 1024
+"""Received at a time; a record of TLS has 16 KiB."""
+AGAIN_S = 1.0
+"""After a way that was closed. ps-lite tries again at once."""
+FULL_S = 0.05
+"""Where there are no more descriptors."""
+BACKLOG = 1024
+CERTIFICATE = "-----BEGIN CERTIFICATE"
+NAME = struct.Struct(">Q")  # a socket's number
+
+End = Union[socket.socket, ssl.SSLSocket]
+
+
+def new_certificate(openssl: Sequence[str]) -> str:
+    """A certificate for one job with its key, as PEM, which comes by a pipe."""
+    try:
+        made = subprocess.run([*openssl, *OPENSSL], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=MADE_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--secure: cannot run {openssl[0]}: {getattr(error, 'strerror', None) or error}") from None
+    if made.returncode or "PRIVATE KEY" not in made.stdout or CERTIFICATE not in made.stdout:
+        said = made.stderr.strip().splitlines()
+        raise ConfigError(f"--secure: {openssl[0]} has made no certificate (exit code {made.returncode})"
+                          + (f": {said[-1]}" if said else "") + "; expected OpenSSL 1.1.1 or newer")
+    return made.stdout
+
+
+def place() -> str:
+    """What tells this host's folder of sockets from another's: agents that share it need no tunnel between them."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        folder = os.stat("/tmp")
+        return f"{file.read().strip()} {folder.st_dev} {folder.st_ino}"
+    return socket.gethostname()
+
+
+class Tunnel:
+    """One host's end of it. Invariant: a visitor reaches nothing but `sockets`, and only with the certificate."""
+
+    def __init__(self, certificate: str, sockets: Sequence[str], address: str, port: int = 0) -> None:
+        self._sockets = {int(os.path.basename(path)): path for path in sockets}
+        self._taking, self._calling = _contexts(certificate)
+        self._listener = socket.create_server((address, port), backlog=BACKLOG)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
+        self._doors: Dict[str, Tuple[socket.socket, bool]] = {}
+        self._visitors: collections.OrderedDict[ssl.SSLSocket, None] = collections.OrderedDict()
+        """Who have not shown the certificate, in their order."""
+        self._warned: Set[str] = set()
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    @property
+    def at(self) -> str:
+        """Where the other tunnels reach it."""
+        return "{}:{}".format(*self._listener.getsockname())
+
+    def serve(self, channel: Channel) -> None:
+        """Until the agent hangs up take those who come, and its orders."""
+        self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._told, channel))
+        while channel.open:
+            for key, _ in self._selector.select(LOOK_EVERY_S):
+                try:
+                    key.data()
+                except OSError as error:  # else it has gone again
+                    time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
+            while not self._warnings.empty():
+                channel.send({"event": "warning", "text": self._warnings.get()})
+            channel.flush()
+        self._close_doors(lasting=True)
+        self._selector.close()
+        self._listener.close()
+
+    def _told(self, channel: Channel) -> None:
+        for message in channel.receive():
+            if message.get("do") == "doors":
+                try:
+                    self._open_doors(message["doors"])
+                except OSError as error:
+                    sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot make a door in /tmp: {error}")
+            elif message.get("do") == "met":
+                self._close_doors(lasting=False)
+
+    def _open_doors(self, doors: Sequence[Message]) -> None:
+        """Make these doors, for this user alone."""
+        with control.alone():
+            for door in doors:
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(door["path"])
+                listener.listen(BACKLOG)
+                self._doors[door["path"]] = listener, door["lasting"]
+                knocked = functools.partial(self._knocked, listener, door)
+                self._selector.register(listener, selectors.EVENT_READ, knocked)
+
+    def _close_doors(self, lasting: bool) -> None:
+        """Close the doors, or only those that nobody needs when all have met."""
+        for path in [path for path, (_, lasts) in self._doors.items() if lasting or not lasts]:
+            listener, _ = self._doors.pop(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            self._selector.unregister(listener)
+            listener.close()
+
+    def _knocked(self, listener: socket.socket, door: Message) -> None:
+        plain, _ = listener.accept()
+        threading.Thread(target=self._lead_out, args=(plain, door), daemon=True).start()
+
+    def _lead_out(self, plain: socket.socket, door: Message) -> None:
+        """Lead a connection to a door on to the tunnel beside the socket that it stands for."""
+        address, _, port = door["at"].rpartition(":")
+        with plain:
+            try:
+                way = socket.create_connection((address, int(port)), REACHED_WITHIN_S)
+            except OSError as error:
+                self._warn(door["at"], f"no way to the tunnel at {door['at']}: {error}; a firewall? (--port N has all "
+                           "tunnels listen at one port)")
+                time.sleep(AGAIN_S)
+                return
+            with contextlib.suppress(OSError), self._calling.wrap_socket(way) as guarded:
+                guarded.sendall(NAME.pack(int(os.path.basename(door["path"]))))
+                carry(guarded, plain)
+
+    def _visited(self) -> None:
+        way, (visitor, _) = self._listener.accept()
+        way.settimeout(SHOWN_WITHIN_S)
+        guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
+        while len(self._visitors) >= MOST_VISITORS:
+            with contextlib.suppress(KeyError, OSError):
+                first, _ = self._visitors.popitem(last=False)
+                socket.socket.shutdown(first, socket.SHUT_RDWR)  # its thread then ends
+        self._visitors[guarded] = None
+        threading.Thread(target=self._lead_in, args=(guarded, visitor), daemon=True).start()
+
+    def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
+        """Lead a visitor who shows the certificate to the socket that it asks for."""
+        with guarded, contextlib.suppress(OSError):
+            path = self._asked(guarded, visitor)
+            if path:
+                with _reached(path) as plain:
+                    carry(guarded, plain)
+
+    def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
+        try:
+            guarded.do_handshake()
+            return self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+        except ssl.SSLEOFError:  # it has gone
+            return None
+        except ssl.SSLError:
+            self._warn("", f"{visitor} came to the tunnel's port without this job's certificate, and was turned away")
+            return None
+        finally:
+            self._visitors.pop(guarded, None)
+
+    def _warn(self, about: str, text: str) -> None:
+        """Once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warnings.put(text)
+
+
+class Flow:
+    """One direction of a connection. The ends do not block."""
+
+    def __init__(self, source: End, sink: End) -> None:
+        self.source, self.sink = source, sink
+        self._room = memoryview(bytearray(ROOM_NBYTES))
+        self.held = self._room[:0]
+        """What has been received and not sent on."""
+        self.filled = self.ended = False
+
+    def move(self) -> None:
+        """Receive what is there, as far as there is room, and send what can be sent."""
+        if not self.held and not self.ended:
+            self._receive()
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
+            while self.held:
+                self.held = self.held[self.sink.send(self.held):]
+
+    def _receive(self) -> None:
+        count = 0
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+            while count < ROOM_NBYTES and not self.ended:
+                received = self.source.recv_into(self._room[count:])
+                self.ended = not received
+                count += received
+        self.held, self.filled = self._room[:count], count == ROOM_NBYTES
+
+    @property
+    def over(self) -> bool:
+        """Whether all that ever came has been sent on."""
+        return self.ended and not self.held
+
+
+def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Bytes both ways between two ends, until one of them is closed."""
+    for end in (guarded, plain):
+        end.setblocking(False)
+    guarded.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    guarded.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    flows, poll = (Flow(guarded, plain), Flow(plain, guarded)), select.poll()
+    while True:
+        for flow in flows:
+            flow.move()
+            if flow.over:
+                return
+        # A full room may have left something in OpenSSL's, which the kernel knows nothing of.
+        if not any(flow.filled and not flow.held for flow in flows):
+            for flow, back in (flows, flows[::-1]):
+                awaited = (0 if flow.held else select.POLLIN) | (select.POLLOUT if back.held else 0)
+                if awaited:
+                    poll.register(flow.source, awaited)
+                else:  # else the kernel would tell again and again that it has been closed
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(flow.source)
+            poll.poll()
+
+
+def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of the end that is called, and of the one that calls. Both show the certificate and trust no other."""
+    contexts = []
+    with tempfile.NamedTemporaryFile("w", prefix="odsgd-") as file:  # of mode 0600; OpenSSL reads keys from files only
+        file.write(certificate)
+        file.flush()
+        for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+            context = ssl.SSLContext(protocol)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_flags |= ssl.VerifyFlags(IGNORE_CLOCKS)
+            context.load_verify_locations(cadata=certificate[certificate.index(CERTIFICATE):])
+            context.load_cert_chain(file.name)
+            contexts.append(context)
+    contexts[0].num_tickets = 0
+    return contexts[0], contexts[1]
+
+
+def _reached(path: str) -> socket.socket:
+    """A connection to a socket of this host, whose process may not have made it yet."""
+    deadline = time.monotonic() + THERE_WITHIN_S
+    while True:
+        plain = socket.socket(socket.AF_UNIX)
+        try:
+            plain.connect(path)
+            return plain
+        except (FileNotFoundError, ConnectionRefusedError):
+            plain.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(THERE_EVERY_S)
+
+
+def _exactly(guarded: ssl.SSLSocket, nbytes: int) -> bytes:
+    received = b""
+    while len(received) < nbytes:
+        piece = guarded.recv(nbytes - len(received))
+        if not piece:
+            raise ConnectionResetError("it has gone")
+        received += piece
+    return received
+
+
+def main() -> int:
+    """``python -m odsgd.launch.tunnel``, started by the agent."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line.endswith(b"\n"):
+        return 0  # the agent has gone
+    orders = json.loads(line)
+    address = orders["address"] or address_towards(orders["towards"]) or LOOPBACK
+    try:
+        tunnel = Tunnel(orders["certificate"], orders["sockets"], address, orders["port"])
+    except OSError as error:
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot listen at {address}, port {orders['port']}: "
+                 f"{error.strerror or error}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    channel = Channel(0, 1)
+    channel.send({"event": "listens", "at": tunnel.at, "place": place()})
+    tunnel.serve(channel)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+#!/usr/bin/env python
+"""A preset's run on PyTorch: options, data, schedules and files of ``odsgd train``; PyTorch's network and optimizer.
+
+    odsgd launch -n 2 -s 1 scripts/train_torch.py --config configs/digits_odsgd.yaml
+
+It has the presets' networks (scripts/examples/networks.py), evaluates as often as asked for, writes metrics.jsonl
+for `odsgd report`, and the weights at the end. Checkpoints, devices, emulation and virtual time are odsgd train's.
+"""
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+from examples.networks import NETWORKS, make
+
+import odsgd.torch as od
+from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.job import control
+from kvstore.torch.store import connect
+from odsgd.config.train import TrainConfig
+from odsgd.training.data import load
+from odsgd.training.journal import Journal
+from odsgd.training.metrics import Clock, Sums
+from odsgd.training.schedule import lr_at, lr_local_at
+
+OPTIMIZERS: Dict[str, Any] = {
+    "sgd": lambda of, config: torch.optim.SGD(of, config.lr, config.momentum, weight_decay=config.wd),
+    "nag": lambda of, config: torch.optim.SGD(of, config.lr, config.momentum, weight_decay=config.wd, nesterov=True),
+    "adam": lambda of, config: torch.optim.Adam(of, config.lr, weight_decay=config.wd)}
+
+NOT_HERE = ("weights", "trainable", "num_gpus", "gpus", "num_cpus", "optimizer_params", "resume", "checkpoint_to",
+            "emulate_compute", "trace", "cluster", "workers", "lr_scaling")
+
+
+def refuse(config: TrainConfig) -> None:
+    """ConfigError for what only odsgd train does."""
+    for option in NOT_HERE:
+        if getattr(config, option) != getattr(TrainConfig(), option):
+            raise ConfigError(f"{option} {getattr(config, option)}: scripts/train_torch.py has one CPU per worker, and "
+                              f"no such option; give --{option.replace('_', '-')} its default, or take odsgd train")
+    for option, known in (("model", NETWORKS), ("optimizer", OPTIMIZERS)):
+        if getattr(config, option) not in known:
+            raise ConfigError(f"{option} {getattr(config, option)}: scripts/train_torch.py has {', '.join(known)}; "
+                              "take one of them, or odsgd train")
+
+
+class Run:
+    """One worker's."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        transport = connect(config.kvstore, config.transport, config.options.timeout_s)
+        self.config, self.data = config, load(config, transport.worker_rank, transport.num_workers)
+        self.each = self.data.batches_per_epoch
+        options = config.options.in_iterations(self.each).plain()
+        self.store = od.create(config.kvstore, transport, **options)
+        torch.manual_seed(config.seed)
+        self.model = make(config.model, config.input_shape, config.classes, config.thumbnail)
+        made = OPTIMIZERS[config.optimizer](self.model.parameters(), config)
+        self.optimizer = od.Optimizer(made, self.model, self.store)
+        self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
+        self.journal, self.clock = Journal(config, not self.store.leads, 0, self.total), Clock()
+
+    def train(self) -> None:
+        self.journal.start(self.store.num_workers, self.each, sum(one.numel() for one in self.model.parameters()),
+                           ["cpu"], None)
+        tested: Dict[str, float] = {}
+        while self.store.iteration < self.total:
+            tested = self.epoch(self.store.iteration // self.each) or tested
+        with self.store.global_weights():
+            if self.store.leads:
+                torch.save(self.model.state_dict(), Path(str(self.config.out)) / "weights.pt")
+        self.journal.end(self.store.iteration, tested)
+        self.journal.close()
+
+    def epoch(self, epoch: int) -> Dict[str, float]:
+        """Train and, if it is due, evaluate."""
+        sums, began, since, seconds = Sums(), self.journal.seconds(), self.store.iteration, self.clock.read()
+        self.clock.go_on()
+        with control.pulse.doing("training"):
+            for xs, ys in self.data.train(epoch):
+                sums.add(self.iterate(*tensors(xs, ys)))
+                self.journal.advance()
+                if self.store.iteration % self.config.log_interval == 0:
+                    self.journal.interval(self.record(epoch, sums, since, seconds))
+                if self.store.iteration == self.total:
+                    break
+        sums = Sums(*self.store.allreduce([sums.loss, sums.hits, sums.examples]).tolist())
+        self.clock.stop()
+        last = self.store.iteration == self.total
+        due = self.config.eval_every and (last or (epoch + 1) % self.config.eval_every == 0)
+        tested = self.test() if due else {}
+        record = {**self.record(epoch, sums, since, seconds), **tested, "seconds": self.journal.seconds() - began}
+        self.journal.epoch(record, self.config.epochs)
+        return tested
+
+    def iterate(self, images: Any, labels: Any) -> Sums:
+        t = self.store.iteration
+        self.optimizer.param_groups[0]["lr"] = lr_at(self.config, t, self.each)
+        self.store.lr_local = lr_local_at(self.config, t, self.each)
+        self.optimizer.zero_grad()
+        output = self.model(images)
+        loss = torch.nn.functional.cross_entropy(output, labels)
+        loss.backward()
+        self.optimizer.step()
+        return counted(loss.detach(), output, labels)
+
+    def record(self, epoch: int, sums: Sums, since: int, seconds: float) -> Dict[str, Any]:
+        """Numbers of an epoch as far as it has come."""
+        iterations, passed = self.store.iteration - since, self.clock.read() - seconds
+        return {"epoch": epoch + 1, "iteration": self.store.iteration, "train_loss": sums.mean_loss,
+                "train_accuracy": sums.accuracy, "iteration_ms": 1000 * passed / iterations,
+                "samples_per_s": iterations * self.config.worker_batch_size * self.store.num_workers / passed,
+                "lr": self.optimizer.param_groups[0]["lr"], "lr_local": self.store.lr_local}
+
+    def test(self) -> Dict[str, float]:
+        """The global weights on the test set, on the worker that speaks."""
+        sums = Sums()
+        with self.store.global_weights(), control.pulse.doing("evaluation"), torch.inference_mode():
+            self.model.eval()
+            for xs, ys in self.data.test() if self.store.leads else ():
+                images, labels = tensors(xs, ys)
+                output = self.model(images)
+                sums.add(counted(torch.nn.functional.cross_entropy(output, labels), output, labels))
+            self.model.train()
+        return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
+
+
+def tensors(xs: List[Any], ys: List[Any]) -> Any:
+    return torch.from_numpy(xs[0].asnumpy()), torch.from_numpy(ys[0].asnumpy()).long()
+
+
+def counted(loss: Any, output: Any, labels: Any) -> Sums:
+    return Sums(loss.item() * len(labels), float((output.argmax(1) == labels).sum()), len(labels))
+
+
+def main(argv: List[str]) -> None:
+    try:
+        config = TrainConfig.from_flags(argv)
+        refuse(config)
+        Run(config).train()
+    except ConfigError as error:
+        control.die(str(error), EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
