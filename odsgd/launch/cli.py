@@ -243,8 +243,8 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
 def _secured(job: plan.Job) -> plan.Job:
     """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
     if job.launcher in plan.COMING and job.launcher != "mpi":
-        raise ConfigError(f"--secure is for --launcher ssh: agents that {job.launcher} starts reach their launcher over a "
-                          "connection that is not encrypted; close the job's network to strangers")
+        raise ConfigError(f"--secure is for --launcher ssh: agents that {job.launcher} starts reach their launcher "
+                          "over a connection that is not encrypted; close the job's network to strangers")
     if job.launcher == "mpi":
         raise ConfigError("--secure is for --launcher ssh: mpirun would carry the job's secret, and the agents' "
                           "messages, over connections of its own, which nothing protects")
