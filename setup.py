@@ -39,6 +39,9 @@ TORCH = ["torch>=2.1"]
 
 BOARD = ["tensorboardX>=2.6.2,<3"]  # the first without an upper bound on protobuf; has releases for every Python here
 
+# Of mkdocstrings and its parts the newest that each Python has; 0.26 is the last for 3.8.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.26"]
+
 # A later ruff may know rules that this code has never met; the others' releases differ from Python to Python.
 CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML", "types-tqdm"]
 
@@ -58,7 +61,8 @@ setup(
         "torch": TORCH,
         "board": BOARD,
         "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
-        "check": CHECK,
+        "check": [*CHECK, *DOCS],
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},
     classifiers=[

@@ -31,19 +31,22 @@ __all__ = ["create", "register", "register_method", "ConfigError", "DivergedErro
 def create(name: str, transport: "Union[str, Transport, None]" = None, **options: Any) -> "Store":
     """Make a store for ``gluon.Trainer``.
 
-    Parameters
-    ----------
-    name : ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`);
-        or ``local``: SSGD in this process alone
-    transport : ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the
-        store's default, which is the job's parameter servers, and the ring of its workers for ``sasgd``,
-        ``dsync``, ``pipesgd``
-    options : see the ``Options`` of the algorithm's file in `kvstore.algorithms`
-
     Without a server each worker applies the global optimizer itself, with the learning rate of its own trainer: set the
     same on all. Where it differs, `Store.global_weights` raises ProtocolError.
 
     Collective and waiting, the first time in a process: all workers of the job meet here.
+
+    Parameters
+    ----------
+    name
+        ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`); or
+        ``local``: SSGD in this process alone
+    transport
+        ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the store's
+        default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``,
+        ``pipesgd``
+    options
+        see the ``Options`` of the algorithm's file in `kvstore.algorithms`
     """
     from kvstore import factory
     return factory.create(name, transport, **options)

@@ -113,7 +113,7 @@ class FrontEnd(Generic[L]):
 
     @property
     def iteration(self) -> int:
-        """Iterations done."""
+        """Iterations done, with those that a loss scale has left out."""
         return self.session.iteration
 
     # -- for a script ------------------------------------------------------------------------------------------
@@ -169,8 +169,28 @@ class FrontEnd(Generic[L]):
         means = self._over_workers({name: mine[0].size for name, mine in own.items()},
                                    lambda name: np.mean(own[name], axis=0), self.session.mean)
         self._set_statistics({name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means})
-        for lane in self.lanes:
-            lane.show(self.session.global_weights(lane.bucket))
+        try:
+            with self.showing([self.session.global_weights(lane.bucket) for lane in self.lanes]):
+                yield
+        finally:
+            self._set_statistics(own)
+
+    def snapshot(self) -> List[NDArray]:
+        """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
+
+        Parameters without a gradient are not among them.
+        """
+        self._check_begun("snapshot")
+        if not self.session.method.asynchronous:
+            raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
+                              "use global_weights")
+        return [self.session.global_weights(lane.bucket).copy() for lane in self.lanes]
+
+    @contextlib.contextmanager
+    def showing(self, snapshot: Sequence[NDArray]) -> Iterator[None]:
+        """Inside, this worker's parameters hold the weights of a `snapshot`. Not collective; waits for nothing."""
+        for lane, flat in zip(self.lanes, snapshot):
+            lane.show(flat)
         self._shows_shared = True
         try:
             yield
@@ -178,7 +198,6 @@ class FrontEnd(Generic[L]):
             self._shows_shared = False
             for lane in self.lanes:
                 lane.show(self.session.w_local[lane.bucket.id])
-            self._set_statistics(own)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
@@ -244,7 +263,8 @@ class FrontEnd(Generic[L]):
             raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
         saving.check_form(worker, "lr_local")
         self._saved, self._saved_servers = worker, server
-        self.session.resume(worker[1]["iteration"], worker[1]["lr"], worker[1]["lr_local"])
+        meta = worker[1]
+        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0))
 
     def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
         """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
@@ -284,7 +304,7 @@ class FrontEnd(Generic[L]):
             self.session.begin(*weights)
             saving.load_worker(self.session, self._saved)
         updates = saving.load_servers(self.session, self._saved_servers)
-        if not self.iteration:  # optimizer states alone: schedules and the warm-up go on with them
+        if not self.session.step.t:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes

@@ -42,7 +42,8 @@ def worker_state(session: Session) -> Saved:
     wire = session.wire
     versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
     return arrays, {
-        "store": session.method.name, "iteration": step.t, "lr": step.lr, "lr_local": step.lr_local,
+        "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "lr": step.lr,
+        "lr_local": step.lr_local,
         "arrays": list(names), "facts": {bucket.label: keeping.facts_of(session.workers[bucket.id])
                                          for bucket in session.buckets},
         "optimizer_local": session.local_steps[first.id].facts() if session.local_steps else None,

@@ -41,7 +41,8 @@ class Session:
 
     Invariants
       1. `workers` and `w_local` have an entry per bucket, from `begin` on.
-      2. `step` is the iteration that was begun last; the session alone counts.
+      2. `step` is the iteration that was begun last; the session alone counts. Methods know of no iteration that was
+         left out.
     """
 
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
@@ -59,6 +60,7 @@ class Session:
         if self.on is not None:
             wraps.wire(self.on, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
+        self.left_out = 0
         self.lr_given: Optional[float] = None
         """The learning rate before any schedule; None: the optimizer's at `begin`."""
         self.buckets: List[Bucket] = []
@@ -168,19 +170,24 @@ class Session:
 
     @property
     def iteration(self) -> int:
-        """Iterations done."""
-        return self.step.t
+        """Iterations done, with those left out."""
+        return self.step.t + self.left_out
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
         """The next iteration begins; `lr_local` None: as `lr`."""
         self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
         self.transport.begins(self.step.t)
-        pulse.moved(self.step.t)
+        pulse.moved(self.iteration)
         return self.step
 
-    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0) -> None:
-        """Iteration `t`, with these rates, is done."""
-        self.step = Step(t, lr, lr_local)
+    def leave_out(self) -> None:
+        """An iteration without gradients, in which nothing changes; of a synchronous job on all workers."""
+        self.left_out += 1
+        pulse.moved(self.iteration)
+
+    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0, left_out: int = 0) -> None:
+        """Iteration `t`, with these rates, is done, and so many more were left out."""
+        self.step, self.left_out = Step(t, lr, lr_local), left_out
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""

@@ -15,7 +15,7 @@ TOOLS = ("sh", "dirname", "cat", "cksum", "grep", "tail", "head", "mkdir", "rm",
 
 # Answers like a Python as far as scripts/setup asks. Its environment: VERDICT (what the probe finds), PIP_STATUS and
 # PIP_SAYS (what pip install does), TORCH (the versions that pip finds), PYTEST_STATUS, RUFF_STATUS, MYPY_STATUS,
-# LAYERS_STATUS, CALLS (how it was called).
+# LAYERS_STATUS, SITE_STATUS, CALLS (how it was called).
 PYTHON = """#!/bin/sh
 echo "$*" | head -n 1 >>"$CALLS"
 case "$1 $2" in
@@ -27,6 +27,7 @@ case "$1 $2" in
     "-m ruff") exit "$RUFF_STATUS" ;;
     "-m mypy") exit "$MYPY_STATUS" ;;
     "--no-cache ") exit "$LAYERS_STATUS" ;;
+    "-m mkdocs") exit "$SITE_STATUS" ;;
 esac
 """
 READY = "ready|3.9.7|"
@@ -61,7 +62,7 @@ class Machine:
         self.calls_log.write_text("")
         variables: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.bin), "CALLS": str(self.calls_log),
                                      "VERDICT": READY, "PIP_SAYS": "", "TORCH": "2.13.0, 2.12.1"}
-        variables.update({f"{tool}_STATUS": "0" for tool in ("PIP", "PYTEST", "RUFF", "MYPY", "LAYERS")})
+        variables.update({f"{tool}_STATUS": "0" for tool in ("PIP", "PYTEST", "RUFF", "MYPY", "LAYERS", "SITE")})
         variables.update(environment)
         return subprocess.run([str(self.root / script), *arguments], env=variables, cwd=str(self.bin),
                               capture_output=True, text=True, timeout=30)
@@ -240,11 +241,11 @@ def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None
     assert machine.calls[-1] == "-m pytest -k two words"
 
 
-@pytest.mark.parametrize("wrong", ["RUFF", "MYPY", "LAYERS", ""])
+@pytest.mark.parametrize("wrong", ["RUFF", "MYPY", "LAYERS", "SITE", ""])
 def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, wrong: str) -> None:
     machine.add("python3")
     assert machine.run("scripts/check", **{f"{wrong}_STATUS": "2"}).returncode == (1 if wrong else 0)
-    assert machine.calls[-3:] == ["-m ruff check .", "-m mypy", "--no-cache"]
+    assert machine.calls[-4:] == ["-m ruff check .", "-m mypy", "--no-cache", "-m mkdocs build --strict"]
 
 
 @pytest.mark.parametrize("wrong, status", [({"RUFF_STATUS": "2"}, 1), ({"PYTEST_STATUS": "3"}, 3), ({}, 0),
@@ -282,6 +283,6 @@ def test_both_twins_of_opencv_have_the_same_bounds() -> None:
 
 def test_the_message_without_mxnet_offers_the_extras_that_exist() -> None:
     text = (ROOT / "kvstore/engine/_mxnet.py").read_text()
-    extras = set(packaging()["extras_require"]) - {"mpi", "plot", "torch", "board", "test", "check"}
+    extras = set(packaging()["extras_require"]) - {"mpi", "plot", "torch", "board", "test", "check", "docs"}
     assert {"cpu", "cu112"} < extras
     assert [extra for extra in sorted(extras) if extra not in text] == []

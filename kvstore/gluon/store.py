@@ -10,7 +10,7 @@ import functools
 import operator
 import types
 import weakref
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
 from kvstore.front import FrontEnd
+from kvstore.gluon import scaling
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
+from kvstore.saving import Saved
 from kvstore.tracing import wraps
 from kvstore.wire.codecs import THRESHOLD
 from kvstore.wire.interfaces import Transport
@@ -43,6 +45,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
         self._handed: Set[Any] = set()  # keys handed in in this iteration
         self._factor = 1.0  # of all gradients
+        self._scaler: Any = None  # of the loss, MXNet's
+        self._tell_scaler: Callable[[bool], None] = lambda overflow: None
+        self._saved_scale: Optional[Dict[str, float]] = None
+        self._overflowed = False  # a gradient of this iteration, so that there was none
         self.stands_for: Optional[str] = None
         """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
         self._waits = Waits()
@@ -89,6 +95,22 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._factor = float(self.num_workers)
         if mean and self.session.method.reduces:
             self._change({"reduction": "mean"})
+
+    def scale_by(self, scaler: Any) -> None:
+        """Leave out iterations in which a gradient of some worker overflows, and tell this scaler of MXNet's.
+
+        ``amp.init_trainer`` does it. In a synchronous job all workers do so, and agree before they send. From then on
+        an iteration waits for its gradients.
+        """
+        if self._scaler is not None:
+            raise ConfigError("this trainer has a loss scale already; call amp.init_trainer once")
+        if self.options.uneven == "join":
+            raise ConfigError("a loss scale and uneven=\"join\" do not go together: a worker that has joined would not "
+                              "hear of overflows; leave one of them out")
+        self._scaler = scaler
+        self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
+        if self._saved_scale is not None:
+            scaling.put_back(scaler, self._saved_scale)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -293,8 +315,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     def _iterate(self) -> bool:
         """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
+        if self._scaler is not None and self._leaves_out():
+            return True
         optimizer = self._global_optimizer()
-        optimizer.num_update = optimizer.begin_num_update + self.iteration + 1
+        optimizer.num_update = optimizer.begin_num_update + self.session.step.t + 1
         counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
         if not counts:
             return False
@@ -309,6 +333,32 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                     lane.take(counts * self._factor * optimizer.rescale_grad, room)
                 lane.show(self.session.iterate(lane.bucket, grad, step))
         return True
+
+    def _leaves_out(self) -> bool:
+        """Whether this iteration has overflowed, and is left out. Waits for its gradients, and in a synchronous job for
+        what all workers find.
+        """
+        with self.session.deadline():  # gradients wait for weights, and these for others
+            overflow = scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
+        if not self.session.method.asynchronous:
+            overflow = bool(self.session.transport.total(np.array([overflow], np.float32))[0])
+        self._overflowed = overflow
+        self._tell_scaler(overflow)
+        if overflow:
+            self.session.leave_out()
+            scaling.check(self._scaler, self.iteration, self.options.on_nan)
+        return overflow
+
+    def worker_state(self) -> Saved:
+        arrays, meta = super().worker_state()
+        meta["loss_scale"] = None if self._scaler is None else scaling.saved(self._scaler)
+        return arrays, meta
+
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        super().load_state(worker, server)
+        self._saved_scale = worker[1].get("loss_scale")
+        if self._scaler is not None and self._saved_scale is not None:
+            scaling.put_back(self._scaler, self._saved_scale)
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:
@@ -378,3 +428,6 @@ def _dtype(array: NDArray) -> str:
 @functools.lru_cache(maxsize=None)
 def _dtype_name(dtype: Any) -> str:
     return np.dtype(dtype).name
+
+
+scaling.teach(mx.gluon.Trainer, Store)

@@ -61,14 +61,17 @@ class Arrivals:
 class Optimizer(torch.optim.Optimizer):
     """Train `model` by `store`, whose global optimizer is `optimizer`.
 
+    Schedulers, `zero_grad` and parameter groups are as with `optimizer`, in whose place this is used. Making it is
+    collective and waits; so is the first `step`.
+
     Parameters
     ----------
-    optimizer : SGD, Adam, AdamW, RMSprop or Adagrad of torch.optim, new, on parameters of `model`
-    model : whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well
-    store : made by `odsgd.torch.create`, one for each model
-
-    Schedulers, `zero_grad` and parameter groups are as with `optimizer`, in whose place this is used.
-    Making it is collective and waits; so is the first `step`.
+    optimizer
+        SGD, Adam, AdamW, RMSprop or Adagrad of torch.optim, new, on parameters of `model`
+    model
+        whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well
+    store
+        made by `odsgd.torch.create`, one for each model
     """
 
     _step_supports_amp_scaling = True  # a scaler of PyTorch's leaves unscaling and skipping to `step`, which refuses

@@ -112,6 +112,9 @@ class TrainConfig:
     gpus: Tuple[int, ...] = _devices((), integers(0), "use these GPUs, e.g. 0,2", result=False)
     num_cpus: int = _devices(1, integer(1), "without GPUs: devices cpu(0) to cpu(N-1), a way to try several devices on "
                              "any machine", result=False)
+    dtype: str = _devices("float32", name("number type", ("float32", "float16")), "of weights, gradients and what the "
+                          "network computes: float16 has a dynamic loss scale, and the store updates in float32; a CPU "
+                          "computes products in float32, too")
     hybridize: bool = _devices(True, FLAG, "compile the network into one graph")
 
     kvstore: str = _algorithm("odsgd", TEXT, f"{', '.join(algorithms.METHODS)}; or MXNet's dist_sync (odsgd when "
@@ -185,6 +188,7 @@ class TrainConfig:
         self._resolve_method({key: value for key, value in values.items() if value is not None})
         self._check_model_and_devices()
         self._check_schedule()
+        self._check_dtype()
         self._resolve_emulation()
         self._check_cluster()
         if self.out is None:
@@ -396,6 +400,12 @@ class TrainConfig:
             raise ConfigError("lr_step_epochs_local needs lr_local; without it the local learning rate follows lr")
         if self.lr_warmup_from and not self.lr_warmup.count:
             raise ConfigError("lr_warmup_from needs lr_warmup, the span over which lr rises")
+
+    def _check_dtype(self) -> None:
+        for key in ("emulate_compute", "cluster"):
+            if self.dtype != "float32" and getattr(self, key) is not None:
+                raise ConfigError(f"dtype `{self.dtype}` has no meaning with {key}, which has its own account of what "
+                                  "computing takes; leave one of them out")
 
     def _resolve_emulation(self) -> None:
         if self.emulate_compute is not None:

@@ -12,7 +12,7 @@ import dataclasses
 import os
 import shutil
 import sys
-from typing import Callable, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Callable, Dict, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from kvstore.algorithms import standin
 from kvstore.algorithms.standin import StandIn
@@ -83,7 +83,8 @@ def _job(options: argparse.Namespace) -> plan.Job:
         startup_timeout_s=options.startup_timeout, hang_timeout_s=options.hang_timeout,
         max_restarts=options.max_restarts, least_workers=least if elastic else None,
         most_workers=most if elastic else None, rejoin_timeout_s=options.rejoin_timeout, grow=options.grow,
-        grace_s=options.grace, on_worker_loss=options.on_worker_loss, store=options.store)
+        grace_s=options.grace, on_worker_loss=options.on_worker_loss,
+        reads=_reads(command, training, launcher), store=options.store)
     return _secured(job) if options.secure else job
 
 
@@ -213,6 +214,19 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
         return standin.parse(store)
     except ConfigError as error:
         raise ConfigError(f"--store {shown(store)}: {error}") from None
+
+
+def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
+    """Files and folders that every worker needs, as far as its command tells; ConfigError if they should be here."""
+    named: Dict[str, Optional[str]] = {}
+    if isinstance(training, TrainConfig):
+        named = {"data_dir": training.data_dir, "weights": training.weights}
+    if launcher == "local":
+        for option, path in named.items():
+            if path and not os.path.exists(os.path.expanduser(path)):
+                raise ConfigError(f"the workers' command: {option} `{path}`: there is no such file or folder")
+    script = next((word for word in command[:2] if word.endswith(".py")), None)
+    return tuple(filter(None, [script, *named.values()]))
 
 
 def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:

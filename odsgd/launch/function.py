@@ -32,12 +32,15 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
 
     Parameters
     ----------
-    num_workers, num_servers : as ``-n`` and ``-s`` of `odsgd launch`; None: as many servers as workers
-    options : further words for `odsgd launch`, e.g. ``["--env", "MXNET_CPU_WORKER_NTHREADS:2"]``
+    num_workers, num_servers
+        as ``-n`` and ``-s`` of `odsgd launch`; None: as many servers as workers
+    options
+        further words for `odsgd launch`, e.g. ``["--env", "MXNET_CPU_WORKER_NTHREADS:2"]``
 
     Raises
     ------
-    JobError : a process has failed. Where a worker raised an exception that is its ``__cause__``.
+    JobError
+        a process has failed. Where a worker raised an exception that is its ``__cause__``.
     """
     from odsgd.launch import cli, supervise
     with tempfile.TemporaryDirectory(prefix="odsgd-function-") as name:

@@ -76,6 +76,15 @@ def state(pid: int) -> str:
         return ""
 
 
+def born(pid: int) -> str:
+    """When a process was started, in the kernel's words; empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
 def mpi_memory(pid: int) -> Set[str]:
     """Files of shared memory that MPI has made for a process, and that must be taken away after it."""
     try:

@@ -10,6 +10,8 @@ import stat
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from odsgd.launch import linux
+
 Facts = Dict[str, Any]
 MOST_NBYTES = 1 << 22
 SHARED = "/tmp"
@@ -28,13 +30,14 @@ class Notice:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ours = _is_ours(self._path.parent)
+        self._born = linux.born(os.getpid())
 
     def write(self, facts: Facts) -> None:
         """Say this from now on."""
         if self._ours:
             draft = self._path.with_suffix(".new")
             with contextlib.suppress(OSError):
-                draft.write_text(json.dumps(facts), encoding="utf-8")
+                draft.write_text(json.dumps({**facts, "born": self._born}), encoding="utf-8")
                 os.replace(draft, self._path)
 
     def close(self) -> None:
@@ -46,21 +49,22 @@ class Notice:
 def read(job: int) -> Optional[Facts]:
     """What this job says; None if it has ended."""
     path = folder() / f"{job}.json"
-    if not _is_ours(path.parent) or not _runs(job):
+    if not _is_ours(path.parent):
         return None
     try:
         with path.open(encoding="utf-8") as file:
             facts = json.loads(file.read(MOST_NBYTES))
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts, dict) else None
+    return facts if isinstance(facts, dict) and _runs(job, facts) else None
 
 
 def running() -> List[int]:
     """The jobs of this user on this machine, by their launchers' processes."""
     if not _is_ours(folder()):
         return []
-    return sorted(int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit() and _runs(int(path.stem)))
+    jobs = [int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit()]
+    return sorted(job for job in jobs if read(job) is not None)
 
 
 def _is_ours(path: Path) -> bool:
@@ -72,10 +76,10 @@ def _is_ours(path: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def _runs(pid: int) -> bool:
-    """A launcher that was killed has left its file."""
+def _runs(pid: int, facts: Facts) -> bool:
+    """A launcher that was killed has left its file, and its number may be another process's by now."""
     try:
         os.kill(pid, 0)
     except OSError:
         return False
-    return True
+    return facts.get("born") == linux.born(pid)

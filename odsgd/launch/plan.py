@@ -76,6 +76,7 @@ class Job:
     grow: bool = False  # those that are missing are taken in again at a checkpoint
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
+    reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
     store: Optional[str] = None  # for scripts that ask for MXNet's
     secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
     door_port: int = 0  # at which pods knock

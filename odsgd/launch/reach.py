@@ -122,24 +122,30 @@ def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
 
 def open_ssh(job: Job, plan: Plan, host: Host) -> Outpost:
     """An agent on another host."""
-    return _open(job, plan, host, [*_ssh(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
+    return _open(job, plan, host, [*ssh_to(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
+
+
+def working_directory(job: Job) -> str:
+    """Of the job's processes on other hosts."""
+    return job.sync_dst_dir or os.getcwd()
 
 
 def remote_command(job: Job) -> str:
     """One line for the shell over there, whichever it is: `cd`, `&&` and `env` are the same in sh and csh."""
     path = planning.package_path(job)
     words = [*(["env", f"PYTHONPATH={path}"] if path else []), job.remote_python, *AGENT]
-    return f"cd {shlex.quote(job.sync_dst_dir or os.getcwd())} && exec {' '.join(map(shlex.quote, words))}"
+    return f"cd {shlex.quote(working_directory(job))} && exec {' '.join(map(shlex.quote, words))}"
 
 
 def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
     """Whether a host can be reached: ends with 0 if it can."""
-    return subprocess.Popen([*_ssh(job, host), "-o", f"ConnectTimeout={ANSWERS_WITHIN_S}", host.target, "true"],
+    return subprocess.Popen([*ssh_to(job, host), "-o", f"ConnectTimeout={ANSWERS_WITHIN_S}", host.target, "true"],
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             start_new_session=True)
 
 
-def _ssh(job: Job, host: Host) -> List[str]:
+def ssh_to(job: Job, host: Host) -> List[str]:
+    """The words before a host's name."""
     options = SSH_OPTIONS if job.secure else (*ANY_HOST_KEY, *SSH_OPTIONS)
     return [*program("ODSGD_SSH", "ssh"), *options, *(["-p", str(host.port)] if host.port else [])]
 
@@ -163,7 +169,7 @@ def synchronise(job: Job) -> None:
     copies = []
     try:
         for host in dict.fromkeys(job.slots):
-            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, _ssh(job, host))),
+            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, ssh_to(job, host))),
                        os.path.join(os.getcwd(), ""), f"{host.target}:{job.sync_dst_dir}"]
             try:
                 copies.append((host, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)))

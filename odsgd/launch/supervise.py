@@ -17,6 +17,7 @@ from odsgd.launch import early, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
+from odsgd.launch.check import check_hosts
 from odsgd.launch.console import Console
 from odsgd.launch.door import Door
 from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
@@ -59,6 +60,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
         console.say(warning)
     with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
+        check_hosts(job)
         if job.sync_dst_dir:
             reach.synchronise(job)
         for attempts in itertools.count():

@@ -222,7 +222,7 @@ class Vigil:
             self._warnings.append(f"{listed(list(fewer))} {have}, and "
                                   f"{farthest.name} waits in iteration {farthest.at}: a synchronous store needs as "
                                   "many batches on every worker; give all the same number, by shards of one size and "
-                                  'last_batch="discard"')
+                                  'last_batch="discard", or make the store with uneven="join"')
 
     # Small things
 

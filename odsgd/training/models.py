@@ -15,7 +15,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config.names import GLUON_MODELS
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices
+from odsgd.training import devices, half
 from odsgd.training.networks import PAPERS
 
 nn = mx.gluon.nn
@@ -35,6 +35,8 @@ def create(config: TrainConfig) -> Any:
     _settle_shapes(net, config, contexts[0])
     if config.weights is not None:
         _read_weights(net, config)
+    if config.dtype == half.FLOAT16:
+        half.cast(net, contexts)
     _freeze(net, config)
     if config.hybridize:
         net.hybridize(static_alloc=True)

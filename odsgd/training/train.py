@@ -8,8 +8,9 @@ the queue is `metrics.Meter`. All workers go through the same collective calls i
 the same number of batches; only worker 0 speaks, evaluates and writes metrics. Where an asynchronous job has lost it
 (`--on-worker-loss continue`), the lowest rank that is left does so.
 
-In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations, and meet
-at the end of an epoch (to sum, and for the evaluation of weights that nobody changes meanwhile) and for checkpoints.
+In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations. They meet
+for checkpoints and at the end alone; before that, worker 0 evaluates a copy of the global weights beside its training
+(evaluation.py), and records are of it alone. On a virtual cluster they meet at the end of every epoch.
 
 docs/reference/run-folder.md says what is reported. With `emulate_compute` that is time alone: there is no loss, and
 there are no weights worth a checkpoint.
@@ -36,7 +37,7 @@ from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
-from odsgd.training import checkpoint, data, devices, disk, models, randomness
+from odsgd.training import checkpoint, data, devices, disk, evaluation, half, models, randomness
 from odsgd.training.course import Course, Deal
 from odsgd.training.datasets import Arrays
 from odsgd.training.depot import DepotError, depot
@@ -91,6 +92,9 @@ class Training:
         self.store = make(config.kvstore, config.options.in_iterations(self.data.batches_per_epoch), transport)
         self.frozen = models.frozen(self.net, config)
         self.trainer = self._trainer()
+        self.half = config.dtype == half.FLOAT16
+        if self.half:
+            half.scale_by_itself(self.trainer)
         self.store.session.lr_given = config.lr
         self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
         for block in (self.loss, self.tally):
@@ -105,6 +109,7 @@ class Training:
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
+        self.beside: Optional[evaluation.Beside] = None
         self.second = depot(config.checkpoint_to)
         self.draft: Optional[checkpoint.Draft] = None
         self.warnings: List[str] = []  # of the time before there was a journal
@@ -171,6 +176,8 @@ class Training:
         with control.pulse.doing("training"):
             for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
                 self._iterate(xs, ys)
+                if self.beside is not None and not self.beside.advance():
+                    self.beside = None
                 if self.draft and self.draft.advance(self.store.iteration):
                     self._finish_checkpoint()
                 if self.store.iteration < end and self._checkpoint_due():
@@ -214,10 +221,14 @@ class Training:
     def _passes(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
         """Queue both; outputs and losses."""
         with mx.autograd.record():
-            outputs = [self.net(x) for x in xs]
+            outputs = [self._forward(x) for x in xs]
             losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
-        mx.autograd.backward(losses)
+            with half.scaled(losses, self.trainer) as scaled:
+                mx.autograd.backward(scaled)
         return outputs, losses
+
+    def _forward(self, x: Any) -> Any:
+        return half.outputs(self.net, x) if self.half else self.net(x)
 
     def _traced(self, on: recorder.Recorder) -> Any:
         """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
@@ -315,9 +326,15 @@ class Training:
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
-                "lr": lr, "lr_local": follows if lr_local is None else lr_local,
+                "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._scale(),
                 **(self._virtual_record(lap, iterations) if self.config.cluster is not None else
                    {"waiting_ms": 1000 * (self.store.waited_s - lap.waited_s) / iterations})}
+
+    def _scale(self) -> Dict[str, float]:
+        """Of the losses, and the iterations it has left out so far, where it has one."""
+        if not self.half:
+            return {}
+        return {"loss_scale": self.trainer._amp_loss_scaler.loss_scale, "left_out": self.store.session.left_out}
 
     def _virtual_record(self, lap: Lap, iterations: int) -> Dict[str, float]:
         """The same numbers in virtual time, where there is one."""
@@ -331,9 +348,14 @@ class Training:
     def _close_epoch(self, epoch: int, began: float) -> None:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
 
-        It is over, and the clock stops, when the slowest worker is through.
+        It is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker waits for
+        nobody before the last epoch: its record is of itself.
         """
         self.meter.drain()
+        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
+            self._pass_epoch(epoch, began)
+            return
+        self._finish_evaluation()
         mine = np.array(dataclasses.astuple(self.epoch.sums), np.float32)
         self.epoch.sums = Sums(*map(float, self.store.allreduce(mine)))
         self.clock.stop()
@@ -344,6 +366,27 @@ class Training:
                 self.tested = self._evaluate()
             record.update(self.tested)
         self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
+
+    def _pass_epoch(self, epoch: int, began: float) -> None:
+        """The end of an epoch at which nobody waits. The worker that speaks evaluates beside the next one."""
+        self.clock.stop()
+        self._take_over()
+        self._finish_evaluation()
+        if self.journal.silent:
+            return
+        record = {**self._record(self.epoch), "seconds": self.journal.seconds() - began}
+        if self._evaluation_due(epoch):
+            self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, lambda tested: (
+                self.journal.epoch({**record, **tested}, self.config.epochs)))
+        else:
+            self.journal.epoch(record, self.config.epochs)
+
+    def _finish_evaluation(self) -> None:
+        """Of the epoch before, if it is still going on."""
+        if self.beside is not None:
+            with control.pulse.doing("evaluation"):
+                self.beside.finish()
+            self.beside = None
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -369,18 +412,14 @@ class Training:
                 told = Sums(*map(float, self.store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))
             if told.examples or not self.config.asynchronous:
                 sums = told if self.journal.silent else sums
-                return {"test_loss": sums.mean_loss, "test_accuracy": sums.accuracy}
+                return evaluation.as_metrics(sums)
 
     def _test(self) -> Sums:
-        sums = Sums()
-        meter = Meter(lambda _, part: sums.add(part))
-        for number, (xs, ys) in enumerate(self.data.test()):
-            control.pulse.part = number
-            outputs = [self.net(x) for x in xs]
-            tallies = [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
-            meter.add(number, tallies, sum(len(y) for y in ys))
-        meter.drain()
-        return sums
+        return evaluation.test(self.data.test(), self._test_batch)
+
+    def _test_batch(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        outputs = [self._forward(x) for x in xs]
+        return [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

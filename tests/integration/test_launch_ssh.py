@@ -128,15 +128,31 @@ def test_a_host_that_cannot_be_reached_is_named_with_what_ssh_said(ssh: Way, tmp
 if [ "$host" = me@127.0.0.2 ]; then echo "ssh: Connection refused" >&2; exit 255; fi""")
     with Launch("-n", 2, "-s", 0, *options, MEMBER, "wait", env={"ODSGD_SSH": refusing}) as launch:
         assert launch.wait() == 70
-    assert launch.said == "lost host 127.0.0.2 (worker 1): ssh ended with exit code 255: ssh: Connection refused"
+    assert launch.said == ("1 of 2 hosts cannot take part; nothing was started\n"
+                           "  127.0.0.2: ssh ended with exit code 255: ssh: Connection refused")
+    assert not launch.output
 
 
 def test_a_host_that_does_not_answer_is_missed_at_the_deadline(ssh: Way, tmp_path: Path) -> None:
     options, _ = ssh
-    hanging = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
+    hanging = stand_in_ssh(tmp_path, 'case "$host $*" in me@127.0.0.2*agent*) exec sleep 600;; esac')
     table = startup_table(2, "-n", 2, "-s", 1, *options, MEMBER, env={"ODSGD_SSH": hanging})
     assert "missing: server 0, worker 1 (2 of 4)" in table
     assert ["worker", "1", "127.0.0.2", "-", "never", "started"] in map(str.split, table.splitlines())
+
+
+def test_hosts_are_asked_before_anything_starts_for_what_workers_read(ssh: Way, tmp_path: Path) -> None:
+    options, env = ssh
+    with Launch("-n", 2, "-s", 1, *options, "--remote-python", tmp_path / "no python", "odsgd", "train", "--dataset",
+                "mnist", "--data-dir", tmp_path / "it's not there", env=env) as launch:
+        assert launch.wait() == 70
+    missing = f"there is no {tmp_path}/it's not there and no {tmp_path}/no python"
+    assert launch.said == ("2 of 2 hosts cannot take part; nothing was started\n"
+                           f"  127.0.0.1: {missing}\n  127.0.0.2: {missing}")
+    silent = stand_in_ssh(tmp_path, 'if [ "$host" = me@127.0.0.2 ]; then exec sleep 600; fi')
+    with Launch("-n", 2, "--startup-timeout", 2, *options, MEMBER, env={"ODSGD_SSH": silent}) as launch:
+        assert launch.wait() == 70
+    assert launch.said.endswith("\n  127.0.0.2: ssh has not answered for 2 s")
 
 
 def test_a_command_that_a_host_does_not_have_is_told(ssh: Way) -> None:

@@ -43,7 +43,9 @@ def test_evaluation_and_writing_move_on_when_worker_0_is_lost(tmp_path: Path) ->
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert ["worker 1 goes on" in record["text"] for record in records if record["event"] == "warning"].count(True) == 1
     epochs = {record["epoch"]: record for record in records if record["event"] == "epoch"}
-    assert len(epochs) >= 59 and epochs[60]["test_accuracy"] > 0.9  # at most one went down with the one that wrote it
+    numbers = sorted(epochs)  # worker 1 may have been farther when it took over, and goes on without a gap
+    assert {1, 2} <= set(numbers) and numbers[-1] == 60 and epochs[60]["test_accuracy"] > 0.9
+    assert sum(after - before > 1 for before, after in zip(numbers, numbers[1:])) <= 1 and len(numbers) > 40
     assert [record["event"] for record in records][-2:] == ["staleness", "end"]
     assert json.loads((run / "staleness.json").read_text())["lost_workers"] == [0]
     manifest = json.loads((run / "checkpoints" / str(records[-1]["iteration"]) / "manifest.json").read_text())

@@ -59,7 +59,8 @@ def sections(runs: Sequence[Records]) -> List[Section]:
     """All that there is to tell of these runs."""
     return [Section("Results", "Test accuracy is that of the weights that all workers share, after the last epoch. "
                     "Samples per second are those of all workers together in the median epoch, without evaluations "
-                    "and checkpoints; seconds are with them.", cells(list(map(outcome, runs)))),
+                    "and checkpoints; seconds are with them. Of a virtual cluster both are in its time, without "
+                    "either.", cells(list(map(outcome, runs)))),
             *_accuracy(runs),
             Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "
                     "virtual cluster by its own time.",

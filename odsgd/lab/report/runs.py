@@ -20,7 +20,7 @@ Record = Dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """Accuracy, speed and staleness of one finished run."""
+    """Accuracy, speed and staleness of one finished run; of one on a virtual cluster, in its time."""
 
     name: str
     epochs: int
@@ -29,6 +29,7 @@ class Outcome(NamedTuple):
     seconds: float        # all epochs together
     last_five: float = math.nan  # mean test accuracy of the last five epochs; NaN unless all five were evaluated
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
+    virtual: bool = False
 
 
 class Records(NamedTuple):
@@ -44,11 +45,16 @@ class Records(NamedTuple):
     def name(self) -> str:
         return self.folder.name
 
+    @property
+    def virtual(self) -> bool:
+        """Whether it ran on a virtual cluster."""
+        return all("virtual_seconds" in epoch for epoch in self.epochs)
+
     def seconds(self) -> List[float]:
         """Of the run, at the end of each epoch; what lay between a failure and its resume does not count. Of a virtual
         cluster they are its own.
         """
-        if all("virtual_seconds" in epoch for epoch in self.epochs):
+        if self.virtual:
             return [number(epoch["virtual_seconds"]) for epoch in self.epochs]
         return list(itertools.accumulate(number(epoch.get("seconds")) for epoch in self.epochs))
 
@@ -73,19 +79,20 @@ def read_records(folder: Path) -> Records:
 def outcome(records: Records) -> Outcome:
     """What the run came to."""
     epochs = records.epochs
-    try:
-        return Outcome(
-            name=records.name,
-            epochs=len(epochs),
-            test_accuracy=number(epochs[-1].get("test_accuracy")),
-            samples_per_s=statistics.median(number(epoch["samples_per_s"]) for epoch in epochs),
-            seconds=sum(number(epoch["seconds"]) for epoch in epochs),
-            last_five=_mean([number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
-            staleness=_staleness(records.staleness),
-        )
-    except KeyError as error:
-        raise ConfigError(f"{records.folder / METRICS}: an epoch without {error}; expected samples_per_s and seconds"
-                          ) from None
+    for field in ("samples_per_s", "seconds"):
+        if any(field not in epoch for epoch in epochs):
+            raise ConfigError(f"{records.folder / METRICS}: an epoch without '{field}'; expected samples_per_s and "
+                              "seconds")
+    return Outcome(
+        name=records.name,
+        epochs=len(epochs),
+        test_accuracy=number(epochs[-1].get("test_accuracy")),
+        samples_per_s=statistics.median(map(samples_per_s, epochs)),
+        seconds=records.seconds()[-1],
+        last_five=_mean([number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
+        staleness=_staleness(records.staleness),
+        virtual=records.virtual,
+    )
 
 
 def number(value: Optional[float]) -> float:
@@ -138,9 +145,10 @@ def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
     """The outcomes as a table, its head first; staleness where one of the runs was asynchronous."""
     lines = [["run", "epochs", "test accuracy", f"mean of last {FEW}", "samples/s", "seconds"]]
     for one in outcomes:
+        time = " virtual" if one.virtual else ""
         lines.append([one.name, str(one.epochs), percent(one.test_accuracy),
                       "-" if math.isnan(one.last_five) else percent(one.last_five),
-                      f"{one.samples_per_s:.0f}", f"{one.seconds:.1f}"])
+                      f"{one.samples_per_s:.0f}{time}", f"{one.seconds:.1f}{time}"])
     if any(one.staleness for one in outcomes):
         lines[0] += ["staleness", "max", "updates/s"]
         for line, one in zip(lines[1:], outcomes):

@@ -681,3 +681,18 @@ def test_weights_that_come_in_ever_new_arrays_are_not_all_kept() -> None:
             assert len(lane._flats) <= FLATS
             assert arrays["a"].asnumpy().tolist() == [t] * 3
 
+
+def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
+    store, w = make("asgd"), mx.nd.array([4.0])
+    store.broadcast("w", w, w)
+    store.pushpull("w", w, w)  # w - lr w
+    then = store.snapshot()
+    store.pushpull("w", w, w)
+    with store.showing(then):
+        assert w.asscalar() == 2.0
+    assert w.asscalar() == 1.0
+    synchronous = make("ssgd")
+    synchronous.broadcast("w", w, w)
+    synchronous.begin()
+    with pytest.raises(ConfigError, match="have the global weights together; use global_weights"):
+        synchronous.snapshot()

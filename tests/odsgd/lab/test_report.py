@@ -39,6 +39,15 @@ def test_an_outcome_is_last_accuracy_median_speed_and_total_time(tmp_path: Path)
     assert outcome[:5] == ("odsgd", 3, 0.9, 300.0, 5.5) and outcome.staleness is None
 
 
+def test_a_run_on_a_virtual_cluster_is_told_in_its_time(tmp_path: Path) -> None:
+    events = [{**epoch(number, 0.5, 100, 1.0), "virtual_samples_per_s": 7.0 * number, "virtual_seconds": 20.0 * number}
+              for number in (1, 2, 3)]
+    run = write_run(tmp_path / "run", events)
+    assert runs.table([runs.read_run(run)]).splitlines()[1].split()[-4:] == ["14", "virtual", "60.0", "virtual"]
+    records = runs.read_records(run)
+    assert records.seconds() == [20.0, 40.0, 60.0]
+
+
 def test_what_was_not_measured_is_nan(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [{"event": "epoch", "epoch": 1, "samples_per_s": None, "seconds": 1.0}])
     assert runs.table([runs.read_run(run)]).splitlines()[1].split() == ["run", "1", "nan", "%", "-", "nan", "1.0"]

@@ -95,7 +95,9 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
         watch.main(["elsewhere"])
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (notice.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed"}))
+    (notice.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed", "born": ""}))
+    mine = (notice.folder() / f"{os.getpid()}.json").read_text()
+    (notice.folder() / "1.json").write_text(mine)  # killed, and its number is another process's now
     assert notice.running() == [os.getpid()]
     note.close()
     assert notice.running() == []

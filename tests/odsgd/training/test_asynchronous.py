@@ -87,6 +87,17 @@ def test_an_asynchronous_run_is_resumed_with_the_options_of_its_store(tmp_path: 
         train_in_order(tiny(tmp_path, **ASYNC, kvstore="softsync", n=1, resume=True), 4, 8)
 
 
+def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Path) -> None:
+    """Worker 0 has two epochs done before worker 1 begins."""
+    ends, two = [0] * 10 + [1] * 15 + [0] * 5, dict(kvstore="asgd", lr=0.05, checkpoint_every=0)
+    cluster = Stage(2, order=ends, timeout_s=60)
+    cluster.run(lambda transport: train.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
+    assert cluster.log == ends
+    first, second, last = records(tmp_path / "run", "epoch")
+    assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
+    assert len({one["test_loss"] for one in (first, second, last)}) == 3
+
+
 # --- staleness --------------------------------------------------------------------------------------------------------
 
 def test_staleness_is_a_result_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
