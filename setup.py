@@ -16,6 +16,7 @@ REQUIRES = [
     "scipy>=1.5",  # Student's t
     "PyYAML>=5.4",
     "tqdm>=4.60",
+    "greenlet>=1.1,<4",  # the buckets of a worker on a virtual cluster
     "cloudpickle>=2.0",  # functions of a script on their way to the workers of odsgd.launch
     "setuptools>=65; python_version >= '3.12'",  # MXNet and GluonCV import distutils, gone from Python 3.12
 ]

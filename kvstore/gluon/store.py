@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import numpy as np
 
 from kvstore import saving
-from kvstore.algorithms.method import Method, Options
+from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -327,12 +327,14 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
         with self._waits.around(self._keyed[key] for key in self._lanes_of):
-            for lane in self.lanes:
-                room = self.session.room(lane.bucket)
-                grad = lane.nothing(room) if self._joined else \
-                    lane.take(counts * self._factor * optimizer.rescale_grad, room)
-                lane.show(self.session.iterate(lane.bucket, grad, step))
+            scale = counts * self._factor * optimizer.rescale_grad
+            self.session.transport.each(functools.partial(self._iterate_bucket, step, scale), self.lanes)
         return True
+
+    def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:
+        room = self.session.room(lane.bucket)
+        grad = lane.nothing(room) if self._joined else lane.take(scale, room)
+        lane.show(self.session.iterate(lane.bucket, grad, step))
 
     def _leaves_out(self) -> bool:
         """Whether this iteration has overflowed, and is left out. Waits for its gradients, and in a synchronous job for

@@ -20,7 +20,7 @@ Order. Exchanges of one bucket take place in the order they were asked for, neve
 order they were asked for, which is the same on all workers.
 """
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from kvstore.buckets import Bucket, Parameter
 from kvstore.wire.codecs import THRESHOLD
 from kvstore.wire.finite import SAMPLE, Look, looking, names
 
+Item = TypeVar("Item")
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
 State = Dict[int, Dict[str, np.ndarray]]
@@ -125,6 +126,11 @@ class Transport:
     def begins(self, t: int) -> None:
         """Its iteration `t` begins."""
         self._iteration = t
+
+    def each(self, function: Callable[[Item], None], items: Iterable[Item]) -> None:
+        """Do an iteration's part of each bucket."""
+        for item in items:
+            function(item)
 
     def look(self, bucket: Bucket) -> Optional[Look]:
         """What looks at the floats of a bucket before they are sent in this iteration; None: nothing does."""

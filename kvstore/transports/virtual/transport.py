@@ -6,12 +6,15 @@
 
 A worker's thread runs ahead of the virtual time until it reads an answer of an asynchronous server. That one is made,
 with the real arrays, when the simulation lets the question reach the bucket's rule, after all that came there before.
-So the gradients of several workers are computed at a time, and no bit depends on it.
+So the gradients of several workers are computed at a time, and no bit depends on it. A worker's buckets wait each for
+itself, in a coroutine (greenlet): what one server is asked first may reach its rule last.
 """
+import functools
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
+from greenlet import getcurrent, greenlet
 
 from kvstore import algorithms
 from kvstore.buckets import Bucket, Parameter
@@ -92,6 +95,13 @@ class VirtualStage(Stage):
         return simulation.ready(worker_rank) / NS
 
     # -- the order that the times decide ---------------------------------------------------------------------
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let the worker's other buckets go on, if there are some (`VirtualWorker.each`), then other workers."""
+        worker = getcurrent().parent
+        if worker is not None and not ready():
+            worker.switch((ready, what))
+        super().wait_until(ready, what)
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
              look: Optional[Look] = None) -> Late:
@@ -176,6 +186,32 @@ class VirtualWorker(_Timed, InProcess):
     def opens(self, opening: Opening) -> None:
         super().opens(opening)
         self._stage.opens(opening, self._layers, ring=False)
+
+    def each(self, function: Callable[[Any], None], items: Iterable[Any]) -> None:
+        """An asynchronous server's answers come in any order: no bucket waits for another one's."""
+        if self._synchronous:
+            return super().each(function, items)
+        waiting = [one for item in items for one in _until_it_waits(greenlet(function), item)]
+        while waiting:
+            self._stage.wait_until(functools.partial(_some_ready, waiting), waiting[0][2])
+            one = next(one for one in waiting if one[1]())
+            waiting.remove(one)
+            waiting += _until_it_waits(one[0])
+        return None
+
+
+_Waiting = Tuple[greenlet, Callable[[], bool], str]
+"""A bucket, whether it can go on, and what it waits for, in words."""
+
+
+def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
+    """Go on with a bucket, until it is done (then nothing comes back) or waits."""
+    asked = bucket.switch(*values)
+    return [] if bucket.dead else [(bucket, *asked)]
+
+
+def _some_ready(waiting: Sequence[_Waiting]) -> bool:
+    return any(ready() for _, ready, _ in waiting)
 
 
 class VirtualRing(_Timed, InProcessRing):

@@ -111,3 +111,11 @@ def test_a_run_that_would_need_more_memory_than_there_is_says_how_much(
     assert virtual.run(tiny(tmp_path / "run", **RUN, kvstore="asgd", cluster="virtual")) == EXIT_USAGE
     assert "5 workers of a model with" in (said := capsys.readouterr().err) and "GB are free" in said
     assert not (tmp_path / "run").exists()
+
+
+def test_a_bucket_that_waits_does_not_hold_up_the_others_of_its_worker(tmp_path: Path) -> None:
+    """Servers beside workers: what is asked of one's own arrives first, though it was asked last."""
+    file = tmp_path / "cluster.yaml"
+    file.write_text("servers: 8\nplacement: beside\ncompute: {iteration: 20ms, draws: 'lognormal:0.1'}\n")
+    options = dict(RUN, workers=8, batch_size=1, epochs=1, iterations=3, model="mlp_500", image_shape=(1, 28, 28))
+    assert virtual.run(tiny(tmp_path / "run", **options, kvstore="asgd", eval_every=0, cluster=str(file))) == 0
