@@ -84,7 +84,8 @@ class Agent:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
-        self.signalled: Optional[int] = None
+        self.signalled: Optional[int] = None  # not told of yet
+        self.ended_by: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
         self.heard_at = time.monotonic()
@@ -383,7 +384,7 @@ class Agent:
                         self._listen(child, stream)
 
     def _heed(self, number: int, frame: object) -> None:
-        self.signalled = number
+        self.signalled = self.ended_by = number
         self._stop(self.orders["grace_s"])
 
     def _tell_of_signal(self) -> None:

@@ -32,7 +32,7 @@ class Door:
     def accept(self) -> Optional[Outpost]:
         """An agent that has come; None for a visitor that cannot prove that it is one."""
         connection, _ = self.listener.accept()
-        admitted = handshake.admit(connection, self.secret, self.waiting)
+        admitted = handshake.admit(connection, self.secret, self.waiting) if self.waiting else None
         if admitted is None:
             connection.close()
             return None

@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 import zlib
 from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
@@ -79,7 +80,7 @@ def admit(connection: socket.socket, secret: str, expected: Collection[int]) -> 
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         connection.settimeout(ANSWERED_WITHIN_S)
         connection.sendall(nonce.encode() + b"\n")
-        answer = json.loads(_read_line(connection))
+        answer = json.loads(_read_line(connection, within_s=ANSWERED_WITHIN_S))
         rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
         if rank in expected and hmac.compare_digest(shown.encode(), _proof(secret, f"agent {rank} {nonce}").encode()):
             return rank, own
@@ -113,6 +114,16 @@ def _proof(secret: str, text: str) -> str:
     return hmac.new(bytes.fromhex(secret), text.encode(), hashlib.sha256).hexdigest()
 
 
-def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
-    with connection.makefile("rb", buffering=0) as unbuffered:  # the bytes behind the line are the channel's
-        return unbuffered.readline(most).decode().strip()
+def _read_line(connection: socket.socket, most: int = MAX_ANSWER, within_s: Optional[float] = None) -> str:
+    """All of it, if `within_s` says so, in that time; byte by byte, since what is behind it is the channel's."""
+    if within_s is None:
+        with connection.makefile("rb", buffering=0) as unbuffered:
+            return unbuffered.readline(most).decode().strip()
+    line, deadline = b"", time.monotonic() + within_s
+    while len(line) < most and not line.endswith(b"\n"):
+        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        byte = connection.recv(1)
+        if not byte:
+            break
+        line += byte
+    return line.decode().strip()

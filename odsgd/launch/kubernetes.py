@@ -147,6 +147,7 @@ def words(job: Job) -> List[str]:
     defaults = Job((), 1, 0)
     for flag, field in (("--port", "port"), ("--startup-timeout", "startup_timeout_s"), ("--grace", "grace_s"),
                         ("--hang-timeout", "hang_timeout_s"), ("--max-restarts", "max_restarts"),
+                        *([("--rejoin-timeout", "rejoin_timeout_s")] if job.max_restarts else []),
                         ("--on-worker-loss", "on_worker_loss"), ("--store", "store")):
         if getattr(job, field) != getattr(defaults, field):
             value = getattr(job, field)

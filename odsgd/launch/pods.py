@@ -100,8 +100,11 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
     while called is not None:
         told, fd = called
         told["env"]["ODSGD_SECRET"] = secret
-        Agent(told, Channel(fd, fd)).run()
+        agent = Agent(told, Channel(fd, fd))
+        agent.run()
         os.close(fd)
+        if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
+            return 128 + agent.ended_by
         _heed_signals()
         called = call(number, launcher, secret, OVER_S)
     return 0
@@ -113,6 +116,7 @@ def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float)
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # not there yet, or not any more
             connection, nonce = handshake.knock(launcher, secret, number)
+            deadline = time.monotonic() + patience_s  # it is there, and may be busy with the end of the last attempt
             with connection:
                 told = handshake.receive_orders(connection, secret, nonce)
                 if told is not None:

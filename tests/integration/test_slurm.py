@@ -82,7 +82,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         cluster.popen([programs["slurmctld"], "-D"], env=env, **quiet)
         for host in range(3):
             cluster.popen([programs["slurmd"], "-D"], env=env, host=host, **quiet)
-        until(lambda: up.run("sinfo", "-h", "-o", "%T %D").stdout.split() == ["idle", "3"], 30.0)
+        until(lambda: up.run("sinfo", "-h", "-o", "%T %D").stdout.split() == ["idle", "3"], PATIENCE_S)
         yield up
 
 

@@ -39,15 +39,17 @@ def folder() -> Iterator[Path]:
 def serving(*tunnels: Tunnel) -> Iterator[List[Channel]]:
     """Meanwhile these tunnels do their work; the agents' ends of their channels."""
     pairs = [socket.socketpair() for _ in tunnels]
-    threads = [threading.Thread(target=one.serve, args=(Channel(end.fileno(), end.fileno()),))
+    threads = [threading.Thread(target=one.serve, args=(Channel(end.fileno(), end.fileno()),), daemon=True)
                for one, (_, end) in zip(tunnels, pairs)]
     for thread in threads:
         thread.start()
-    yield [Channel(end.fileno(), end.fileno()) for end, _ in pairs]
-    for (ours, theirs), thread in zip(pairs, threads):
-        ours.close()
-        thread.join(PATIENCE_S)
-        theirs.close()
+    try:
+        yield [Channel(end.fileno(), end.fileno()) for end, _ in pairs]
+    finally:
+        for (ours, theirs), thread in zip(pairs, threads):
+            ours.close()
+            thread.join(PATIENCE_S)
+            theirs.close()
 
 
 def open_portals(channel: Channel, folder: Path, at: str) -> None:
