@@ -304,7 +304,7 @@ class FrontEnd(Generic[L]):
             self.session.begin(*weights)
             saving.load_worker(self.session, self._saved)
         updates = saving.load_servers(self.session, self._saved_servers)
-        if not self.session.step.t:  # optimizer states alone: schedules and the warm-up go on with them
+        if not self.session.iteration:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes

@@ -6,6 +6,7 @@
 It has the presets' networks (scripts/examples/networks.py), evaluates as often as asked for, writes metrics.jsonl
 for `odsgd report`, and the weights at the end. Checkpoints, devices, emulation and virtual time are odsgd train's.
 """
+import os
 import sys
 from pathlib import Path
 from typing import Any, Dict, List
@@ -29,7 +30,8 @@ OPTIMIZERS: Dict[str, Any] = {
     "adam": lambda of, config: torch.optim.Adam(of, config.lr, weight_decay=config.wd)}
 
 NOT_HERE = ("weights", "trainable", "num_gpus", "gpus", "num_cpus", "optimizer_params", "resume", "checkpoint_to",
-            "emulate_compute", "trace", "cluster", "workers", "lr_scaling")
+            "emulate_compute", "trace", "cluster", "workers", "lr_scaling", "dtype", "checkpoint_every",
+            "keep_checkpoints")
 
 
 def refuse(config: TrainConfig) -> None:
@@ -137,6 +139,7 @@ def main(argv: List[str]) -> None:
     try:
         config = TrainConfig.from_flags(argv)
         refuse(config)
+        os.umask(int(config.umask, 8))
         Run(config).train()
     except ConfigError as error:
         control.die(str(error), EXIT_USAGE)

@@ -7,6 +7,8 @@ from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job
 
 ASKED_EVERY_S = 10.0
+ANSWERED_WITHIN_S = 30.0
+"""A host that lets us in and then says nothing is not back."""
 
 
 class Absentees:
@@ -20,6 +22,9 @@ class Absentees:
     def ask(self, now: float) -> None:
         """Hear the answers that are there; ask again, if it is time."""
         for host, question in list(self._asked.items()):
+            if now > self._ask_at - ASKED_EVERY_S + ANSWERED_WITHIN_S:
+                question.kill()
+                question.wait()
             if question.poll() is not None:
                 del self._asked[host]
                 (self._back.discard, self._back.add)[question.returncode == 0](host)

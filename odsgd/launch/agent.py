@@ -86,6 +86,7 @@ class Agent:
         self.stopping = False
         self.signalled: Optional[int] = None  # not told of yet
         self.ended_by: Optional[int] = None
+        self.portals: List[str] = []  # that a tunnel which is killed leaves behind
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
         self.heard_at = time.monotonic()
@@ -105,7 +106,8 @@ class Agent:
             self._run()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-            for path in [*self.mpi_memory, *self.orders["sockets"], *([self.lost_file] if self.lost_file else [])]:
+            for path in [*self.mpi_memory, *self.orders["sockets"], *self.portals,
+                         *([self.lost_file] if self.lost_file else [])]:
                 with _unless_gone:
                     os.unlink(path)
         self.channel.send({"event": "ended"})
@@ -353,6 +355,7 @@ class Agent:
             elif message.get("do") == "met":
                 self._all_have_met()
             if self.passage and message.get("do") in ("portals", "met"):
+                self.portals += [portal["path"] for portal in message.get("portals", ())]
                 self.passage.send(message)
 
     def _all_have_met(self) -> None:

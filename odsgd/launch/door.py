@@ -31,7 +31,10 @@ class Door:
 
     def accept(self) -> Optional[Outpost]:
         """An agent that has come; None for a visitor that cannot prove that it is one."""
-        connection, _ = self.listener.accept()
+        try:
+            connection, _ = self.listener.accept()
+        except OSError:  # gone again, or too many files are open
+            return None
         admitted = handshake.admit(connection, self.secret, self.waiting) if self.waiting else None
         if admitted is None:
             connection.close()

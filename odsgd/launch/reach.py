@@ -19,9 +19,9 @@ from odsgd.launch.channel import Channel, Message
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
 
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ConnectTimeout=30", "-o",
-               "LogLevel=ERROR")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
 """At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
+CONNECTED_WITHIN_S = 30
 ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
 """As in dmlc's tracker; not with --secure, where the job's secret goes to hosts that ssh knows."""
 SILENCE_S = 300.0
@@ -139,15 +139,16 @@ def remote_command(job: Job) -> str:
 
 def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
     """Whether a host can be reached: ends with 0 if it can."""
-    return subprocess.Popen([*ssh_to(job, host), "-o", f"ConnectTimeout={ANSWERS_WITHIN_S}", host.target, "true"],
+    return subprocess.Popen([*ssh_to(job, host, ANSWERS_WITHIN_S), host.target, "true"],
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             start_new_session=True)
 
 
-def ssh_to(job: Job, host: Host) -> List[str]:
+def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
     """The words before a host's name."""
     options = SSH_OPTIONS if job.secure else (*ANY_HOST_KEY, *SSH_OPTIONS)
-    return [*program("ODSGD_SSH", "ssh"), *options, *(["-p", str(host.port)] if host.port else [])]
+    return [*program("ODSGD_SSH", "ssh"), *options, "-o", f"ConnectTimeout={within_s}",
+            *(["-p", str(host.port)] if host.port else [])]
 
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str], carrier_name: str) -> Outpost:

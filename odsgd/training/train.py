@@ -355,7 +355,9 @@ class Training:
         if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
             self._pass_epoch(epoch, began)
             return
+        self.clock.stop()
         self._finish_evaluation()
+        self.clock.go_on()
         mine = np.array(dataclasses.astuple(self.epoch.sums), np.float32)
         self.epoch.sums = Sums(*map(float, self.store.allreduce(mine)))
         self.clock.stop()

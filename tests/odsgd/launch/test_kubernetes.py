@@ -23,8 +23,8 @@ def environ(*words: str, **more: str) -> Dict[str, str]:
 
 def test_a_pod_launches_the_job_that_was_asked_for() -> None:
     asked = cli.parse(["--launcher", "kubernetes", "-n", "3", "-s", "auto", "--env", "A:b c'd", "--env-worker", "B=1,2",
-                       "--max-restarts", "2", "--rejoin-timeout", "90", "--grace", "7.5", "--on-worker-loss", "continue",
-                       "--port", "5000",
+                       "--max-restarts", "2", "--rejoin-timeout", "90", "--grace", "7.5", "--on-worker-loss",
+                       "continue", "--port", "5000",
                        sys.executable, "train.py", "--lr", "it's"])
     job = pods.job_of(environ(*kubernetes.words(asked)))
     assert (job.launcher, job.secret, job.host_ip, job.door_port) == ("kubernetes", SECRET, "10.1.2.3", 9370)
