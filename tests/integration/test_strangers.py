@@ -15,7 +15,7 @@ import pytest
 from odsgd.lab.cluster import Cluster
 from odsgd.launch.plan import FIRST_NUMBER, SOCKETS
 from tests.integration.launching import PATIENCE_S, ROOT, Launch, command_line, marked, words
-from tests.integration.test_emulated_cluster import WHY_NOT
+from tests.integration.test_emulated_cluster import WHY_NOT, sees_us
 from tests.integration.test_faults import FAULTY, SERVER
 from tests.jobs import until
 from tests.stranger import DEEDS
@@ -155,6 +155,7 @@ def on_two_hosts(*options: str) -> Iterator[Training]:
         yield training
 
 
+@sees_us
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_on() -> None:
     with on_two_hosts("--secure") as training:
@@ -169,6 +170,7 @@ def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_o
         assert not any(training.ports().values())
 
 
+@sees_us
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 def test_without_a_tunnel_one_of_them_ends_it() -> None:
     with on_two_hosts() as training:
