@@ -116,12 +116,11 @@ def _proof(secret: str, text: str) -> str:
 
 def _read_line(connection: socket.socket, most: int = MAX_ANSWER, within_s: Optional[float] = None) -> str:
     """All of it, if `within_s` says so, in that time; byte by byte, since what is behind it is the channel's."""
-    if within_s is None:
-        with connection.makefile("rb", buffering=0) as unbuffered:
-            return unbuffered.readline(most).decode().strip()
-    line, deadline = b"", time.monotonic() + within_s
+    line = bytearray()
+    deadline = None if within_s is None else time.monotonic() + within_s
     while len(line) < most and not line.endswith(b"\n"):
-        connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+        if deadline is not None:
+            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         byte = connection.recv(1)
         if not byte:
             break

@@ -69,18 +69,19 @@ def descendants(ancestor: int) -> List[int]:
 
 def state(pid: int) -> str:
     """The letter with which the kernel tells the state of a process: R, S, D, T (stopped) ...; empty if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
+    return _told(pid, 0)
 
 
 def born(pid: int) -> str:
     """When a process was started, in the kernel's words; empty if it is gone."""
+    return _told(pid, 19)
+
+
+def _told(pid: int, place: int) -> str:
+    """What the kernel tells of a process, by its place behind the name; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[19].decode()
+            return stat.read().rpartition(b")")[2].split()[place].decode()
     except (OSError, IndexError):
         return ""
 
