@@ -423,8 +423,9 @@ class Judge:
 
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
-        staying = [member.name for member in self.others  # one that no worker has called waits for nothing
-                   if member.code is None and member.role == "server" and member.joined]
+        called = any(worker.joined for worker in self.workers)  # else it waits for nothing, unless it says otherwise
+        staying = [member.name for member in self.others
+                   if member.code is None and member.role == "server" and (called or member.joined)]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
         bad = [member for member in self.others if member.code]

@@ -67,13 +67,13 @@ class Launch:
         """Until each of these lines has been printed."""
         with self._news:
             seen = self._news.wait_for(lambda: set(lines) <= set(self.output + self.errors), PATIENCE_S)
-        assert seen, f"never saw {set(lines) - set(self.output + self.errors)}; output:\n{self}"
+        assert seen, f"never saw {set(lines) - set(self.output + self.errors)}; {self.standing}:\n{self}"
 
     def wait_for_text(self, text: str) -> None:
         """Until a line of stderr contains `text`."""
         with self._news:
             seen = self._news.wait_for(lambda: any(text in line for line in self.errors), PATIENCE_S)
-        assert seen, f"never saw {text!r}; output:\n{self}"
+        assert seen, f"never saw {text!r}; {self.standing}:\n{self}"
 
     def wait_for_all_joined(self, workers: int = 2, servers: int = 1) -> None:
         """Until every process has printed that it has joined."""
@@ -100,6 +100,12 @@ class Launch:
     def kill(self, name: str, number: int) -> None:
         """Send a signal to one process of the job."""
         os.kill(self.pid(name), number)
+
+    @property
+    def standing(self) -> str:
+        """Whether it still runs, for a message before its output."""
+        code = self.process.poll()
+        return "output so far" if code is None else f"it has ended with exit code {code}, output"
 
     @property
     def said(self) -> str:

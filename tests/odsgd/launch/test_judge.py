@@ -148,6 +148,15 @@ def test_all_have_ended_well() -> None:
     assert verdict_at(judge, 10.1) == Verdict(0, "", finished=True)  # the scheduler hears no farewell
 
 
+def test_a_server_whose_word_of_joining_comes_late_is_waited_for_all_the_same() -> None:
+    judge = running("scheduler", "worker 0", "worker 1")  # nobody joins alone
+    end_workers(judge, 10.0)
+    assert judge.tick(10.05) is None
+    judge.reported("server 0", {"event": "joined"}, 10.1)
+    judge.exited("server 0", 0, 10.2)
+    assert verdict_at(judge, 10.2) == Verdict(0, "", finished=True)
+
+
 def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
     judge = running(*NAMES)
     end_workers(judge, 10.0)
