@@ -30,7 +30,7 @@ class Clock:
 
 
 def test_an_exchange_that_is_waited_for_counts_and_a_backward_pass_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exchange of every iteration begins when the store has looked at the clock twice: as it hears of the gradients,
+    """The exchange of an iteration begins when the store has looked at the clock twice: as it hears of the gradients,
     and when these have been written.
     """
     monkeypatch.setattr(waits, "EVERY_S", 0.0)
