@@ -48,8 +48,8 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("words, told", [
     (["watch", "--onc"], "odsgd watch: unknown option `--onc`; did you mean `--once`?"),
     (["report", "runs", "--tabel"], "odsgd report: unknown option `--tabel`; did you mean `--table`?"),
-    (["trace", "summary", "x", "--hostfile", "y"], "odsgd trace: unknown option `--hostfile`; did you mean `--hostfile`, "
-                                                   "an option of `odsgd launch`?")])
+    (["trace", "summary", "x", "--hostfile", "y"],
+     "odsgd trace: unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?")])
 def test_every_command_tells_the_nearest_option(words: List[str], told: str,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 64
