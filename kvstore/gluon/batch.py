@@ -19,7 +19,8 @@ def counting(backward: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(backward)
     def counted(heads: Any, *arguments: Any, **options: Any) -> None:
         if _rows() is not None:
-            _seen(sum(head.shape[0] if head.shape else 1 for head in (heads if isinstance(heads, list) else [heads])))
+            several = heads if isinstance(heads, (list, tuple)) else [heads]
+            _seen(sum(head.shape[0] if head.shape else 1 for head in several))
         backward(heads, *arguments, **options)
 
     return counted

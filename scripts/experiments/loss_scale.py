@@ -26,7 +26,7 @@ def network() -> Any:
 
 def main(how: str, store_name: str) -> None:
     """Worker 0 prints the milliseconds."""
-    amp = mx.contrib.amp
+    from mxnet.contrib import amp
     mx.random.seed(1)
     net, loss_of = network(), mx.gluon.loss.SoftmaxCrossEntropyLoss()
     x, y = mx.nd.random.uniform(shape=(BATCH, 3, 32, 32)), mx.nd.zeros(BATCH)
