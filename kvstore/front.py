@@ -13,6 +13,7 @@ from typing import (
     Iterator,
     List,
     Mapping,
+    NamedTuple,
     Optional,
     Protocol,
     Sequence,
@@ -55,14 +56,23 @@ L = TypeVar("L", bound=_Lane)
 K = TypeVar("K", bound=Hashable)
 
 
+class Snapshot(NamedTuple):
+    """The weights of a moment, by bucket, and what else a network holds, by name and device."""
+
+    weights: List[NDArray]
+    statistics: Dict[str, List[Any]]
+
+
 class FrontEnd(Generic[L]):
     """A store of one model, but for what depends on the framework of its script:
 
         begin()               lay out the buckets, then `_open`; nothing if that has been done
         _iterate()            one iteration, in which this worker has no gradient if it has `_joined`
         under_way           whether an iteration has begun and not ended
-        _statistics()         what the model holds beside what is trained: arrays by name, one for each device
-        _set_statistics(…)    let it hold these
+        _statistics()         copies of what the model holds beside what is trained: the framework's arrays by name, one
+                              for each device
+        _set_statistics(…)    let it hold these, or NumPy's
+        _numbers(array)       NumPy's of one of the framework's
 
     Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
     same order.
@@ -165,32 +175,31 @@ class FrontEnd(Generic[L]):
         self._meet()
         self._idle()
         self.session.wire.check()
-        own = self._statistics()
+        own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._statistics().items()}
         means = self._over_workers({name: mine[0].size for name, mine in own.items()},
                                    lambda name: np.mean(own[name], axis=0), self.session.mean)
-        self._set_statistics({name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means})
-        try:
-            with self.showing([self.session.global_weights(lane.bucket) for lane in self.lanes]):
-                yield
-        finally:
-            self._set_statistics(own)
+        shared = {name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means}
+        with self.showing(Snapshot([self.session.global_weights(lane.bucket) for lane in self.lanes], shared)):
+            yield
 
-    def snapshot(self) -> List[NDArray]:
+    def snapshot(self) -> Snapshot:
         """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
 
-        Parameters without a gradient are not among them.
+        Of what is not trained (the statistics of BatchNorm) it has this worker's own, as they are now.
         """
         self._check_begun("snapshot")
         if not self.session.method.asynchronous:
             raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
                               "use global_weights")
-        return [self.session.global_weights(lane.bucket).copy() for lane in self.lanes]
+        return Snapshot([self.session.global_weights(lane.bucket).copy() for lane in self.lanes], self._statistics())
 
     @contextlib.contextmanager
-    def showing(self, snapshot: Sequence[NDArray]) -> Iterator[None]:
-        """Inside, this worker's parameters hold the weights of a `snapshot`. Not collective; waits for nothing."""
-        for lane, flat in zip(self.lanes, snapshot):
+    def showing(self, snapshot: Snapshot) -> Iterator[None]:
+        """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nothing."""
+        own = self._statistics()
+        for lane, flat in zip(self.lanes, snapshot.weights):
             lane.show(flat)
+        self._set_statistics(snapshot.statistics)
         self._shows_shared = True
         try:
             yield
@@ -198,6 +207,7 @@ class FrontEnd(Generic[L]):
             self._shows_shared = False
             for lane in self.lanes:
                 lane.show(self.session.w_local[lane.bucket.id])
+            self._set_statistics(own)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
@@ -226,7 +236,7 @@ class FrontEnd(Generic[L]):
         self._meet()
         self._idle()
         arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{device}/{name}": array for name, mine in self._statistics().items()
+        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._statistics().items()
                        for device, array in enumerate(mine)})
         return arrays, meta
 
@@ -286,10 +296,14 @@ class FrontEnd(Generic[L]):
     def under_way(self) -> bool:
         raise NotImplementedError
 
-    def _statistics(self) -> Dict[str, List[np.ndarray]]:
+    def _statistics(self) -> Dict[str, List[Any]]:
         raise NotImplementedError
 
-    def _set_statistics(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _numbers(array: Any) -> np.ndarray:
         raise NotImplementedError
 
     def _open(self, lanes: List[L]) -> None:

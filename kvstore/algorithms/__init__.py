@@ -46,7 +46,7 @@ def find(name: str, what: str = "store", also: Iterable[str] = ()) -> Type[Metho
             if point.name == name:
                 register_method(point.load())
     if name not in METHODS:
-        raise unknown(what, name, [*METHODS, *also])
+        raise unknown(what, name, {*METHODS, *also})
     return METHODS[name]
 
 

@@ -98,9 +98,17 @@ def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
     if given.get("momentum") == 0 and "momentum" not in takes:
         del given["momentum"]
     try:
-        return mx.optimizer.create(name, **given)
+        optimizer = mx.optimizer.create(name, **given)
     except TypeError as error:
         raise ConfigError(f"optimizer_local `{name}` does not take these options: {error}") from None
+    _check_works(optimizer)
+    return optimizer
+
+
+def _check_works(optimizer: mx.optimizer.Optimizer) -> None:
+    if type(optimizer) is mx.optimizer.DCASGD and optimizer.momentum:  # it asks whether an array is true
+        raise ConfigError("optimizer `dcasgd` of MXNet 1.9.1 fails with momentum; set that to 0, or take `dcasgd_c`, "
+                          "which compensates from the weights after its last update and not before it")
 
 
 # -- any optimizer, on flat arrays -----------------------------------------------------------------------------------
@@ -139,6 +147,7 @@ _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult",
 def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
     """`optimizer` as JSON: its class by import path, and its settings."""
     kind = type(optimizer)
+    _check_works(optimizer)
     if kind.__module__ == "__main__":
         raise ConfigError(f"optimizer {kind.__name__} is defined in the script itself, which servers cannot import; "
                           "move it to a module of its own")

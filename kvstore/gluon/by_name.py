@@ -15,6 +15,7 @@ from typing import Any, Callable, Iterable
 from kvstore import algorithms
 from kvstore.algorithms import standin
 from kvstore.errors import ConfigError
+from kvstore.gluon import batch
 from kvstore.job import control
 
 MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync")
@@ -32,6 +33,10 @@ def install(mx: Any, create: Create) -> None:
     mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
     mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)
     mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
+    mx.gluon.trainer._create_sparse_kvstore = _keeping(mx.gluon.trainer._create_sparse_kvstore)
+    mx.nd.NDArray.backward = batch.counting(mx.nd.NDArray.backward)
+    mx.autograd.backward = batch.counting(mx.autograd.backward)
+    mx.mod.Module.init_optimizer = batch.telling(mx.mod.Module.init_optimizer)
     mx.gluon.Block.save_parameters = _saving(mx.gluon.Block.save_parameters, lambda block, *_, **__: [
         parameter.name for parameter in block.collect_params().values()])
     mx.model.save_checkpoint = mx.callback.save_checkpoint = _saving(
@@ -127,6 +132,15 @@ def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., N
             _admit(mx, type(asked["kvstore"]))
 
     return __init__
+
+
+def _keeping(mxnets: Callable[..., Any]) -> Callable[..., Any]:
+    """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse, for ours, too."""
+    @functools.wraps(mxnets)
+    def create_sparse_kvstore(store: Any) -> Any:
+        return (store, True) if type(store).__module__.startswith("kvstore.") else mxnets(store)
+
+    return create_sparse_kvstore
 
 
 def _admit(mx: Any, kind: Any) -> None:

@@ -12,8 +12,12 @@ import math
 import types
 from typing import Any, Callable, Dict, Iterable, List
 
+import numpy as np
+
+from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError
+from kvstore.wire import finite
 
 AT_A_TIME = 200
 """Arrays that one call of the operator looks at."""
@@ -54,13 +58,26 @@ def teach(trainer: Any, ours: type) -> None:
 
 
 def overflowed(grads: Iterable[NDArray]) -> bool:
-    """Whether any number of these gradients is infinite or none. Waits for them."""
+    """Whether any number of these gradients is infinite or none. Waits for them.
+
+    Those on a CPU are looked at in NumPy, which takes a hundredth of the time of MXNet's operator there.
+    """
     alike: Dict[Any, List[NDArray]] = {}
     for grad in grads:
         alike.setdefault((grad.context, grad.dtype), []).append(grad)
-    finite = [mx.nd.multi_all_finite(*part, num_arrays=len(part)) for arrays in alike.values()
-              for part in (arrays[at:at + AT_A_TIME] for at in range(0, len(arrays), AT_A_TIME))]
-    return not all(bool(one.asscalar()) for one in finite)
+    here = [grad for (context, dtype), arrays in alike.items() if _in_numpy(context, dtype) for grad in arrays]
+    found = [mx.nd.multi_all_finite(*part, num_arrays=len(part)) for on, arrays in alike.items() if not _in_numpy(*on)
+             for part in (arrays[at:at + AT_A_TIME] for at in range(0, len(arrays), AT_A_TIME))]
+    return not (all(map(_finite, here)) and all(bool(one.asscalar()) for one in found))
+
+
+def _in_numpy(context: Any, dtype: Any) -> bool:
+    return bool(context.device_type == "cpu" and dtype is np.float32)
+
+
+def _finite(grad: NDArray) -> bool:
+    flat = grad.reshape(-1)
+    return finite.finite(engine.memory(flat))
 
 
 def take_over(scaler: Any, said: Callable[[], bool]) -> Callable[[bool], None]:

@@ -21,7 +21,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
 from kvstore.front import FrontEnd
-from kvstore.gluon import scaling
+from kvstore.gluon import batch, scaling
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
@@ -153,9 +153,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     def init(self, key: Any, value: Any) -> None:
         """The initial weights of `key`: worker 0's. Collective; waits."""
-        values = [_as_list(its)[0].tostype("default") for _, its in _each(key, value)]
-        keys = [one for one, _ in _each(key, value)]
-        self.broadcast(keys, values, out=[its.copy() for its in values])
+        with mx.autograd.pause():  # a Trainer with row-sparse weights calls where a forward pass first reads them
+            values = [_as_list(its)[0].tostype("default") for _, its in _each(key, value)]
+            keys = [one for one, _ in _each(key, value)]
+            self.broadcast(keys, values, out=[its.copy() for its in values])
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins."""
@@ -185,10 +186,9 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         for one, outs, rows in _each(key, out, row_ids):
             weight, arrays = self._known(one).weights[0], _as_list(outs)
             ids = _as_list(rows)
-            for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
-                unique = mx.nd.array(np.unique(wanted.asnumpy()), dtype=np.int64)
-                mx.nd.sparse.row_sparse_array((weight.take(unique), unique), weight.shape,
-                                              dtype=weight.dtype).copyto(array)
+            with mx.autograd.pause():  # as `init`
+                for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
+                    _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
 
     def _barrier(self) -> None:
         """MXNet's name of `barrier`."""
@@ -230,7 +230,9 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def begin(self) -> None:
         if self.lanes:
             return
-        self._global_optimizer()
+        optimizer = self._global_optimizer()
+        if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
+            batch.check(self.name, self.num_workers, self._factor * optimizer.rescale_grad)
         self._share()
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
@@ -391,18 +393,31 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         """Parameters without a gradient, by name."""
         return {known.parameter.name: known for key, known in self._keyed.items() if key not in self._lanes_of}
 
-    def _statistics(self) -> Dict[str, List[np.ndarray]]:
-        return {name: [array.asnumpy() for array in known.weights] for name, known in self._untrained().items()}
+    def _statistics(self) -> Dict[str, List[NDArray]]:
+        return {name: [array.copy() for array in known.weights] for name, known in self._untrained().items()}
 
-    def _set_statistics(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+    @staticmethod
+    def _numbers(array: NDArray) -> np.ndarray:
+        numbers: np.ndarray = array.asnumpy()
+        return numbers
+
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, known in self._untrained().items():
             _put(known.weights, values[name])
 
 
-def _put(arrays: Sequence[NDArray], values: Sequence[np.ndarray]) -> None:
+def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
     for array, value in zip(arrays, values):
         # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
-        mx.nd.array(value, dtype=array.dtype).copyto(array)
+        (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)
+
+
+def _rows(weight: NDArray, ids: np.ndarray) -> NDArray:
+    """These rows, in a row-sparse array."""
+    if not ids.size:
+        return mx.nd.sparse.zeros("row_sparse", weight.shape, ctx=weight.context, dtype=weight.dtype)
+    rows = mx.nd.array(ids, ctx=weight.context, dtype=np.int64)
+    return mx.nd.sparse.row_sparse_array((weight.take(rows), rows), weight.shape, dtype=weight.dtype)
 
 
 def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:

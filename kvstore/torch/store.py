@@ -204,17 +204,24 @@ class TorchStore(FrontEnd[TensorLane]):
         """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
         super().load_state(worker, server)
         for name, saved in [*((name, f"local/{name}") for name in self._parameters),
-                            *((name, f"aux/0/{name}") for name in self._statistics())]:
+                            *((name, f"aux/0/{name}") for name in self._buffers())]:
             if saved not in worker[0]:
                 raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
             self._set(name, worker[0][saved])
 
-    def _statistics(self) -> Dict[str, List[np.ndarray]]:
-        """Buffers of real numbers."""
-        return {name: [_array(tensor)] for name, tensor in self._tensors.items()
+    def _buffers(self) -> Dict[str, torch.Tensor]:
+        """Of real numbers."""
+        return {name: tensor for name, tensor in self._tensors.items()
                 if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
 
-    def _set_statistics(self, values: Mapping[str, Sequence[np.ndarray]]) -> None:
+    def _statistics(self) -> Dict[str, List[torch.Tensor]]:
+        return {name: [tensor.detach().clone()] for name, tensor in self._buffers().items()}
+
+    @staticmethod
+    def _numbers(array: torch.Tensor) -> np.ndarray:
+        return _array(array)
+
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, (value,) in values.items():
             self._set(name, value)
 

@@ -24,6 +24,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
         self._hint = hint
 
+    def parse_args(self, *arguments: Any) -> Any:  # type: ignore[override]
+        known, rest = self.parse_known_args(*arguments)
+        if rest:
+            raise _unknown_flag(rest[0], self, self.prog)
+        return known
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message + self._hint)
 

@@ -53,6 +53,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     options, strangers = _parser().parse_known_args(list(argv))
     if strangers:
         raise unknown_flag(strangers[0].split("=")[0], "odsgd launch", flags())
+    if options.num_workers is None:
+        raise ConfigError("required: -n, the number of workers (see odsgd launch --help)")
     return options
 
 
@@ -102,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         spellings = list(flags) + ["--" + flag[2:].replace("-", "_") for flag in flags if "-" in flag[2:]]
         parser.add_argument(*spellings, **settings)  # type: ignore[arg-type]
 
-    add("-n", "--num-workers", type=_workers, required=True, metavar="N|MIN:MAX",
+    add("-n", "--num-workers", type=_workers, metavar="N|MIN:MAX",
         help="number of workers; MIN:MAX: begin with MAX, and at a restart leave out those that do not come back, down "
              "to MIN")
     add("-s", "--num-servers", type=_servers, metavar="N|auto",

@@ -45,6 +45,18 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("words, told", [
+    (["watch", "--onc"], "odsgd watch: unknown option `--onc`; did you mean `--once`?"),
+    (["report", "runs", "--tabel"], "odsgd report: unknown option `--tabel`; did you mean `--table`?"),
+    (["trace", "summary", "x", "--hostfile", "y"],
+     "odsgd trace: unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?")])
+def test_every_command_tells_the_nearest_option(words: List[str], told: str,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 64
+    error = capsys.readouterr().err
+    assert error.startswith(told) and error.count("\n") == 1
+
+
 def test_help_of_train_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--help"]) == 0
     assert "--optimizer-local" in capsys.readouterr().out

@@ -123,7 +123,7 @@ def _attend(cluster: Cluster, command: Sequence[str]) -> int:
 
 
 def _parser(name: Optional[str], shape: bool = False) -> Parser:
-    parser = Parser(" (see odsgd cluster --help)", usage=USAGE[7:].rstrip())
+    parser = Parser(" (see odsgd cluster --help)", prog="odsgd cluster", usage=USAGE[7:].rstrip())
     parser.add_argument("--name", default=name)
     if shape:
         parser.add_argument("--hosts", type=_count)

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def merge(argv: List[str]) -> None:
     """The files of a folder in one."""
-    parser = Parser(HINT, add_help=False)
+    parser = Parser(HINT, prog="odsgd trace", add_help=False)
     parser.add_argument("folder", type=Path)
     parser.add_argument("-o", dest="out", type=Path)
     options = parser.parse_args(argv)
@@ -74,7 +74,7 @@ def draw(argv: List[str]) -> None:
 
 
 def _traces() -> Parser:
-    parser = Parser(HINT, add_help=False)
+    parser = Parser(HINT, prog="odsgd trace", add_help=False)
     parser.add_argument("traces", type=Path, nargs="+")
     parser.add_argument("--iterations", type=_iterations, default=(None, None))
     return parser

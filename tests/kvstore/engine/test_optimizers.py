@@ -121,6 +121,13 @@ def test_a_local_momentum_of_0_is_0_whatever_the_optimizers_own_default(name: st
         optimizers.create_local("adam", {"momentum": 0.5})
 
 
+def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="fails with momentum; set that to 0, or take `dcasgd_c`"):
+        optimizers.create_local("dcasgd", {"momentum": 0.5})
+    with pytest.raises(ConfigError, match="fails with momentum"):
+        optimizers.describe(mx.optimizer.DCASGD(momentum=0.5))
+
+
 def test_an_unknown_local_optimizer_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown optimizer_local `dcasgd_x`; did you mean `dcasgd_"):
         optimizers.create_local("dcasgd_x", {})

@@ -1,6 +1,7 @@
 """Our stores by name in MXNet. One process that does as a user's script does; its MXNet keeps what it was taught."""
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, List
 
@@ -9,7 +10,8 @@ import pytest
 import kvstore
 from kvstore import ConfigError
 from kvstore.engine._mxnet import mx
-from kvstore.gluon import by_name
+from kvstore.gluon import batch, by_name
+from kvstore.transports.inprocess import Stage
 from tests.jobs import environment, launch
 
 gluon = mx.gluon
@@ -19,7 +21,8 @@ gluon = mx.gluon
 def _taught(monkeypatch: pytest.MonkeyPatch) -> None:
     """`kvstore.register`, taken back after the test."""
     for owner, name in [(mx.kvstore, "create"), (mx.model, "_create_kvstore"), (mx.module.module, "_create_kvstore"),
-                        (gluon.Trainer, "__init__")]:
+                        (gluon.Trainer, "__init__"), (mx.nd.NDArray, "backward"), (mx.autograd, "backward"),
+                        (mx.mod.Module, "init_optimizer")]:
         monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
     kvstore.register()
 
@@ -80,6 +83,39 @@ def test_a_trainer_that_would_update_the_weights_itself_is_refused_when_it_is_ma
     trainer(kvstore=kvstore.create("local"), update_on_kvstore=True)  # which MXNet ranks above the variable
     with pytest.raises(ConfigError, match="MXNET_UPDATE_ON_KVSTORE=0 in the environment"):
         trainer(kvstore=kvstore.create("local"))
+
+
+def gluon_step(store: Any, divisor: int) -> None:
+    """On three examples."""
+    net = gluon.nn.Dense(1, in_units=1, prefix="net_")
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    for _ in range(2):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((3, 1)))
+        loss.backward()
+        trainer.step(divisor)
+
+
+def module_step(store: Any, divisor: int) -> None:
+    net = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1, name="fc"),
+                                        name="out")
+    batches = mx.io.NDArrayIter(mx.nd.ones((6, 1)), mx.nd.ones((6, 1)), 3, label_name="out_label")
+    mx.mod.Module(net, label_names=["out_label"]).fit(
+        batches, kvstore=store, num_epoch=1, optimizer_params={"learning_rate": 0.1, "rescale_grad": 1 / divisor})
+
+
+@pytest.mark.parametrize("step", [gluon_step, module_step])
+@pytest.mark.parametrize("store, reduction, divisor, told", [
+    ("ssgd", "mean", 6, 1), ("ssgd", "mean", 3, 0), ("ssgd", "sum", 6, 0), ("asgd", "mean", 6, 0)])
+def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_store_takes_their_mean(
+        step: Any, store: str, reduction: str, divisor: int, told: int, capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two workers."""
+    monkeypatch.setattr(batch, "_here", threading.local())  # nothing of earlier tests
+    options = {} if store == "asgd" else {"reduction": reduction}
+    Stage(2, timeout_s=60).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
+    assert capfd.readouterr().err.count("divided by 6, which is 2 workers times 3 examples, and `ssgd` takes") == told
 
 
 def test_a_script_that_imports_odsgd_before_mxnet_has_the_names(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def test_row_sparse_gradients_and_pulls(name: str) -> None:
             taken = dense.asnumpy()
             np.testing.assert_array_equal(out.asnumpy()[[0, 2]], taken[[0, 2]])
             assert not out.asnumpy()[[1, 3]].any()
+            store.row_sparse_pull("3", out=out, row_ids=mx.nd.array([]))
+            assert not out.asnumpy().any()
         np.testing.assert_allclose(taken[:, 0], [1 + 2 * 6 / share, 1 + 2 * 2 / share, 1 + 2 * 3 / share, 1], rtol=1e-6)
 
     on_workers(check, name)
@@ -153,6 +155,37 @@ def test_a_trainer_with_row_sparse_gradients_walks_the_path_of_dense_ones() -> N
 
     kvstore.register()
     for ours, theirs in zip(train(sparse=True), train(sparse=False)):
+        np.testing.assert_array_equal(ours, theirs)
+        assert len(np.unique(ours[-1][:, 0])) > 3
+
+
+@pytest.mark.parametrize("name", ["ssgd", "odsgd"])
+def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: str) -> None:
+    """They lie in the store; a worker pulls the rows that it reads, while its gradients are recorded."""
+    def train(stype: str) -> List[Any]:
+        def worker(transport: Any) -> Any:
+            weight = mx.gluon.Parameter("w", shape=(5, 3), stype=stype, grad_stype="row_sparse", init="ones")
+            weight.initialize()
+            store = kvstore.create(name, transport=transport)
+            trainer = mx.gluon.Trainer([weight], "sgd", {"learning_rate": 0.1, "momentum": 0.9}, kvstore=store)
+            everything = mx.nd.arange(5)
+            seen = []
+            for t in range(4):
+                with mx.autograd.record():
+                    rows = mx.nd.array([transport.worker_rank, 2 + t % 2])
+                    w = weight.data() if stype == "default" else weight.row_sparse_data(rows)
+                    loss = (mx.nd.Embedding(rows, w, 5, 3, sparse_grad=True) ** 2).sum()
+                loss.backward()
+                trainer.step(1)
+                with store.global_weights():
+                    w = weight.data() if stype == "default" else weight.row_sparse_data(everything)
+                    seen.append(w.asnumpy())
+            return np.array(seen)
+
+        return Stage(2).run(worker)
+
+    kvstore.register()
+    for ours, theirs in zip(train("row_sparse"), train("default")):
         np.testing.assert_array_equal(ours, theirs)
         assert len(np.unique(ours[-1][:, 0])) > 3
 

@@ -683,14 +683,27 @@ def test_weights_that_come_in_ever_new_arrays_are_not_all_kept() -> None:
 
 
 def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
-    store, w = make("asgd"), mx.nd.array([4.0])
-    store.broadcast("w", w, w)
-    store.pushpull("w", w, w)  # w - lr w
+    store, net = make("asgd"), gluon.nn.BatchNorm(in_channels=1, momentum=0.0)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, kvstore=store)
+
+    def step(*x: float) -> None:
+        with mx.autograd.record():
+            loss = net(mx.nd.array(x).reshape(-1, 1)).sum()
+        loss.backward()
+        trainer.step(1)
+
+    def held() -> List[float]:
+        return [net.beta.data().asscalar(), net.running_mean.data().asscalar()]
+
+    step(1, 3)
     then = store.snapshot()
-    store.pushpull("w", w, w)
-    with store.showing(then):
-        assert w.asscalar() == 2.0
-    assert w.asscalar() == 1.0
+    step(5, 9, 10)
+    for _ in range(2):
+        with store.showing(then):
+            assert held() == [-1.0, 2.0]
+        assert held() == [-2.5, 8.0]
+    w = mx.nd.ones(1)
     synchronous = make("ssgd")
     synchronous.broadcast("w", w, w)
     synchronous.begin()

@@ -1,5 +1,7 @@
 """How long a worker waits for weights, where that is known."""
+import threading
 import time
+import types
 
 import pytest
 
@@ -11,23 +13,38 @@ from kvstore.gluon.lanes import Keyed
 from kvstore.gluon.waits import Waits
 
 
-def trained(iterations: int, exchange_s: float) -> Waits:
-    """So many iterations: the backward pass takes 20 ms, and the weights are there `exchange_s` after it."""
-    of, one = Waits(), Keyed(Parameter(0, "w", (4,)), [mx.nd.zeros(4)])
-    one.grads = [mx.nd.zeros(4)]
-    for _ in range(iterations):
-        engine.push(lambda: time.sleep(0.02), one.weights, one.grads)
-        with of.around([one]):
-            engine.push(lambda: time.sleep(exchange_s), one.grads, one.weights)
-        one.weights[0].wait_to_read()
-    mx.nd.waitall()
-    return of
+class Clock:
+    """Goes on when it is told to, and counts those who look at it."""
+
+    def __init__(self) -> None:
+        self.now, self.looks = 100.0, threading.Semaphore(0)
+
+    def monotonic(self) -> float:
+        self.looks.release()
+        return self.now
+
+    def goes_on(self, seconds: float, after_looks: int) -> None:
+        for _ in range(after_looks):
+            assert self.looks.acquire(timeout=20)
+        self.now += seconds
 
 
 def test_an_exchange_that_is_waited_for_counts_and_a_backward_pass_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exchange of an iteration begins when the store has looked at the clock twice: as it hears of the gradients,
+    and when these have been written.
+    """
     monkeypatch.setattr(waits, "EVERY_S", 0.0)
-    assert trained(5, 0.03).seconds >= 0.15
-    assert trained(5, 0.0).seconds < 5 * 0.02 / 2
+    clock, of = Clock(), Waits()
+    monkeypatch.setattr(waits, "time", types.SimpleNamespace(monotonic=clock.monotonic))
+    one = Keyed(Parameter(0, "w", (4,)), [mx.nd.zeros(4)])
+    one.grads = [mx.nd.zeros(4)]
+    for _ in range(5):
+        engine.push(lambda: clock.goes_on(20.0, 0), one.weights, one.grads)
+        with of.around([one]):
+            engine.push(lambda: clock.goes_on(3.0, 2), one.grads, one.weights)
+        mx.nd.waitall()
+        clock.looks.acquire()  # the last look, at the weights
+    assert of.seconds == 5 * 3.0
 
 
 def test_an_iteration_that_is_looked_at_stands_for_those_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_dashes_may_stand_before_the_command() -> None:
      "unknown value of --on-worker-loss `contine`; did you mean `continue`? Known: continue, fail"),
     (["-n", "1", "--sync-dst-dir", "/x", sys.executable], "works with --launcher ssh only"),
     (["-n", "1", "--startup-timeot", "3", "x"], "unknown option `--startup-timeot`; did you mean `--startup-timeout`?"),
+    (["--numworkers", "2", "x"], "unknown option `--numworkers`; did you mean `--num-workers`?"),
     (["-n", "1"], "no command"),
     (["-n", "1", "no-such-program"], "no such program: no-such-program"),
 ])

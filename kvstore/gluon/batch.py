@@ -1,0 +1,56 @@
+"""The mean against MXNet's sum. A script that was written for servers that add up divides its gradients by the examples
+of all workers together, and a store that takes the mean divides by the workers once more. No store sees a batch. But
+what a script calls `backward` of, up to its first step, has a row for each example, and a Module knows its batch.
+"""
+import functools
+import math
+import sys
+import threading
+from typing import Any, Callable, Optional
+
+from kvstore.job import control
+
+_here = threading.local()
+"""The `rows` of this worker up to the first step of its first store; None from then on."""
+
+
+def counting(backward: Callable[..., None]) -> Callable[..., None]:
+    """``NDArray.backward`` or ``autograd.backward``, with its rows counted."""
+    @functools.wraps(backward)
+    def counted(heads: Any, *arguments: Any, **options: Any) -> None:
+        if _rows() is not None:
+            several = heads if isinstance(heads, (list, tuple)) else [heads]
+            _seen(sum(head.shape[0] if head.shape else 1 for head in several))
+        backward(heads, *arguments, **options)
+
+    return counted
+
+
+def telling(init_optimizer: Callable[..., None]) -> Callable[..., None]:
+    """``Module.init_optimizer``, which tells its batch."""
+    @functools.wraps(init_optimizer)
+    def told(module: Any, *arguments: Any, **options: Any) -> None:
+        init_optimizer(module, *arguments, **options)
+        _seen(module._exec_group.batch_size)
+
+    return told
+
+
+def _rows() -> Optional[int]:
+    return getattr(_here, "rows", 0)
+
+
+def _seen(rows: int) -> None:
+    before = _rows()
+    if before is not None:
+        _here.rows = before + rows
+
+
+def check(store: str, num_workers: int, scale: float) -> None:
+    """Say in a line if gradients, which are multiplied by this `scale`, have been divided by all workers' rows."""
+    rows, _here.rows = _rows(), None
+    if num_workers > 1 and rows and rows > 1 and math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
+        print(f"{control.who()}: warning: gradients are divided by {rows * num_workers}, which is {num_workers} "
+              f"workers times {rows} examples, and `{store}` takes the mean over the workers: they are divided by "
+              f"{num_workers} twice. Divide by the worker's own examples (trainer.step({rows}), or Module's default), "
+              "or make the store with reduction=\"sum\", as MXNet's servers have it", file=sys.stderr, flush=True)
