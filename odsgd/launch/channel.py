@@ -15,7 +15,8 @@
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
         {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
-                                                           and how many seconds ago that was ("silent_s")
+                                                           and how many seconds ago that was ("silent_s"); a tunnel
+                                                           says so to its agent, with none
         {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
                                                            those of other hosts
         {"event": "warning", "text"}                       of its tunnel
