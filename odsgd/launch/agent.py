@@ -274,8 +274,8 @@ class Agent:
             self.tunnel.kill()
         elif silent_s > WARN_S and not self.tunnel_missed:
             self.tunnel_missed = True
-            because = f": {STATES[state]}" if state in STATES else ""
-            self.channel.send({"event": "warning", "text": f"its tunnel has not answered for {silent_s:.0f} s{because}"})
+            text = f"its tunnel has not answered for {silent_s:.0f} s"
+            self.channel.send({"event": "warning", "text": f"{text}: {STATES[state]}" if state in STATES else text})
 
     def _close_tunnel(self) -> None:
         """Hang up: it then takes its portals away, and ends."""

@@ -20,6 +20,7 @@
         {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
                                                            those of other hosts
         {"event": "warning", "text"}                       of its tunnel
+        {"event": "noise", "text"}                         last words, say that its tunnel has ended
         {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
@@ -85,8 +86,8 @@ FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
     "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
-    "listens": {"at": str, "place": str}, "warning": {"text": str}, "exit": {"process": str, "code": int},
-    "ended": {}}
+    "listens": {"at": str, "place": str}, "warning": {"text": str}, "noise": {"text": str},
+    "exit": {"process": str, "code": int}, "ended": {}}
 """What an agent's message has by its event."""
 
 

@@ -47,7 +47,7 @@ def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: 
         os.kill(tunnels[-1], number)
         assert launch.wait() == 70
     assert launch.said.startswith("lost host 127.0.0.")
-    assert "odsgd agent: the tunnel of this host has ended" in launch.said
+    assert "exit code 0: odsgd agent: the tunnel of this host has ended" in launch.said
 
 
 def test_addresses_and_variables_reach_the_hosts(ssh: Way, tmp_path: Path) -> None:
