@@ -313,7 +313,7 @@ def watched(one: Case, job: Job) -> Dict[str, Any]:
                 "restarted": job.said("restart 1 of", hit_at) is not None,
                 "damaged": damaged(out), "finished": newest(out) == EPOCHS * PER_EPOCH[one.workers],
                 "accuracy": accuracy(out), "weights": weights(out), "seconds": round(ended_at - began, 1),
-                "traceback": any("Traceback" in line for _, line in job.lines),
+                "traceback": traceback_in([line for _, line in job.lines]),
                 "said": [line for _, line in job.lines if line.startswith("odsgd launch:")][:6]}
     finally:
         for pid in job.marked():
@@ -335,6 +335,12 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
 def mpi_does_not_start(one: Dict[str, Any]) -> bool:
     """Whether the workers of a ring do not reach each other at the start, at which MPI gives up by itself."""
     return one["store"] in RINGS and (one["victim"], one["fault"], one["moment"]) == ("link", "down", "start-up")
+
+
+def traceback_in(lines: List[str]) -> List[str]:
+    """The first traceback, and some of what is printed beside it."""
+    first = next((at for at, line in enumerate(lines) if "Traceback" in line), len(lines))
+    return lines[first:first + 40]
 
 
 def left_after(job: Job) -> int:

@@ -1,5 +1,6 @@
 """The campaign of faults: its cases follow from a seed, and broken promises are seen as such."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,14 @@ def test_the_clock_of_a_job_jumps_and_its_waits_do_not(tmp_path: Path) -> None:
         assert process.stdout and process.stdout.read(1) == "."
         chaos.jump(tmp_path / "run", -3600)
         assert process.communicate("\n", timeout=60)[0] == "-3600\n"
+
+
+def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
+    wall = re.compile(r"\btime\.time(_ns)?\(|\bfrom time import|\bdatetime\.(now|utcnow|today)\(|CLOCK_REALTIME")
+    asking = {str(path.relative_to(chaos.ROOT)) for package in ("kvstore", "odsgd")
+              for path in (chaos.ROOT / package).rglob("*.py") if wall.search(path.read_text(encoding="utf-8"))}
+    assert asking == {"odsgd/training/journal.py", "odsgd/launch/supervise.py", "odsgd/launch/watch.py",
+                      "kvstore/tracing/recorder.py"}
 
 
 @pytest.mark.slow
