@@ -13,8 +13,8 @@ from odsgd.launch.channel import Channel
 from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.reach import AGENT, Outpost, orders
 
-ANSWERED_WITHIN_S = 5.0
-"""How long a visitor has to prove itself."""
+ANSWERED_WITHIN_S = 30.0
+"""How long a visitor has to prove itself; an agent may come up on a busy machine, and nobody waits for a stranger."""
 MOST_STRANGERS = 64
 """Visitors beside the agents that are awaited; the first has to go when another comes."""
 BACKLOG = 1024

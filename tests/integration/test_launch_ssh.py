@@ -37,10 +37,12 @@ def test_a_job_over_two_hosts(ssh: Way) -> None:
     assert launch.said == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: Way, number: int) -> None:
+@pytest.mark.parametrize("number, hang_timeout_s", [(signal.SIGKILL, 60), (signal.SIGSTOP, 8)])
+def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: Way, number: int, hang_timeout_s: int
+                                                                           ) -> None:
     options, env = ssh
-    with Launch("--secure", "-n", 2, "-s", 1, "--hang-timeout", 8, *options, MEMBER, "children", env=env) as launch:
+    with Launch("--secure", "-n", 2, "-s", 1, "--hang-timeout", hang_timeout_s, *options, MEMBER, "children",
+                env=env) as launch:
         launch.wait_for_all_joined()
         tunnels = [pid for pid in marked(launch.mark) if "odsgd.launch.tunnel" in command_line(pid)]
         assert len(tunnels) == 3  # of the launching machine and two hosts
