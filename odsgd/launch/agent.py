@@ -100,7 +100,7 @@ class Agent:
         """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
         self.tunnel: Optional[subprocess.Popen[bytes]] = None
         self.passage: Optional[Channel] = None  # to the tunnel
-        self.tunnel_at = 0.0  # it was heard last
+        self.tunnel_at = time.monotonic()  # it was heard last
         self.tunnel_spoke = self.tunnel_missed = False
         self.mpi_memory: Set[str] = set()
 
