@@ -16,13 +16,14 @@ import re
 import shutil
 import signal
 import statistics
+import struct
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,15 +43,18 @@ STORES = {  # flags, and whether two runs of two workers have the same bits
     "easgd": ("--kvstore easgd", False),
 }
 RINGS = ("pipesgd", "sasgd")
-VICTIMS = ("worker", "server", "scheduler", "agent", "launcher", "disk", "link")
-FAULTS = {"disk": ("full",), "link": ("down", "blip"), "launcher": ("kill",), "agent": ("kill", "kill", "stop", "slow")}
+VICTIMS = ("worker", "server", "scheduler", "agent", "launcher", "disk", "link", "tunnel", "clock")
+ON_TWO_HOSTS = ("link", "tunnel")
+FAULTS = {"disk": ("full",), "link": ("down", "blip"), "launcher": ("kill",), "agent": ("kill", "kill", "stop", "slow"),
+          "tunnel": ("kill", "stop"), "clock": ("forward", "back")}
 FAULTS_OF_PROCESSES = ("kill", "kill", "stop", "segv", "slow")
-HARMLESS = ("slow", "blip")
+HARMLESS = ("slow", "blip", "forward", "back")
 MOMENTS = ("start-up", "training", "evaluation", "checkpoint", "end")
 KILLED_WITHIN_S, HANG_TIMEOUT_S, HANG_SLACK_S = 15.0, 15.0, 15.0
 LEFT_WITHIN_S, JOB_WITHIN_S = 12.0, 240.0
 SLOW_S, BLIP_S, DOWN_S = 6.0, 4.0, HANG_TIMEOUT_S + 25
 DISK_NBYTES = 1 << 24
+JUMP_S = {"forward": 3600, "back": -3600}
 NO_SPACE = "No space left on device"
 ACCURATE = 0.9
 MARK = "ODSGD_CHAOS_MARK"
@@ -77,12 +81,12 @@ def case(seed: int, number: int) -> Case:
     ring = store in RINGS
     workers = draw.choice((2, 2, 2, 3))
     servers = 0 if ring else draw.choice((1, 2))
-    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler")])
+    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler", "tunnel")])
     rank = draw.randrange(workers if victim == "worker" else max(1, servers))
     fault = draw.choice(FAULTS.get(victim, FAULTS_OF_PROCESSES))
     moment = draw.choice(MOMENTS)
     name = f"{victim} {rank}" if victim in ("worker", "server") else victim
-    workers = 2 if victim == "link" else workers  # one on each host
+    workers = 2 if victim in ON_TWO_HOSTS else workers  # one on each
     return Case(number, store, workers, servers, name, fault, moment, draw.uniform(0, 0.4), draw.choice((0, 2)))
 
 
@@ -103,17 +107,19 @@ class Job:
     It runs on this machine, or on the hosts of an emulated cluster.
     """
 
-    def __init__(self, case: Case, out: Path, hosts: Optional[cluster.Cluster] = None) -> None:
+    def __init__(self, case: Case, out: Path, hosts: Optional[cluster.Cluster] = None,
+                 env: Optional[Mapping[str, str]] = None) -> None:
         self.mark, self.lines, self.out = uuid.uuid4().hex, [], out  # type: str, List[Any], Path
         self.hosts = hosts
         flags = STORES[case.store][0].split()
         restarts = ["--max-restarts", str(case.restarts)] if case.restarts else []
         where = ["-H", "@hosts", "--env", MARK] if hosts else []
+        where += ["--secure"] if case.victim == "tunnel" else []
         command = [sys.executable, "-m", "odsgd", "launch", "-n", str(case.workers), "-s", str(case.servers), *where,
                    "--hang-timeout", str(HANG_TIMEOUT_S), *restarts, sys.executable, "-m", "odsgd", "train",
                    "--dataset", "digits", "--lr", "0.05", "--epochs", str(EPOCHS), "--checkpoint-every", str(EVERY),
                    "--eval-every", "2", *flags, "--out", str(out)]
-        environ = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
         start: Callable[..., Any] = hosts.popen if hosts else subprocess.Popen
         self.process = start(command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
@@ -141,6 +147,8 @@ class Job:
     def pid(self, victim: str) -> Optional[int]:
         if victim == "launcher":
             return self.process.pid if self.process.poll() is None else None
+        if victim == "tunnel":  # of one of the hosts, which knows no mark
+            return max(filter(is_tunnel, descendants(self.process.pid)), default=None)
         role, _, rank = victim.partition(" ")
         for pid, env in self.marked().items():
             if victim == "agent":
@@ -167,6 +175,13 @@ class Job:
         return times[0] if times else None
 
 
+def is_tunnel(pid: int) -> bool:
+    try:
+        return b"odsgd.launch.tunnel\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has gone
+        return False
+
+
 def newest(out: Path) -> int:
     return max(checkpoint.complete(out / "checkpoints"), default=0)
 
@@ -175,7 +190,7 @@ def wait_for_moment(job: Job, one: Case) -> None:
     total = EPOCHS * PER_EPOCH[one.workers]
     folder = job.out / "checkpoints"
     if one.moment == "start-up":
-        job.until(lambda: one.victim in ("disk", "link") or job.pid(one.victim))
+        job.until(lambda: one.victim in ("disk", "link", "clock") or job.pid(one.victim))
         time.sleep(5 * one.delay_s)
         return
     if one.moment == "end":
@@ -201,6 +216,9 @@ def hit(job: Job, one: Case) -> bool:
         return True
     if one.victim == "link":
         unplug(job, BLIP_S if one.fault == "blip" else DOWN_S)
+        return True
+    if one.victim == "clock":
+        jump(job.out, JUMP_S[one.fault])
         return True
     pid = job.pid(one.victim)
     try:
@@ -246,15 +264,33 @@ def unplug(job: Job, seconds: float) -> None:
     job.hosts.run([*port, "up"], timeout=20)
 
 
+def jumping(out: Path) -> Dict[str, str]:
+    """The environment of a job whose clock can be made to `jump`."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    source, library, clock = ROOT / "scripts" / "clock.c", out.with_name("clock.so"), out.with_name("clock")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    clock.write_bytes(bytes(8))
+    return {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(clock)}
+
+
+def jump(out: Path, seconds: int) -> None:
+    """Of the wall clock, for all processes of a job at once."""
+    with open(out.with_name("clock"), "r+b") as file:
+        file.write(struct.pack("=q", seconds))
+
+
 def run(one: Case, folder: Path) -> Dict[str, Any]:
     """Run a job and hit it; what was seen."""
     out = folder / str(one.number)
     shutil.rmtree(out, ignore_errors=True)
     with contextlib.ExitStack() as stack:
-        hosts = stack.enter_context(cluster.Cluster.up(hosts=one.workers)) if one.victim == "link" else None
+        hosts = None
+        if one.victim in ON_TWO_HOSTS:
+            hosts = stack.enter_context(cluster.Cluster.up(hosts=one.workers, own_tmp=one.victim == "tunnel"))
         if one.victim == "disk":
             stack.enter_context(small_disk(out))
-        return watched(one, Job(one, out / "run", hosts))
+        env = jumping(out / "run") if one.victim == "clock" else {}
+        return watched(one, Job(one, out / "run", hosts, env))
 
 
 def watched(one: Case, job: Job) -> Dict[str, Any]:
@@ -277,7 +313,7 @@ def watched(one: Case, job: Job) -> Dict[str, Any]:
                 "restarted": job.said("restart 1 of", hit_at) is not None,
                 "damaged": damaged(out), "finished": newest(out) == EPOCHS * PER_EPOCH[one.workers],
                 "accuracy": accuracy(out), "weights": weights(out), "seconds": round(ended_at - began, 1),
-                "traceback": any("Traceback" in line for _, line in job.lines),
+                "traceback": traceback_in([line for _, line in job.lines]),
                 "said": [line for _, line in job.lines if line.startswith("odsgd launch:")][:6]}
     finally:
         for pid in job.marked():
@@ -289,7 +325,8 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
     """When the launcher named the victim, or a process the full disk."""
     if one.victim == "disk":
         return next((when for when, line in list(job.lines) if when >= since and NO_SPACE in line), None)
-    words = {"agent": "lost host|the agent on host", "link": "do not come through|has not answered"}
+    words = {"agent": "lost host|the agent on host", "link": "do not come through|has not answered",
+             "tunnel": "lost host|its tunnel has not answered"}
     if mpi_does_not_start(one._asdict()):
         words["link"] += "|worker . failed .*exit code"  # MPI ends itself, with its own words
     return job.said(words.get(one.victim, re.escape(one.victim)), since)
@@ -298,6 +335,12 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
 def mpi_does_not_start(one: Dict[str, Any]) -> bool:
     """Whether the workers of a ring do not reach each other at the start, at which MPI gives up by itself."""
     return one["store"] in RINGS and (one["victim"], one["fault"], one["moment"]) == ("link", "down", "start-up")
+
+
+def traceback_in(lines: List[str]) -> List[str]:
+    """The first traceback, and some of what is printed beside it."""
+    first = next((at for at, line in enumerate(lines) if "Traceback" in line), len(lines))
+    return lines[first:first + 40]
 
 
 def left_after(job: Job) -> int:
@@ -423,6 +466,21 @@ def placed(page: str, name: str, text: str) -> str:
     return f"{head}{begin}\n{text}\n\n{end}{tail}"
 
 
+def out_of_reach(folder: Path) -> Dict[str, str]:
+    """Victims that cannot be hit here, and why."""
+    beyond = {}
+    try:
+        cluster.check_machine()
+    except ConfigError as error:
+        beyond.update(dict.fromkeys(("disk", "link", "tunnel"), str(error)))
+    if any(Path("/tmp") in [path, *path.parents] for path in (folder, ROOT)):
+        beyond.setdefault("tunnel", "its hosts have a /tmp of their own, and see nothing in this one; run from another "
+                          "folder, and name one with --out")
+    if not shutil.which("cc"):
+        beyond["clock"] = "no compiler of C (cc) for scripts/clock.c"
+    return beyond
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100)
@@ -431,13 +489,10 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=float("inf"), metavar="S", help="begin no job after so long")
     parser.add_argument("--markdown", type=Path, metavar="PAGE", help="put the table between the page's marks")
     options = parser.parse_args()
-    try:
-        cluster.check_machine()
-        beyond: Tuple[str, ...] = ()
-    except ConfigError as error:
-        beyond = ("disk", "link")
-        print(f"left out: {' and '.join(beyond)} ({error})", flush=True)
     folder = options.out.resolve()
+    beyond = out_of_reach(folder)
+    for victim, why in beyond.items():
+        print(f"left out: {victim} ({why})", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "results.jsonl"
     results = results_of(log)
@@ -446,7 +501,7 @@ def main() -> int:
     stop_at = time.monotonic() + options.within
     for number in range(options.jobs):
         one = case(options.seed, number)
-        if number in done or one.victim in beyond or time.monotonic() > stop_at:
+        if number in done or one.victim.split()[0] in beyond or time.monotonic() > stop_at:
             continue
         seen = run(one, folder)
         comparable = STORES[one.store][1] and one.workers == 2 and seen["finished"] and seen["code"] == 0

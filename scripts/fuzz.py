@@ -2,8 +2,8 @@
 
     scripts/fuzz --examples 100000 [-k hostfile] [--out runs/fuzz] [--markdown FILE]
 
-Each reader gets so many examples, in pieces of PIECE with a seed each, all readers in turn. Pieces that are in
-OUT/results.jsonl are not run again, so that a campaign can go on where it was stopped. The status is 0 if every
+Each reader gets so many examples, in pieces of PIECE with a seed each, all readers in turn. What is in
+OUT/results.jsonl is not run again, so that a campaign can go on where it was stopped. The status is 0 if every
 property held.
 """
 import argparse
@@ -15,14 +15,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from scripts.chaos import as_markdown, placed, results_of  # noqa: E402
 
-PIECE = 2500
+PIECE = 25000
 PYTEST = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--timeout", "0", "-o",
           "session_timeout=1000000"]
 
@@ -45,12 +45,26 @@ def piece(reader: str, seed: int, examples: int) -> Dict[str, Any]:
             "broken": broken}
 
 
+def examples_of(results: List[Dict[str, Any]]) -> int:
+    """How many they are."""
+    return sum(one["examples"] for one in results)
+
+
+def in_turn(readers: List[str], examples: int, results: List[Dict[str, Any]]) -> Iterator[str]:
+    """The next reader, while one lacks examples in `results`: that with the fewest."""
+    while True:
+        lacking = {reader: examples_of([one for one in results if one["reader"] == reader]) for reader in readers}
+        if not lacking or min(lacking.values()) >= examples:
+            return
+        yield min(lacking, key=lambda reader: lacking[reader])
+
+
 def table(results: List[Dict[str, Any]]) -> str:
     """By reader, as Markdown."""
     rows = [["reader", "examples", "ms each", "pieces in which it did not hold"]]
     for reader in sorted({one["reader"] for one in results}):
         mine = [one for one in results if one["reader"] == reader]
-        examples, seconds = sum(one["examples"] for one in mine), sum(one["seconds"] for one in mine)
+        examples, seconds = examples_of(mine), sum(one["seconds"] for one in mine)
         words = re.sub(r"^.*::test_", "", reader).replace("_", " ")
         broken = sum(bool(one["broken"]) for one in mine)
         rows.append([words, str(examples), f"{1000 * seconds / examples:.1f}", str(broken)])
@@ -59,7 +73,7 @@ def table(results: List[Dict[str, Any]]) -> str:
 
 def summary(results: List[Dict[str, Any]]) -> str:
     """When and where, and how many."""
-    return (f"{sum(one['examples'] for one in results)} examples, {time.strftime('%Y-%m-%d', time.gmtime())}, "
+    return (f"{examples_of(results)} examples, {time.strftime('%Y-%m-%d', time.gmtime())}, "
             f"{len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}.")
 
 
@@ -74,17 +88,16 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     log = options.out / "results.jsonl"
     results = results_of(log)
-    done = {(one["reader"], one["seed"]) for one in results}
     stop_at = time.monotonic() + options.within
-    for seed, first in enumerate(range(0, options.examples, PIECE)):
-        for reader in readers(options.k) if time.monotonic() < stop_at else []:
-            if (reader, seed) in done or time.monotonic() > stop_at:
-                continue
-            seen = piece(reader, seed, min(PIECE, options.examples - first))
-            with open(log, "a", encoding="utf-8") as file:
-                file.write(json.dumps(seen) + "\n")
-            results.append(seen)
-            print(f"{reader}, seed {seed}: {seen['broken'] or 'held'} ({seen['seconds']} s)", flush=True)
+    for reader in in_turn(readers(options.k), options.examples, results):
+        if time.monotonic() > stop_at:
+            break
+        mine = [one for one in results if one["reader"] == reader]
+        seen = piece(reader, len(mine), min(PIECE, options.examples - examples_of(mine)))
+        with open(log, "a", encoding="utf-8") as file:
+            file.write(json.dumps(seen) + "\n")
+        results.append(seen)
+        print(f"{reader}, seed {seen['seed']}: {seen['broken'] or 'held'} ({seen['seconds']} s)", flush=True)
     text = table(results)
     print(text)
     if options.markdown:

@@ -10,6 +10,7 @@ from typing import Any, Iterator
 import pytest
 
 _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
+_peak_mb = 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,7 +34,12 @@ def _end_a_run_stuck_in_native_code(request: pytest.FixtureRequest) -> Iterator[
     faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_runtest_teardown() -> None:
+    """Keep the peak of memory, which the tests of readers have the kernel forget."""
+    global _peak_mb
+    _peak_mb = max(_peak_mb, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Say how large this process has grown; MXNet keeps 5 MB for each thread that has ever computed."""
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    terminalreporter.write_line(f"peak memory of the test process: {peak_mb} MB", red=peak_mb > 1000)
+    terminalreporter.write_line(f"peak memory of the test process: {_peak_mb} MB", red=_peak_mb > 1000)

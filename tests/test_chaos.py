@@ -1,4 +1,9 @@
 """The campaign of faults: its cases follow from a seed, and broken promises are seen as such."""
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -19,7 +24,8 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
     assert {case.fault for case in cases} == {*chaos.FAULTS_OF_PROCESSES, *sum(chaos.FAULTS.values(), ())}
     assert {case.moment for case in cases} == set(chaos.MOMENTS)
-    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
+    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler", "tunnel") for case in cases)
+    assert all(case.workers == 2 for case in cases if case.victim in chaos.ON_TWO_HOSTS)
 
 
 @pytest.mark.parametrize("seen, same_bits, broken", [
@@ -39,6 +45,8 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0}, None, ["disk was not named within 15 s"]),
     ({**KILLED, "victim": "disk", "fault": "full", "named_s": 20.0, "moment": "start-up"}, None, []),
     ({**KILLED, "victim": "link", "fault": "down", "named_s": 20.0}, None, []),
+    ({**KILLED, "victim": "tunnel", "named_s": 20.0}, None, ["tunnel was not named within 15 s"]),
+    ({**KILLED, "victim": "clock", "fault": "forward"}, None, ["not finished (exit code 137)"]),
     ({**KILLED, "victim": "link", "fault": "blip"}, None, ["not finished (exit code 137)"]),
     ({**KILLED, "victim": "link", "fault": "down", "restarts": 2}, None, ["not finished (exit code 137)"]),
     ({**KILLED, "victim": "link", "fault": "down", "restarts": 2, "moment": "start-up", "store": "sasgd"}, None, []),
@@ -57,6 +65,27 @@ def test_the_table_takes_its_place_in_a_page() -> None:
     page = "a\n<!-- chaos -->\nold\n<!-- end of chaos -->\nb\n"
     assert chaos.placed(page, "chaos", "new") == "a\n<!-- chaos -->\n\nnew\n\n<!-- end of chaos -->\nb\n"
     assert chaos.placed(chaos.placed(page, "chaos", "new"), "chaos", "new") == chaos.placed(page, "chaos", "new")
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler of C here")
+def test_the_clock_of_a_job_jumps_and_its_waits_do_not(tmp_path: Path) -> None:
+    env = chaos.jumping(tmp_path / "run")
+    script = ("import sys, threading, time\nwall, steady = time.time(), time.monotonic()\nsys.stdout.write('.')\n"
+              "sys.stdout.flush()\nsys.stdin.readline()\ntime.sleep(0.1)\nthreading.Event().wait(0.1)\n"
+              "print(round(time.time() - wall - (time.monotonic() - steady)))")
+    with subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **env}, text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as process:
+        assert process.stdout and process.stdout.read(1) == "."
+        chaos.jump(tmp_path / "run", -3600)
+        assert process.communicate("\n", timeout=60)[0] == "-3600\n"
+
+
+def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
+    wall = re.compile(r"\btime\.time(_ns)?\(|\bfrom time import|\bdatetime\.(now|utcnow|today)\(|CLOCK_REALTIME")
+    asking = {str(path.relative_to(chaos.ROOT)) for package in ("kvstore", "odsgd")
+              for path in (chaos.ROOT / package).rglob("*.py") if wall.search(path.read_text(encoding="utf-8"))}
+    assert asking == {"odsgd/training/journal.py", "odsgd/launch/supervise.py", "odsgd/launch/watch.py",
+                      "kvstore/tracing/recorder.py"}
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ everything is stopped. One thread, no locks: a fork in a threaded process is not
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import selectors
@@ -26,6 +27,7 @@ from odsgd.launch import handshake, hook, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.lines import CHUNK, Pieces, Stream
+from odsgd.launch.vigil import STATES, WARN_S
 
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
@@ -98,6 +100,8 @@ class Agent:
         """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
         self.tunnel: Optional[subprocess.Popen[bytes]] = None
         self.passage: Optional[Channel] = None  # to the tunnel
+        self.tunnel_at = time.monotonic()  # it was heard last
+        self.tunnel_spoke = self.tunnel_missed = False
         self.mpi_memory: Set[str] = set()
 
     def run(self) -> int:
@@ -132,6 +136,7 @@ class Agent:
             self._reap()
             self._check_channel()
             self._enforce()
+            self._watch_tunnel()
             self._pass_beats()
         self._close_tunnel()
         self._sweep()
@@ -248,12 +253,29 @@ class Agent:
 
     def _tunnel_said(self) -> None:
         assert self.passage
+        self.tunnel_at, self.tunnel_spoke = time.monotonic(), True
         for message in self.passage.receive():
-            self.channel.send(message)
+            if message["event"] != "beats":
+                self.channel.send(message)
         if not self.passage.open:
             self._forget(self.passage.read_fd)
             self.channel.send({"event": "noise", "text": "odsgd agent: the tunnel of this host has ended"})
             self.channel.close()  # none of its processes is to blame, so that their ends are not told
+
+    def _watch_tunnel(self) -> None:
+        """It beats, too. One that is silent for too long is ended; one that has not spoken yet, if it is stopped."""
+        if not self.tunnel or not self.passage or not self.passage.open:
+            return
+        now, state = time.monotonic(), linux.state(self.tunnel.pid)
+        if not self.tunnel_spoke and state != "T":
+            self.tunnel_at = now
+        silent_s = now - self.tunnel_at
+        if silent_s > (self.orders["tunnel"]["hang_timeout_s"] or math.inf):
+            self.tunnel.kill()
+        elif silent_s > WARN_S and not self.tunnel_missed:
+            self.tunnel_missed = True
+            text = f"its tunnel has not answered for {silent_s:.0f} s"
+            self.channel.send({"event": "warning", "text": f"{text}: {STATES[state]}" if state in STATES else text})
 
     def _close_tunnel(self) -> None:
         """Hang up: it then takes its portals away, and ends."""

@@ -15,10 +15,12 @@
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
         {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
-                                                           and how many seconds ago that was ("silent_s")
+                                                           and how many seconds ago that was ("silent_s"); a tunnel
+                                                           says so to its agent, with none
         {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
                                                            those of other hosts
         {"event": "warning", "text"}                       of its tunnel
+        {"event": "noise", "text"}                         last words, say that its tunnel has ended
         {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
         {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
         {"event": "ended"}                                 nothing of the job is left on this host
@@ -84,8 +86,8 @@ FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
     "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
-    "listens": {"at": str, "place": str}, "warning": {"text": str}, "exit": {"process": str, "code": int},
-    "ended": {}}
+    "listens": {"at": str, "place": str}, "warning": {"text": str}, "noise": {"text": str},
+    "exit": {"process": str, "code": int}, "ended": {}}
 """What an agent's message has by its event."""
 
 

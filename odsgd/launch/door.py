@@ -1,14 +1,23 @@
 """The launcher's door: agents that something else has started (mpirun, srun, Kubernetes) come to it by themselves."""
+import functools
 import os
+import selectors
 import socket
 import subprocess
-from typing import List, Mapping, NamedTuple, Optional, Sequence
+import time
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
 from odsgd.launch import handshake
 from odsgd.launch import plan as planning
 from odsgd.launch.channel import Channel
 from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.reach import AGENT, Outpost, orders
+
+ANSWERED_WITHIN_S = 30.0
+"""How long a visitor has to prove itself; an agent may come up on a busy machine, and nobody waits for a stranger."""
+MOST_STRANGERS = 64
+"""Visitors beside the agents that are awaited; the first has to go when another comes."""
+BACKLOG = 1024
 
 
 class Post(NamedTuple):
@@ -26,20 +35,51 @@ class Door:
         self.waiting = {number for number, post in enumerate(posts) if post.processes}
         self.starter: Optional[subprocess.Popen[bytes]] = None  # the local program that starts them, if there is one
         self.starter_name = self.family = ""  # as `mpirun` and `MPI`
-        self.listener = socket.create_server((address, port))
+        self.listener = socket.create_server((address, port), backlog=BACKLOG)
         self.listener.setblocking(False)
+        self._visitors: List[handshake.Visitor] = []
 
-    def accept(self) -> Optional[Outpost]:
-        """An agent that has come; None for a visitor that cannot prove that it is one."""
+    def serve(self, selector: selectors.BaseSelector, arrived: Callable[[Outpost], object]) -> None:
+        """Become a part of the loop that asks `selector` and calls the functions it finds there.
+
+        `arrived` is called with each agent that has come and proved that it is one. Nothing here waits.
+        """
+        self._selector, self._arrived = selector, arrived
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def tick(self) -> None:
+        """Turn away those who have been silent for too long."""
+        for visitor in self._visitors[:]:
+            if time.monotonic() - visitor.since > ANSWERED_WITHIN_S:
+                self._take(visitor).close()
+
+    def _accept(self) -> None:
         try:
             connection, _ = self.listener.accept()
         except OSError:  # gone again, or too many files are open
-            return None
-        admitted = handshake.admit(connection, self.secret, self.waiting) if self.waiting else None
-        if admitted is None:
-            connection.close()
-            return None
-        return self._outpost(connection, *admitted)
+            return
+        visitor = handshake.Visitor(connection, self.secret)
+        if len(self._visitors) >= MOST_STRANGERS + len(self.waiting):
+            self._take(self._visitors[0]).close()
+        self._visitors.append(visitor)
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, visitor))
+
+    def _heard(self, visitor: handshake.Visitor) -> None:
+        if visitor not in self._visitors:  # turned away in this very turn of the loop
+            return
+        try:
+            agent = visitor.heard(self.waiting)
+        except OSError:
+            self._take(visitor).close()
+            return
+        if agent:
+            self._arrived(self._outpost(self._take(visitor), *agent))
+
+    def _take(self, visitor: handshake.Visitor) -> socket.socket:
+        """Its connection, which is then no visitor's any more."""
+        self._visitors.remove(visitor)
+        self._selector.unregister(visitor.connection)
+        return visitor.connection
 
     def take_missing(self) -> List[Process]:
         """The processes of the posts whose agents have not come, which are not waited for any more."""
@@ -49,6 +89,8 @@ class Door:
 
     def close(self) -> None:
         """Nobody is let in any more."""
+        for visitor in self._visitors:
+            visitor.connection.close()
         self.listener.close()
 
     def _outpost(self, connection: socket.socket, number: int, nonce: str) -> Outpost:

@@ -25,7 +25,7 @@ from odsgd.launch.channel import Message
 VARIABLE = "ODSGD_AGENT_JOBS"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 NODE = "SLURMD_NODENAME"
-CONNECTED_WITHIN_S, ANSWERED_WITHIN_S = 30.0, 5.0
+CONNECTED_WITHIN_S = 30.0
 MAX_ANSWER, MAX_ORDERS = 1024, 1 << 24
 
 
@@ -71,20 +71,36 @@ def knock(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.soc
     return connection, own
 
 
-def admit(connection: socket.socket, secret: str, expected: Collection[int]) -> Optional[Tuple[int, str]]:
-    """The launcher's side: the rank of an agent that has come, and its number.
+class Visitor:
+    """The launcher's side: a connection until it has shown whose it is. Nothing here waits."""
 
-    None if it is none of ours, or one that has been here. Takes a while if the visitor does not answer.
-    """
-    nonce = secrets.token_hex(16)
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        connection.settimeout(ANSWERED_WITHIN_S)
-        connection.sendall(nonce.encode() + b"\n")
-        answer = json.loads(_read_line(connection, within_s=ANSWERED_WITHIN_S))
-        rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
-        if rank in expected and hmac.compare_digest(shown.encode(), _proof(secret, f"agent {rank} {nonce}").encode()):
-            return rank, own
-    return None
+    def __init__(self, connection: socket.socket, secret: str) -> None:
+        self.connection, self.since, self._secret = connection, time.monotonic(), secret
+        self._nonce, self._line = secrets.token_hex(16), bytearray()
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it has gone, as `heard` will find
+            connection.send(self._nonce.encode() + b"\n")
+
+    def heard(self, expected: Collection[int]) -> Optional[Tuple[int, str]]:
+        """The rank of an agent that has come, and its number; None: it has not said all yet.
+
+        OSError if it is none of ours, or one that has been here.
+        """
+        while not self._line.endswith(b"\n"):
+            try:
+                byte = self.connection.recv(1)  # one by one: what is behind the line is the channel's
+            except BlockingIOError:
+                return None
+            if not byte or len(self._line) >= MAX_ANSWER:
+                raise ConnectionAbortedError("no answer")
+            self._line += byte
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            answer = json.loads(self._line)
+            rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
+            proof = _proof(self._secret, f"agent {rank} {self._nonce}")
+            if rank in expected and hmac.compare_digest(shown.encode(), proof.encode()):
+                return rank, own
+        raise ConnectionRefusedError("not an agent of this job that is waited for")
 
 
 def seal(orders: Message, secret: str, nonce: str) -> Message:
@@ -114,13 +130,10 @@ def _proof(secret: str, text: str) -> str:
     return hmac.new(bytes.fromhex(secret), text.encode(), hashlib.sha256).hexdigest()
 
 
-def _read_line(connection: socket.socket, most: int = MAX_ANSWER, within_s: Optional[float] = None) -> str:
-    """All of it, if `within_s` says so, in that time; byte by byte, since what is behind it is the channel's."""
+def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
+    """Byte by byte, since what is behind it is the channel's."""
     line = bytearray()
-    deadline = None if within_s is None else time.monotonic() + within_s
     while len(line) < most and not line.endswith(b"\n"):
-        if deadline is not None:
-            connection.settimeout(max(deadline - time.monotonic(), 1e-3))
         byte = connection.recv(1)
         if not byte:
             break

@@ -27,7 +27,7 @@ LINE_MAX = 1024
 MOST_PUTS = 1024
 """Of one rank; MPICH makes about ten."""
 MOST_STRANGERS = 64
-"""Connections that have not shown a PMI_ID yet; the oldest has to go when another comes."""
+"""Connections that have not shown a PMI_ID yet, beside one for each rank; the oldest has to go when another comes."""
 
 
 class Refused(Exception):
@@ -180,7 +180,7 @@ class Rendezvous:
             return
         connection.setblocking(False)
         visitor = _Visitor(connection)
-        if len(self._strangers) >= MOST_STRANGERS:
+        if len(self._strangers) >= MOST_STRANGERS + self._table.size:
             self._cut_off(self._strangers[0])
         self._strangers.append(visitor)
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._heard(visitor))

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
 from odsgd.launch import plan as planning
-from odsgd.launch.addresses import node_host
+from odsgd.launch.addresses import is_loopback, node_host, numeric
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import Job, Plan, Process
@@ -86,6 +86,20 @@ def check_programs(job: Job) -> None:
             raise ConfigError(f"{found} is not a program on this machine; install {name} or name one in {variable}")
 
 
+def check_tunnels(job: Job, root: str) -> None:
+    """Refuse a job whose tunnels would listen at one port of one machine; that at `root` has one for the scheduler."""
+    known = {root: "the launching machine"}
+    for host in dict.fromkeys(job.slots) if job.secure and job.port else ():
+        address = numeric(host.address)
+        if address and is_loopback(address) and not is_loopback(root):
+            address = root
+        if address in known:
+            raise ConfigError(f"--secure --port {job.port}: {host.target} of the hostfile is {known[address]}, where a "
+                              "tunnel listens at that port already; leave the host out, or leave out --port")
+        if address:
+            known[address] = f"the same machine as {host.target}"
+
+
 def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
     """The orders to the agent of these processes; variables that all of them have stand there once."""
     shared = dict(set.intersection(*(set(process.env.items()) for process in processes))) if processes else {}
@@ -102,6 +116,7 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
 def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
     """The orders to the tunnel of a host."""
     return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
+            "hang_timeout_s": job.hang_timeout_s,
             "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
             "sockets": [path for process in plan.on(host) for path in process.sockets]}
 

@@ -60,6 +60,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
         console.say(warning)
     with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
+        reach.check_tunnels(job, root)
         check_hosts(job)
         if job.sync_dst_dir:
             reach.synchronise(job)
@@ -227,7 +228,7 @@ class Supervisor:
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in DOORS:
             self.door = DOORS[self.job.launcher](self.job, self.plan)
-            self._listen(self.door.listener.fileno(), self._admit)
+            self.door.serve(self.selector, self._arrived)
             if self.door.starter:
                 self._carried_by(self.door.starter, self.door.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
@@ -241,13 +242,10 @@ class Supervisor:
         if outpost.carrier:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
 
-    def _admit(self) -> None:
-        assert self.door
-        outpost = self.door.accept()
-        if outpost:
-            self._add(outpost)
-            if self.ending:
-                outpost.channel.send({"do": "kill"})
+    def _arrived(self, outpost: Outpost) -> None:
+        self._add(outpost)
+        if self.ending:
+            outpost.channel.send({"do": "kill"})
 
     def _cut_off(self, worker_rank: int, wish: str) -> None:
         self.console.say(f"worker {worker_rank}: its MPI asked for {wish}; it was cut off")
@@ -263,6 +261,8 @@ class Supervisor:
             self._tell({"do": "ping"})
         for outpost in self.outposts:
             outpost.channel.flush()
+        if self.door:
+            self.door.tick()
         if self.door and self.door.waiting and self.door.starter and self.door.starter.poll() is not None:
             name, code = self.door.starter_name, self.door.starter.returncode
             self._lost(f"of {self.door.family}", self.door.take_missing(),

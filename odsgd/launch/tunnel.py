@@ -14,11 +14,11 @@ A connection has a thread, which alone uses its TLS object: OpenSSL's may not be
 outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
 the tunnel.
 """
-import collections
 import contextlib
 import errno
 import functools
 import json
+import math
 import os
 import queue
 import resource
@@ -44,22 +44,24 @@ OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256
 IGNORE_CLOCKS = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a certificate lives as long as its job, whatever a host's clock says."""
 MADE_WITHIN_S = 30.0
-LOOK_EVERY_S = 0.2
+LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
 REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
 """Until the other tunnel has been reached, and until a visitor has shown the certificate and asked for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
 """How long a socket may take to appear, whose process is still coming up."""
-MOST_VISITORS = 64
-"""Who have not shown the certificate yet; the first has to go when another comes."""
+MOST_VISITORS, UNDISTURBED_S = 64, 2.0
+"""Visitors who have not shown the certificate yet; more wait to be taken. Who is there for so long has to go for them,
+and asks again if it is one of ours."""
 ROOM_NBYTES = 128 * 1024
 """Received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
 """After a way that was closed. ps-lite tries again at once."""
 FULL_S = 0.05
-"""Where there are no more descriptors."""
+"""Where there is no room for another visitor, or no descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NAME = struct.Struct(">Q")  # a socket's number
+LET_IN = b"\1"
 
 End = Union[socket.socket, ssl.SSLSocket]
 
@@ -96,8 +98,9 @@ class Tunnel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
         self._portals: Dict[str, Tuple[socket.socket, bool]] = {}
-        self._visitors: collections.OrderedDict[ssl.SSLSocket, None] = collections.OrderedDict()
-        """Who have not shown the certificate, in their order."""
+        self._visitors: Dict[ssl.SSLSocket, float] = {}
+        """Who have not shown the certificate, in their order, and since when. Their threads take them out."""
+        self._full = False
         self._warned: Set[str] = set()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
@@ -109,12 +112,17 @@ class Tunnel:
     def serve(self, channel: Channel) -> None:
         """Until the agent hangs up take those who come, and its orders."""
         self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._told, channel))
+        beat_at = -math.inf
         while channel.open:
-            for key, _ in self._selector.select(LOOK_EVERY_S):
+            for key, _ in self._selector.select(FULL_S if self._full else LOOK_EVERY_S):
                 try:
                     key.data()
                 except OSError as error:  # else it has gone again
                     time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
+            self._make_room()
+            if time.monotonic() - beat_at >= BEAT_EVERY_S:
+                beat_at = time.monotonic()
+                channel.send({"event": "beats", "beats": {}})
             while not self._warnings.empty():
                 channel.send({"event": "warning", "text": self._warnings.get()})
             channel.flush()
@@ -157,30 +165,70 @@ class Tunnel:
         threading.Thread(target=self._lead_out, args=(plain, portal), daemon=True).start()
 
     def _lead_out(self, plain: socket.socket, portal: Message) -> None:
-        """Lead a connection to a portal on to the tunnel beside the socket that it stands for."""
-        address, _, port = portal["at"].rpartition(":")
-        with plain:
-            try:
-                way = socket.create_connection((address, int(port)), REACHED_WITHIN_S)
-            except OSError as error:
-                self._warn(portal["at"], f"no way to the tunnel at {portal['at']}: {error}; a firewall? (--port N has "
-                           "all tunnels listen at one port)")
-                time.sleep(AGAIN_S)
-                return
-            with contextlib.suppress(OSError), self._calling.wrap_socket(way) as guarded:
-                guarded.sendall(NAME.pack(int(os.path.basename(portal["path"]))))
-                carry(guarded, plain)
+        """Lead a connection to a portal on to the tunnel beside the socket that it stands for.
+
+        Nothing of it leaves before that tunnel has let us in, so that nothing is lost where we have to ask again.
+        """
+        deadline = time.monotonic() + THERE_WITHIN_S
+        with plain, contextlib.suppress(OSError):
+            guarded = None
+            while guarded is None and time.monotonic() < deadline:
+                guarded = self._let_in(self._way(portal["at"]), int(os.path.basename(portal["path"])))
+            if guarded:
+                with guarded:
+                    carry(guarded, plain)
+
+    def _way(self, at: str) -> socket.socket:
+        """A connection to another tunnel."""
+        address, _, port = at.rpartition(":")
+        try:
+            return socket.create_connection((address, int(port)), REACHED_WITHIN_S)
+        except OSError as error:
+            self._warn(at, f"no way to the tunnel at {at}: {error}; a firewall? (--port N has all tunnels listen at "
+                       "one port)")
+            time.sleep(AGAIN_S)
+            raise
+
+    def _let_in(self, way: socket.socket, number: int) -> Optional[ssl.SSLSocket]:
+        """The way to a socket, when the other tunnel has let us in; None if it did not, since too many came at once.
+
+        OSError if it is a stranger.
+        """
+        try:
+            with contextlib.ExitStack() as closing:
+                guarded = closing.enter_context(self._calling.wrap_socket(way))
+                guarded.sendall(NAME.pack(number))
+                if guarded.recv(len(LET_IN)):
+                    closing.pop_all()
+                    return guarded
+        except ssl.SSLCertVerificationError:
+            raise
+        except OSError:
+            pass
+        time.sleep(AGAIN_S)
+        return None
 
     def _visited(self) -> None:
         way, (visitor, _) = self._listener.accept()
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
-        while len(self._visitors) >= MOST_VISITORS:
-            with contextlib.suppress(KeyError, OSError):
-                first, _ = self._visitors.popitem(last=False)
-                socket.socket.shutdown(first, socket.SHUT_RDWR)  # its thread then ends
-        self._visitors[guarded] = None
+        self._visitors[guarded] = time.monotonic()
         threading.Thread(target=self._lead_in, args=(guarded, visitor), daemon=True).start()
+        if len(self._visitors) >= MOST_VISITORS:
+            self._full = True
+            self._selector.unregister(self._listener)
+
+    def _make_room(self) -> None:
+        """For those who wait to be taken."""
+        if not self._full:
+            return
+        for guarded, since in list(self._visitors.items()):
+            if time.monotonic() - since > UNDISTURBED_S and self._visitors.pop(guarded, 0.0):
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(guarded, socket.SHUT_RDWR)  # its thread then ends
+        if len(self._visitors) < MOST_VISITORS:
+            self._full = False
+            self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
 
     def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
         """Lead a visitor who shows the certificate to the socket that it asks for."""
@@ -191,16 +239,20 @@ class Tunnel:
                     carry(guarded, plain)
 
     def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
+        """The path of the socket that a visitor may go to; from then on it is none any more."""
         try:
             guarded.do_handshake()
-            return self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            path = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            if path and self._visitors.pop(guarded, 0.0):  # else it had to go
+                guarded.sendall(LET_IN)
+                return path
         except ssl.SSLEOFError:  # it has gone
-            return None
+            pass
         except ssl.SSLError:
             self._warn("", f"{visitor} came to the tunnel's port without this job's certificate, and was turned away")
-            return None
         finally:
-            self._visitors.pop(guarded, None)
+            self._visitors.pop(guarded, 0.0)
+        return None
 
     def _warn(self, about: str, text: str) -> None:
         """Once."""

@@ -37,16 +37,19 @@ def test_a_job_over_two_hosts(ssh: Way) -> None:
     assert launch.said == ""
 
 
-def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: Way) -> None:
+@pytest.mark.parametrize("number, hang_timeout_s", [(signal.SIGKILL, 60), (signal.SIGSTOP, 8)])
+def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: Way, number: int, hang_timeout_s: int
+                                                                           ) -> None:
     options, env = ssh
-    with Launch("--secure", "-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:
+    with Launch("--secure", "-n", 2, "-s", 1, "--hang-timeout", hang_timeout_s, *options, MEMBER, "children",
+                env=env) as launch:
         launch.wait_for_all_joined()
         tunnels = [pid for pid in marked(launch.mark) if "odsgd.launch.tunnel" in command_line(pid)]
         assert len(tunnels) == 3  # of the launching machine and two hosts
-        os.kill(tunnels[-1], signal.SIGKILL)
+        os.kill(tunnels[-1], number)
         assert launch.wait() == 70
     assert launch.said.startswith("lost host 127.0.0.")
-    assert "odsgd agent: the tunnel of this host has ended" in launch.said
+    assert "exit code 0: odsgd agent: the tunnel of this host has ended" in launch.said
 
 
 def test_addresses_and_variables_reach_the_hosts(ssh: Way, tmp_path: Path) -> None:

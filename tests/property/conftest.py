@@ -1,8 +1,10 @@
-"""How many examples: a few in the suite, more by ``scripts/fuzz --examples N``."""
+"""How many examples: a few in the suite, more by ``scripts/fuzz --examples N``, then many from one seed."""
 import pytest
 from hypothesis import HealthCheck, settings
 
-FEW = 30
+from tests.property import nasty
+
+FEW, AT_ONCE = 30, 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -11,6 +13,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the tests are imported, which take over the settings of that moment."""
-    settings.register_profile("property", max_examples=config.getoption("examples", FEW), deadline=None, database=None,
+    examples = config.getoption("examples", FEW)
+    nasty.at_once = AT_ONCE if examples >= AT_ONCE else 1
+    settings.register_profile("property", max_examples=examples // nasty.at_once, deadline=None, database=None,
                               print_blob=True, suppress_health_check=list(HealthCheck))
     settings.load_profile("property")

@@ -1,23 +1,25 @@
 """Whatever a reader is given: a value, or one line of at most 400 characters, within 2 s of processor time and 200 MB.
 
-Inputs are of three kinds: the bytes of a good file with parts cut out, doubled and overwritten; pieces that have
-done harm to some reader before, in any order; and anything at all.
+`nasty.py` makes the inputs.
 """
+import atexit
+import contextlib
 import gzip
 import json
 import os
 import resource
+import shutil
+import socket
 import struct
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
@@ -30,17 +32,31 @@ from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.judge import Judge, Member
 from odsgd.launch.plan import Job
 from odsgd.training import checkpoint, datasets, records
+from tests.property import nasty
+from tests.property.nasty import (
+    PIECES,
+    anything,
+    binary,
+    both,
+    chosen,
+    fed,
+    json_of,
+    mutated,
+    octets,
+    one_of,
+    text,
+    texts,
+    words,
+)
 
 MOST_S, MOST_MB, MOST_CHARACTERS = 2.0, 200, 400
-PIECES = ["!!int x", "!!float .", "!!bool z", "!!timestamp 2001-99-99", "!!binary é", "!!set {a}", "!!python/none",
-          "0x_", "2001-99-99", "9" * 5000, "1:" * 3000 + "1", "[" * 3000, "{a: " * 500, "&a [*a]", "*b", "&x [1,1]",
-          "\0", "\x1b[2J", "\ufeff", "²", "１２", "-1", "99999999", "1e999", "nan", "inf", "~", "''", "# ", "\r", "\t",
-          "\n", "\u2028", "\x85", "slots=²", "slots=1023", "port=0", "port=99999999", "slots=" + "9" * 5000,
-          "a" * 2000, "..", "%", "@", ":", "="]
+MEMORY = "/dev/shm"
+"""Where a file is overwritten in microseconds; on a disk that takes milliseconds."""
 
 
 def holds(reader: Callable[[], Any], *also: Type[Exception]) -> Optional[str]:
     """The property; returns the line of an error."""
+    _forget_peak()
     began, size_mb = time.process_time(), _peak_mb()
     line = None
     expected: Tuple[Type[Exception], ...] = (ConfigError, ProtocolError, *also)
@@ -56,47 +72,22 @@ def holds(reader: Callable[[], Any], *also: Type[Exception]) -> Optional[str]:
     return line
 
 
+def _forget_peak() -> None:
+    """The peak of this process's memory is then what it has now, so that no earlier one hides the next."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
 def _peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-@st.composite
-def mutated(draw: Any, good: bytes) -> bytes:
-    """`good`, with a few of its parts cut out, doubled, moved or overwritten."""
-    data = bytearray(good)
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        length = draw(st.integers(0, 12))
-        kind = draw(st.sampled_from("cut double write insert end"))
-        if kind == "c":
-            del data[start:start + length]
-        elif kind == "d":
-            data[start:start] = data[start:start + length]
-        elif kind == "w":
-            data[start:start + length] = draw(st.binary(max_size=length))
-        elif kind == "i":
-            data[start:start] = draw(st.sampled_from(PIECES)).encode()
-        else:
-            del data[start:]
-    return bytes(data)
+FOLDER = Path(tempfile.mkdtemp(dir=MEMORY if os.path.isdir(MEMORY) else None))
+atexit.register(shutil.rmtree, FOLDER)
 
 
-def texts(good: str) -> st.SearchStrategy[bytes]:
-    """Texts like `good`, and unlike it."""
-    lines = good.splitlines()
-    piece = st.one_of(st.sampled_from(PIECES), st.sampled_from(lines), st.sampled_from([": ", " ", "\n", ","]))
-    pieced = st.lists(piece, max_size=12).map("".join).map(str.encode)
-    return st.one_of(mutated(good.encode()), pieced, st.binary(max_size=300))
-
-
-@pytest.fixture(scope="module")
-def folder() -> Any:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
-def written(folder: Path, name: str, content: bytes) -> Path:
-    path = folder / name
+def written(name: str, content: bytes) -> Path:
+    path = FOLDER / name
     path.write_bytes(content)
     return path
 
@@ -107,22 +98,13 @@ BILLION = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi"))
 
 
-@given(content=texts(CONFIG))
-@example(b"lr: !!int x")
-@example(b"seed: 0x_")
-@example(b"lr: 2001-99-99")
-@example(BILLION.encode())
-@example(b"lr: " + b"[" * 100000)
-@example(b"lr: " + b"9" * 100000)
-@example(b"seed: " + b"1:" * 100000 + b"1")
-@example(b"lr: " + b"x" * 10 ** 7)
-@example(b"data_dir: \"a\\0b\"\ndataset: mnist")
-@example(b"\xef\xbb\xbflr: 0.1")
-@example(b"optimizer_params: {a: 2001-01-01}")
-def test_a_configuration_in_yaml(folder: Path, content: bytes) -> None:
+@fed(texts(CONFIG), b"lr: !!int x", b"seed: 0x_", b"lr: 2001-99-99", BILLION.encode(), b"lr: " + b"[" * 100000,
+     b"lr: " + b"9" * 100000, b"seed: " + b"1:" * 100000 + b"1", b"lr: " + b"x" * 10 ** 7,
+     b"data_dir: \"a\\0b\"\ndataset: mnist", b"\xef\xbb\xbflr: 0.1", b"optimizer_params: {a: 2001-01-01}")
+def test_a_configuration_in_yaml(content: bytes) -> None:
     if b"method" in content:  # such a file is run, as asked
         return
-    path = written(folder, "config.yaml", content)
+    path = written("config.yaml", content)
     holds(lambda: TrainConfig.from_flags(["--config", str(path)]).to_yaml())
 
 
@@ -131,19 +113,20 @@ RESULT = results.Result(TRIAL, {"options": {}}, {"lr": 0.1}, {"odsgd": "1"}, {"c
                         [[1, 10, 0.5, 0.5, 0.5, None, 1.0]], None)
 
 
-@given(data=st.data())
-def test_the_result_of_a_run(folder: Path, data: st.DataObject) -> None:
-    path = folder / "result.json"
-    results.write(RESULT, path)
-    changed = written(folder, "changed.json", data.draw(texts(path.read_text())))
-    holds(lambda: results.read(changed))
+results.write(RESULT, FOLDER / "result.json")
+
+
+@fed(texts((FOLDER / "result.json").read_text()))
+def test_the_result_of_a_run(content: bytes) -> None:
+    path = written("changed.json", content)
+    holds(lambda: results.read(path))
 
 
 @pytest.mark.parametrize("text", [
     "[" * 100000, '{"schema": 1}', '{"schema": 1, "checksum": ' + "[" * 900 + "]" * 900 + "}",
     '{"schema": ' + "9" * 5000 + "}", "{}", "null", '{"schema": 1, "a": "\\ud800"}'])
-def test_the_result_of_a_run_that_was_made_up(folder: Path, text: str) -> None:
-    line = holds(lambda: results.read(written(folder, "made-up.json", text.encode())))
+def test_the_result_of_a_run_that_was_made_up(text: str) -> None:
+    line = holds(lambda: results.read(written("made-up.json", text.encode())))
     assert line and "made-up.json" in line
 
 
@@ -156,23 +139,15 @@ LAUNCHERS = ["-n", "-s", "-p", "--env", "--grace", "--hang-timeout", "2", "sleep
              "mpi", "slurm", "kubernetes", "--image", "--resources", "cpu=4,nvidia.com/gpu=1", "--name", "--pod"]
 
 
-@given(words=st.lists(st.one_of(st.sampled_from(FLAGS), st.sampled_from(VALUES), st.sampled_from(PIECES),
-                                st.text(max_size=20)), max_size=6))
-@example(["--optimizer-params", "a=!!int x"])
-@example(["--lr", "9" * 5000])
-@example(["--warmup", "9" * 4000 + "epochs"])
-@example(["x" * 10 ** 6])
+@fed(words(FLAGS + VALUES, 6), ["--optimizer-params", "a=!!int x"], ["--lr", "9" * 5000],
+     ["--warmup", "9" * 4000 + "epochs"], ["x" * 10 ** 6])
 def test_flags_of_a_training(words: List[str]) -> None:
     if any("method" in word for word in words) or {"-h", "--help"} & set(words):
         return
     holds(lambda: TrainConfig.from_flags(words).to_yaml())
 
 
-@given(words=st.lists(st.one_of(st.sampled_from(LAUNCHERS), st.sampled_from(PIECES), st.text(max_size=20)),
-                      max_size=8))
-@example(["-n", "9" * 4000, "sleep"])
-@example(["-n", "1000000000", "sleep"])
-@example(["-n", "2", "-s", "²", "sleep"])
+@fed(words(LAUNCHERS, 8), ["-n", "9" * 4000, "sleep"], ["-n", "1000000000", "sleep"], ["-n", "2", "-s", "²", "sleep"])
 def test_flags_of_the_launcher(words: List[str]) -> None:
     if {"-h", "--help"} & set(words):
         return
@@ -182,33 +157,27 @@ def test_flags_of_the_launcher(words: List[str]) -> None:
 HOSTS = "hostA\nalice@hostB slots=4\n10.0.0.7:2\nhostC slots=2 port=2222 # far\n"
 
 
-@given(content=texts(HOSTS))
-@example("hostA slots=²".encode())
-@example(b"hostA slots=" + b"9" * 5000)
-@example(b"hostA slots=1023\n" * 20000)
-@example(b"hostA port=0")
-@example(b"hostA port=99999999")
-@example(b"ho\0stA")
-@example(b"\xef\xbb\xbfhostA slots=2")
-@example(b"host" * 10 ** 6)
-def test_a_hostfile(folder: Path, content: bytes) -> None:
-    path = written(folder, "hosts", content)
+@fed(texts(HOSTS), "hostA slots=²".encode(), b"hostA slots=" + b"9" * 5000, b"hostA slots=1023\n" * 20000,
+     b"hostA port=0", b"hostA port=99999999", b"ho\0stA", b"\xef\xbb\xbfhostA slots=2", b"host" * 10 ** 6)
+def test_a_hostfile(content: bytes) -> None:
+    path = written("hosts", content)
     holds(lambda: read_hostfile(str(path)))
 
 
-def test_a_hostfile_with_a_mark_of_its_byte_order_is_read(tmp_path: Path) -> None:
-    hosts = read_hostfile(str(written(tmp_path, "hosts", b"\xef\xbb\xbfhostA slots=2\n")))
+def test_a_hostfile_with_a_mark_of_its_byte_order_is_read() -> None:
+    hosts = read_hostfile(str(written("hosts", b"\xef\xbb\xbfhostA slots=2\n")))
     assert [host.address for host in hosts] == ["hostA", "hostA"]
 
 
 IDX = struct.pack(">4B3I", 0, 0, 8, 3, 4, 28, 28) + bytes(4 * 784)
 
 
-@given(content=st.one_of(mutated(IDX), st.binary(max_size=100)), packed=st.booleans())
-@example(struct.pack(">4B3I", 0, 0, 8, 3, 2 ** 32 - 1, 28, 28), False)
-@example(struct.pack(">4B3I", 0, 0, 8, 3, 300000, 28, 28), True)
-def test_an_idx_file(folder: Path, content: bytes, packed: bool) -> None:
-    path = written(folder, "images.gz" if packed else "images", gzip.compress(content, 1) if packed else content)
+@fed(both(one_of(mutated(IDX), binary(100)), chosen((False, True))),
+     (struct.pack(">4B3I", 0, 0, 8, 3, 2 ** 32 - 1, 28, 28), False),
+     (struct.pack(">4B3I", 0, 0, 8, 3, 300000, 28, 28), True))
+def test_an_idx_file(content_and_packed: Tuple[bytes, bool]) -> None:
+    content, packed = content_and_packed
+    path = written("images.gz" if packed else "images", gzip.compress(content, 1) if packed else content)
     holds(lambda: datasets.read_idx(path, (28, 28)))
 
 
@@ -224,23 +193,22 @@ def test_a_small_gzip_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path: Path) 
     assert line and "got more" in line
 
 
-@given(content=st.one_of(mutated(gzip.compress(bytes(5000))), mutated(bytes(3073)), st.binary(max_size=100)),
-       packed=st.booleans())
-def test_a_cifar_file(folder: Path, content: bytes, packed: bool) -> None:
-    path = written(folder, "batch.gz" if packed else "batch", content)
+@fed(both(one_of(mutated(gzip.compress(bytes(5000))), mutated(bytes(3073)), binary(100)), chosen((False, True))))
+def test_a_cifar_file(content_and_packed: Tuple[bytes, bool]) -> None:
+    content, packed = content_and_packed
+    path = written("batch.gz" if packed else "batch", content)
     holds(lambda: datasets.read_cifar(path))
 
 
 RECORD = struct.pack("<II", records.MAGIC, 8) + bytes(8)
 
 
-@given(index=texts("0\t0\n1\t16\n2\t32\n"), content=mutated(RECORD * 3))
-@example(b"0\t-5\n", RECORD)
-@example(b"0\t" + b"9" * 17 + b"\n", RECORD)
-@example(b"0\t" + b"9" * 50 + b"\n", RECORD)
-@example(b"0\t-" + b"9" * 5000 + b"\n", RECORD)
-def test_an_index_and_its_records(folder: Path, index: bytes, content: bytes) -> None:
-    rec, idx = written(folder, "train.rec", content), written(folder, "train.idx", index)
+@fed(both(texts("0\t0\n1\t16\n2\t32\n"), mutated(RECORD * 3)),
+     *((index, RECORD) for index in (b"0\t-5\n", b"0\t" + b"9" * 17 + b"\n", b"0\t" + b"9" * 50 + b"\n",
+                                     b"0\t-" + b"9" * 5000 + b"\n")))
+def test_an_index_and_its_records(index_and_content: Tuple[bytes, bytes]) -> None:
+    index, content = index_and_content
+    rec, idx = written("train.rec", content), written("train.idx", index)
     holds(lambda: records.count_records(rec, idx))
 
 
@@ -248,42 +216,27 @@ GOOD: Dict[str, Any] = {
     "schema": checkpoint.SCHEMA, "iteration": 7, "num_workers": 1, "batches_per_epoch": 3, "config": {}, "versions": {},
     "parameters": {"w": {"shape": [2, 3], "dtype": "float32"}},
     "files": {"worker-0.npz": {"nbytes": 3, "sha256": "0" * 64}}}
-ANYTHING = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=10)),
-                        lambda inner: st.one_of(st.lists(inner, max_size=3),
-                                                st.dictionaries(st.text(max_size=5), inner, max_size=3)), max_leaves=8)
 
 
-@given(content=st.one_of(
-    texts(json.dumps(GOOD)),
-    st.tuples(st.sampled_from(sorted(GOOD)), ANYTHING).map(
-        lambda pair: json.dumps({**GOOD, pair[0]: pair[1]}).encode()),
-    ANYTHING.map(json.dumps).map(str.encode)))
-@example(b"[" * 100000)
-@example(json.dumps({**GOOD, "files": {"worker-0.npz": 7}}).encode())
-@example(json.dumps({**GOOD, "iteration": 8}).encode())
-@example(json.dumps({**GOOD, "versions": 3, "schema": 1}).encode())
-def test_a_manifest_and_what_it_says_of_a_file(folder: Path, content: bytes) -> None:
-    path = folder / "7"
+@fed(one_of(texts(json.dumps(GOOD)), json_of,
+            lambda random: json.dumps({**GOOD, random.choice(sorted(GOOD)): anything(random)}).encode()),
+     b"[" * 100000, json.dumps({**GOOD, "files": {"worker-0.npz": 7}}).encode(),
+     json.dumps({**GOOD, "iteration": 8}).encode(), json.dumps({**GOOD, "versions": 3, "schema": 1}).encode())
+def test_a_manifest_and_what_it_says_of_a_file(content: bytes) -> None:
+    path = FOLDER / "7"
     path.mkdir(exist_ok=True)
-    written(path, checkpoint.MANIFEST, content)
-    written(path, "worker-0.npz", b"abc")
+    written(f"7/{checkpoint.MANIFEST}", content)
+    written("7/worker-0.npz", b"abc")
     holds(lambda: checkpoint.verify(path, "worker-0.npz", checkpoint.read_manifest(path)))
 
 
-def _npz(folder: Path) -> bytes:
-    checkpoint.write_arrays(folder / "good.npz", {"local/w": np.zeros((2, 3), np.float32)}, {"iteration": 7})
-    return (folder / "good.npz").read_bytes()
+checkpoint.write_arrays(FOLDER / "good.npz", {"local/w": np.zeros((2, 3), np.float32)}, {"iteration": 7})
+NPZ = (FOLDER / "good.npz").read_bytes()
 
 
-with tempfile.TemporaryDirectory() as _name:
-    NPZ = _npz(Path(_name))
-
-
-@given(content=st.one_of(mutated(NPZ), st.binary(max_size=200)))
-@example(NPZ.replace(b"(2, 3)", b"(2,2**99)"[:6]))
-@example(NPZ.replace(b"'<f4'", b"'O'  "))
-def test_a_saved_state(folder: Path, content: bytes) -> None:
-    path = written(folder, "worker-0.npz", content)
+@fed(one_of(mutated(NPZ), binary(200)), NPZ.replace(b"(2, 3)", b"(2,2**99)"[:6]), NPZ.replace(b"'<f4'", b"'O'  "))
+def test_a_saved_state(content: bytes) -> None:
+    path = written("worker-0.npz", content)
     holds(lambda: checkpoint.read_arrays(path))
 
 
@@ -291,19 +244,16 @@ KEY = b"the secret of the job"
 SIGNED = Signer(3, KEY).sign("open", {"buckets": [1, 2, 3]})
 
 
-@given(message=st.one_of(texts(SIGNED).map(lambda data: data.decode("latin-1")), st.text(max_size=200)))
-@example("9" * 4000 + " 1 x {}")
-@example("1 1 \ud800 {}")
-@example("² ² x {}")
-@example("\r" + SIGNED)
-@example("+" + SIGNED)
+@fed(one_of(lambda random: texts(SIGNED)(random).decode("latin-1"), text(200)), "9" * 4000 + " 1 x {}",
+     "1 1 \ud800 {}", "² ² x {}", "\r" + SIGNED, "+" + SIGNED)
 def test_a_command_to_the_servers(message: str) -> None:
     if message != SIGNED:
         assert holds(lambda: Verifier(KEY).open(message)) is not None
 
 
-@given(payload=ANYTHING, name=ANYTHING)
-def test_a_signed_command_is_not_trusted_to_be_one(payload: Any, name: Any) -> None:
+@fed(both(anything, anything))
+def test_a_signed_command_is_not_trusted_to_be_one(payload_and_name: Tuple[Any, Any]) -> None:
+    payload, name = payload_and_name
     signer = Signer(3, KEY)
     message = signer.sign(name, payload)
     line = holds(lambda: Verifier(KEY).open(message))
@@ -318,15 +268,18 @@ EVENTS: List[Dict[str, Any]] = [
     {"event": "exit", "process": "worker 0", "code": 1}]
 
 
-@given(data=st.one_of(
-    st.sampled_from(EVENTS).flatmap(lambda event: mutated(json.dumps(event).encode())),
-    st.tuples(st.sampled_from(EVENTS), st.dictionaries(st.sampled_from(
-        ["event", "process", "pid", "report", "beats", "code", "host", "text", "progress"]), ANYTHING, max_size=2)).map(
-        lambda pair: json.dumps({**pair[0], **pair[1]}).encode()),
-    ANYTHING.map(json.dumps).map(str.encode), st.binary(max_size=100)))
-@example(b"[" * 100000)
-@example(b'{"event": ["hello"]}')
-@example(b'{"event": "beats", "beats": {"worker 0": {"silent_s": 1e999, "waits_s": NaN, "at": -1}}}')
+WORDS_OF_EVENTS = ["event", "process", "pid", "report", "beats", "code", "host", "text", "progress"]
+
+
+def changed_event(random: Random) -> bytes:
+    changes = {random.choice(WORDS_OF_EVENTS): anything(random) for _ in range(random.randint(0, 2))}
+    return json.dumps({**random.choice(EVENTS), **changes}).encode()
+
+
+@fed(one_of(lambda random: mutated(json.dumps(random.choice(EVENTS)).encode())(random), changed_event, json_of,
+            binary(100)),
+     b"[" * 100000, b'{"event": ["hello"]}',
+     b'{"event": "beats", "beats": {"worker 0": {"silent_s": 1e999, "waits_s": NaN, "at": -1}}}')
 def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
     judge = Judge([Member("worker 0", "worker", "node1")], 300.0, 0.0, hang_timeout_s=60.0)
 
@@ -350,42 +303,36 @@ def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
         holds(heard)
 
 
-class _Visit:
-    """A connection at the door of `handshake`, whose other end says one thing."""
-
-    def __init__(self, said: bytes) -> None:
-        import socket
-        self.ours, theirs = socket.socketpair()
+def _visited(said: bytes) -> bool:
+    """Whether a visitor at the agents' door, who says one thing and goes, is let in."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        visitor = handshake.Visitor(ours, "00" * 32)
         theirs.sendall(said[:1000] + b"\n")
-        self.theirs = theirs
-
-    def admitted(self) -> Optional[Tuple[int, str]]:
         try:
-            return handshake.admit(self.ours, "00" * 32, {0, 1})
-        finally:
-            self.ours.close()
-            self.theirs.close()
+            return visitor.heard({0, 1}) is not None
+        except ConnectionError:
+            return False
 
 
-@given(said=st.one_of(mutated(b'{"rank": 0, "proof": "00"}'), ANYTHING.map(json.dumps).map(str.encode),
-                      st.fixed_dictionaries({"rank": ANYTHING, "proof": ANYTHING}).map(json.dumps).map(str.encode)))
-@example(b'{"rank": 1e999, "proof": "x"}')
-@example(b"[" * 990)
+@fed(one_of(mutated(b'{"rank": 0, "proof": "00"}'), json_of,
+            lambda random: json.dumps({"rank": anything(random), "proof": anything(random),
+                                       "nonce": anything(random)}).encode()),
+     b'{"rank": 1e999, "proof": "x"}', b"[" * 990)
 def test_a_stranger_at_the_door_of_the_agents(said: bytes) -> None:
-    visit = _Visit(said)
-    line = holds(lambda: visit.admitted())
-    assert line is None
+    let_in: List[bool] = []
+    holds(lambda: let_in.append(_visited(said)))
+    assert let_in == [False]
 
 
 POD = "nodeSelector: {a: b}\nvolumes: [{name: x}]\ncontainers:\n- env: [{name: A}]\n  volumeMounts: []\n"
 
 
-@given(content=texts(POD), resources=st.one_of(st.sampled_from(PIECES), st.text(max_size=20)))
-@example(b"containers: 7", "")
-@example(b"containers: [{env: {}}]", "cpu=1")
-@example(b"volumes: [1]", "cpu=")
-def test_a_users_part_of_a_pod(folder: Path, content: bytes, resources: str) -> None:
-    path = str(written(folder, "pod.yaml", content))
+@fed(both(texts(POD), one_of(chosen(PIECES), text(20))), (b"containers: 7", ""),
+     (b"containers: [{env: {}}]", "cpu=1"), (b"volumes: [1]", "cpu="))
+def test_a_users_part_of_a_pod(content_and_resources: Tuple[bytes, str]) -> None:
+    content, resources = content_and_resources
+    path = str(written("pod.yaml", content))
     holds(lambda: kubernetes.manifests(Job(("true",), 2, 1), kubernetes.container("i", "n", None, None, path)))
     holds(lambda: kubernetes.container("i", "n", None, resources, None))
 
@@ -393,32 +340,55 @@ def test_a_users_part_of_a_pod(folder: Path, content: bytes, resources: str) -> 
 LINES = "cmd=initack pmiid=12345\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
 
 
-@given(lines=texts(LINES).map(lambda data: data.decode("ascii", "replace").split("\n")))
-def test_lines_of_mpi_at_the_rendezvous(lines: List[str]) -> None:
+@fed(texts(LINES))
+def test_lines_of_mpi_at_the_rendezvous(content: bytes) -> None:
+    lines = content.decode("ascii", "replace").split("\n")
     table = pmi.Table(["12345", "23456"], "(vector,(0,1,2))")
     for line in lines[:20]:
         holds(partial(table.enter, line), pmi.Refused)
         holds(partial(table.answer, 0, line), pmi.Refused)
 
 
-@given(name=st.sampled_from(sorted(codecs.CODECS)), size=st.integers(1, 40), data=st.data())
-def test_frames_of_the_ring_and_of_couriers_in_any_codec(name: str, size: int, data: Any) -> None:
-    codec = codecs.codec(name)
-    nbytes = codec.nbytes(size)
-    message = np.frombuffer(data.draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint8).copy()
-    values = np.zeros(size, np.float32)
+def frame(random: Random) -> Tuple[str, int, bytes]:
+    """A codec, a number of floats, and as many bytes as it makes of them."""
+    name, size = random.choice(sorted(codecs.CODECS)), random.randint(1, 40)
+    return name, size, octets(random, codecs.codec(name).nbytes(size))
+
+
+@fed(frame)
+def test_frames_of_the_ring_and_of_couriers_in_any_codec(frame: Tuple[str, int, bytes]) -> None:
+    name, size, received = frame
+    codec, message, values = codecs.codec(name), np.frombuffer(received, np.uint8).copy(), np.zeros(size, np.float32)
     with np.errstate(all="ignore"):  # a NaN among them is looked for elsewhere
         line = holds(lambda: codec.decode(message, values))
         assert line is None
         holds(lambda: codec.encode(values, message), codecs.NotFiniteError)
 
 
-def test_the_examples_are_as_many_as_asked_for() -> None:
-    seen: List[Tuple[int, ...]] = []
+@pytest.mark.parametrize("at_once", [1, 100])
+def test_there_are_many_different_inputs(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(nasty, "at_once", at_once)
+    seen: List[bytes] = []
+    fed(mutated(bytes(100)))(seen.append)()
+    assert len(seen) >= 25 * at_once and len(set(seen)) > len(seen) / 2
 
-    @given(st.tuples(st.integers(), st.integers()))
-    def count(pair: Tuple[int, ...]) -> None:
-        seen.append(pair)
 
-    count()
-    assert len(seen) >= 25
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel forgets no peak of memory")
+def test_a_reader_that_takes_too_much_memory_is_noticed_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(AssertionError):
+            holds(lambda: len(b"x" * (MOST_MB + 10 << 20)))
+
+
+def test_an_input_that_does_harm_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nasty, "at_once", 1)
+    seen: List[bytes] = []
+
+    @fed(binary(300))
+    def harmed(content: bytes) -> None:
+        seen.append(content)
+        assert len(content) < 20
+
+    with pytest.raises(AssertionError):
+        harmed()
+    assert len(seen[-1]) == 20

@@ -1,46 +1,80 @@
 """How agents that mpirun starts and their launcher find each other."""
+import contextlib
+import json
+import selectors
 import socket
 import threading
-from typing import Collection, Iterator, List, Optional, Sequence
+from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.handshake import NODE, RANKS, admit, arrive, pack, unpack
+from odsgd.launch import door as doors
+from odsgd.launch.door import Door, Post
+from odsgd.launch.handshake import NODE, RANKS, arrive, pack, unpack
+from odsgd.launch.plan import LOCAL, Process
+from odsgd.launch.reach import Outpost
 
 SECRET = 64 * "a"
+PATIENCE_S = 60.0
+PROCESSES = [Process("worker", rank, LOCAL, ("true",), {}) for rank in range(3)]
 
 
-class Door:
-    """A launcher's door, at which one visitor after the other is let in or not."""
+class Launcher:
+    """A launcher's door for three agents, and the loop that it is a part of."""
 
     def __init__(self) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.admitted: List[Optional[int]] = []
+        self.door = Door([Post(process.name, [process]) for process in PROCESSES], SECRET, "127.0.0.1")
+        self.at = self.door.listener.getsockname()
+        self.arrived: List[Outpost] = []
+        self.over = threading.Event()
+        self.selector = selectors.DefaultSelector()
+        self.door.serve(self.selector, self._greet)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _greet(self, outpost: Outpost) -> None:
+        outpost.channel.send({"do": "ping"})
+        self.arrived.append(outpost)
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            for key, _ in self.selector.select(0.01):
+                key.data()
+            self.door.tick()
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join(PATIENCE_S)
+        self.door.close()
+        for outpost in self.arrived:
+            outpost.close()
+        self.selector.close()
 
     def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
         """What an agent is given for three ranks."""
-        return pack({"launcher": self.listener.getsockname(), "secret": secret, "common": {"directory": "/here"},
-                     "nodes": nodes,
-                     "ranks": [{"processes": [{"name": f"worker {rank}"}]} for rank in range(3)]})
+        return pack({"launcher": self.at, "secret": secret, "common": {"directory": "/here"}, "nodes": nodes,
+                     "ranks": [{"processes": [{"name": process.name}]} for process in PROCESSES]})
 
-    def open(self, expected: Collection[int]) -> threading.Thread:
-        """Let one visitor in, beside the test."""
-        def let_in() -> None:
-            connection, _ = self.listener.accept()
-            with connection:
-                admitted = admit(connection, SECRET, expected)
-                self.admitted.append(admitted and admitted[0])
-                connection.sendall(b"first message\n")
-        thread = threading.Thread(target=let_in)
-        thread.start()
-        return thread
+    @property
+    def let_in(self) -> List[str]:
+        return [process.name for outpost in self.arrived for process in outpost.processes]
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
-    door = Door()
-    with door.listener:
-        yield door
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    launcher.thread.start()
+    with contextlib.closing(launcher):
+        yield launcher
+
+
+def heard(fd: int) -> bytes:
+    """What an agent hears first on its connection; nothing, if it is hung up on."""
+    with socket.socket(fileno=fd) as connection:
+        connection.settimeout(PATIENCE_S)
+        try:
+            return connection.recv(100)
+        except ConnectionResetError:
+            return b""
 
 
 @pytest.fixture
@@ -57,45 +91,62 @@ def test_jobs_survive_the_way_through_an_environment_variable() -> None:
 
 
 @pytest.mark.usefixtures("rank_1")
-def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(door: Door) -> None:
-    thread = door.open(expected={0, 1, 2})
-    orders, fd = arrive(door.orders())
-    with socket.socket(fileno=fd) as connection:
-        connection.settimeout(60)
-        assert connection.recv(100) == b"first message\n"
-    thread.join()
-    assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and door.admitted == [1]
+def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
+    orders, fd = arrive(launcher.orders())
+    assert json.loads(heard(fd)) == {"do": "ping"}
+    assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
 
 
-def test_an_agent_of_slurm_gets_the_orders_of_its_node(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_of_slurm_gets_the_orders_of_its_node(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE, "b")
-    thread = door.open(expected={0, 1, 2})
-    orders, fd = arrive(door.orders(nodes=["a", "b", "c"]))
-    socket.socket(fileno=fd).close()
-    thread.join()
-    assert orders["processes"] == [{"name": "worker 1"}] and door.admitted == [1]
+    orders, fd = arrive(launcher.orders(nodes=["a", "b", "c"]))
+    assert heard(fd) and orders["processes"] == [{"name": "worker 1"}] and launcher.let_in == ["worker 1"]
     with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
-        arrive(door.orders(nodes=["a", "c"]))
+        arrive(launcher.orders(nodes=["a", "c"]))
 
 
 @pytest.mark.usefixtures("rank_1")
-@pytest.mark.parametrize("secret, expected", [(64 * "b", {0, 1, 2}), (SECRET, {0, 2})],
-                         ids=["another job's", "a rank that has been here"])
-def test_a_visitor_that_is_not_expected_is_not_let_in(door: Door, secret: str, expected: Collection[int]) -> None:
-    thread = door.open(expected)
-    _, fd = arrive(door.orders(secret))
-    socket.socket(fileno=fd).close()
-    thread.join()
-    assert door.admitted == [None]
+def test_an_agent_of_another_job_or_one_that_has_been_here_is_not_let_in(launcher: Launcher) -> None:
+    assert heard(arrive(launcher.orders(secret=64 * "b"))[1]) == b""
+    assert heard(arrive(launcher.orders())[1])
+    assert heard(arrive(launcher.orders())[1]) == b""
+    assert launcher.let_in == ["worker 1"]
+
+
+def visit(launcher: Launcher, answer: Optional[bytes] = None) -> socket.socket:
+    """A visitor that is no agent, and says this, or nothing."""
+    visitor = socket.create_connection(launcher.at, PATIENCE_S)
+    assert len(visitor.recv(100)) == 33
+    if answer is not None:
+        visitor.sendall(answer)
+    return visitor
 
 
 @pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n",
-                                    b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", b""])
-def test_a_visitor_that_is_no_agent_is_not_let_in(door: Door, answer: bytes) -> None:
-    thread = door.open(expected={0})
-    with socket.create_connection(door.listener.getsockname()) as visitor:
-        visitor.recv(100)
-        visitor.sendall(answer)
+                                    b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", 1100 * b"x", b""])
+def test_a_visitor_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: bytes) -> None:
+    with visit(launcher, answer) as visitor:
         visitor.shutdown(socket.SHUT_WR)
-        thread.join()
-    assert door.admitted == [None]
+        with contextlib.suppress(ConnectionResetError):
+            assert visitor.recv(1) == b""
+    assert launcher.let_in == []
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_a_silent_visitor_holds_nobody_up_and_has_to_go(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    with visit(launcher) as silent:
+        assert heard(arrive(launcher.orders())[1])
+        monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 0.0)
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_however_many_strangers_there_are_an_agent_comes_in(launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+                                                            ) -> None:
+    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 1e6)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(visit(launcher)) for _ in range(4)]  # three agents are awaited
+        assert silent[0].recv(1) == b""
+        assert heard(arrive(launcher.orders())[1])
+        assert silent[1].recv(1) == b""

@@ -1,10 +1,14 @@
 """The orders of agents, and how agents are started elsewhere."""
+import dataclasses
 from pathlib import Path
+from typing import Sequence
 
 import pytest
 
+from kvstore.errors import ConfigError
+from odsgd.launch.hosts import Host
 from odsgd.launch.plan import make_plan
-from odsgd.launch.reach import orders, remote_command
+from odsgd.launch.reach import check_tunnels, orders, remote_command
 from tests.odsgd.launch.jobs import ROOT, A, job
 
 
@@ -32,3 +36,20 @@ def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, m
     command = remote_command(job(1, 1, A, remote_python="/opt/py 3/python"))
     assert command.startswith("cd '" + str(tmp_path) + "/it'\"'\"'s here' && exec env ")
     assert command.endswith(" '/opt/py 3/python' -m odsgd.launch.agent")
+
+
+@pytest.mark.parametrize("hosts, root, told", [
+    (("10.0.0.1", "10.0.0.9"), "10.0.0.9", "10.0.0.9 of the hostfile is the launching machine"),
+    (("10.0.0.1", "127.0.1.1"), "10.0.0.9", "127.0.1.1 of the hostfile is the launching machine"),
+    (("10.0.0.1", "10.0.0.1", "alice@10.0.0.1"), "10.0.0.9",
+     "alice@10.0.0.1 of the hostfile is the same machine as 10.0.0.1"),
+])
+def test_two_tunnels_at_one_port_of_one_machine_are_refused(hosts: Sequence[str], root: str, told: str) -> None:
+    slots = [Host(address, user or None) for user, _, address in (text.rpartition("@") for text in hosts)]
+    asked = job(2, 1, *slots, launcher="ssh", port=7000, secure=True)
+    with pytest.raises(ConfigError) as caught:
+        check_tunnels(asked, root)
+    assert str(caught.value) == (f"--secure --port 7000: {told}, where a tunnel listens at that port already; "
+                                 "leave the host out, or leave out --port")
+    check_tunnels(dataclasses.replace(asked, port=0), root)
+    check_tunnels(dataclasses.replace(asked, slots=tuple(slots[:1])), root)

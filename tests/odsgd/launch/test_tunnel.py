@@ -169,18 +169,49 @@ def test_nobody_comes_in_without_the_jobs_certificate(ends: Ends) -> None:
 
 def test_silent_visitors_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "MOST_VISITORS", 2)
+    monkeypatch.setattr(tunnel, "UNDISTURBED_S", 0.1)
     host, _, port = ends.at.rpartition(":")
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(socket.create_connection((host, int(port)), PATIENCE_S)) for _ in range(3)]
-        assert silent[0].recv(1) == b""  # it had to go
+        assert silent[0].recv(1) == silent[1].recv(1) == b""  # they had to go
         near, far = (stack.enter_context(end) for end in through(folder / NUMBERS[0], ends.listening[0]))
         near.sendall(b"came in")
         assert far.recv(7) == b"came in"
-        assert silent[1].recv(1) == b""
-        for one in silent:
-            one.settimeout(0.1)
-        with pytest.raises(socket.timeout):
-            silent[2].recv(1)
+
+
+def test_more_processes_of_the_job_than_may_come_at_once_all_come_in(ends: Ends, folder: Path,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "MOST_VISITORS", 4)
+    words = {f"process {number}".encode() for number in range(40)}
+    with contextlib.ExitStack() as stack:
+        for word in words:
+            near = stack.enter_context(socket.socket(socket.AF_UNIX))
+            near.connect(str(folder / NUMBERS[0]))
+            near.sendall(word)
+        far = [stack.enter_context(ends.listening[0].accept()[0]) for _ in words]
+        for end in far:
+            end.settimeout(PATIENCE_S)
+        assert {end.recv(100) for end in far} == words
+
+
+def test_a_process_that_is_turned_away_at_first_loses_nothing(certificate: str, folder: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "AGAIN_S", 0.0)
+    taking = tunnel._contexts(certificate)[0]
+    with contextlib.ExitStack() as stack:
+        there = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        there.settimeout(PATIENCE_S)
+        (orders,) = stack.enter_context(serving(Tunnel(certificate, [], "127.0.0.1")))
+        open_portals(orders, folder, "127.0.0.1:{}".format(there.getsockname()[1]))
+        near = stack.enter_context(socket.socket(socket.AF_UNIX))
+        near.connect(str(folder / NUMBERS[0]))
+        near.sendall(b"my word")
+        there.accept()[0].close()
+        for let_in in (False, True):
+            far = stack.enter_context(taking.wrap_socket(there.accept()[0], server_side=True))
+            assert tunnel._exactly(far, tunnel.NAME.size) == tunnel.NAME.pack(int(NUMBERS[0]))
+            far.sendall(tunnel.LET_IN) if let_in else far.close()
+        assert far.recv(100) == b"my word"
 
 
 def test_a_tunnel_is_led_to_nobody_who_cannot_show_the_certificate(certificate: str, folder: Path) -> None:
@@ -203,7 +234,8 @@ def test_a_host_that_cannot_be_reached_is_told_once(certificate: str, folder: Pa
                 near.settimeout(PATIENCE_S)
                 near.connect(str(folder / number))
                 assert all_of(near) == b""
-        until(lambda: words.extend(message["text"] for message in channel.receive()) or words)
+        until(lambda: words.extend(message["text"] for message in channel.receive() if message["event"] == "warning")
+              or words)
     assert len(words) == 1 and words[0].startswith(f"no way to the tunnel at {at}: ")
 
 
