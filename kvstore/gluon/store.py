@@ -88,12 +88,12 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self.session.change(options)
         self.options = self.session.method.options
 
-    def _multiply_back(self, mean: bool) -> None:
+    def _multiply_back(self) -> None:
         """The script divides gradients by the number of workers, for servers that add up: make them again what a method
-        is written for, each worker's own mean. `mean`: of which the global step then takes the mean.
+        is written for, each worker's own mean, of which the global step then takes the mean.
         """
         self._factor = float(self.num_workers)
-        if mean and self.session.method.reduces:
+        if self.session.method.reduces:
             self._change({"reduction": "mean"})
 
     def scale_by(self, scaler: Any) -> None:
