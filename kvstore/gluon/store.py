@@ -231,8 +231,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if self.lanes:
             return
         optimizer = self._global_optimizer()
+        rows = batch.counted_rows()
         if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
-            batch.check(self.name, self.num_workers, self._factor * optimizer.rescale_grad)
+            loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+            batch.check(rows, self.name, self.num_workers, self._factor * loss_scale * optimizer.rescale_grad)
         self._share()
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
