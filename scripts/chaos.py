@@ -329,7 +329,8 @@ def named(job: Job, one: Case, since: float) -> Optional[float]:
              "tunnel": "lost host|its tunnel has not answered"}
     if mpi_does_not_start(one._asdict()):
         words["link"] += "|worker . failed .*exit code"  # MPI ends itself, with its own words
-    return job.said(words.get(one.victim, re.escape(one.victim)), since)
+    blamed = rf"^odsgd launch: (warning: )?{re.escape(one.victim)} "  # others are told of behind it
+    return job.said(words.get(one.victim, blamed), since)
 
 
 def mpi_does_not_start(one: Dict[str, Any]) -> bool:

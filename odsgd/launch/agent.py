@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Dict, Iterable, List, Optional, Set
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from kvstore.job.pulse import STACKS
 from odsgd.launch import handshake, hook, linux
@@ -103,6 +103,7 @@ class Agent:
         self.tunnel_at = time.monotonic()  # it was heard last
         self.tunnel_spoke = self.tunnel_missed = False
         self.mpi_memory: Set[str] = set()
+        self.wakeup: Tuple[int, ...] = ()
 
     def run(self) -> int:
         """Start everything, stay until told to stop and everything is gone."""
@@ -116,6 +117,7 @@ class Agent:
                     os.unlink(path)
         self.channel.send({"event": "ended"})
         self._drain_channel()
+        self._deaf()
         return 0
 
     def _run(self) -> None:
@@ -244,8 +246,9 @@ class Agent:
 
     def _open_tunnel(self, orders: Message) -> None:
         """Start it (`tunnel.py`). What the launcher tells it, and what it answers, passes through here."""
+        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # one that is stopped hears of our end
         self.tunnel = subprocess.Popen([sys.executable, "-m", "odsgd.launch.tunnel"], stdin=subprocess.PIPE,
-                                       stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+                                       stdout=subprocess.PIPE, bufsize=0, start_new_session=True, preexec_fn=goes_on)
         assert self.tunnel.stdin and self.tunnel.stdout
         self.passage = Channel(self.tunnel.stdout.fileno(), self.tunnel.stdin.fileno())
         self.passage.send(orders)
@@ -267,7 +270,7 @@ class Agent:
         if not self.tunnel or not self.passage or not self.passage.open:
             return
         now, state = time.monotonic(), linux.state(self.tunnel.pid)
-        if not self.tunnel_spoke and state != "T":
+        if not self.tunnel_spoke and state not in ("T", "t"):
             self.tunnel_at = now
         silent_s = now - self.tunnel_at
         if silent_s > (self.orders["tunnel"]["hang_timeout_s"] or math.inf):
@@ -426,7 +429,7 @@ class Agent:
 
     def _listen_to_signals(self) -> None:
         """They end a wait of the selector; of SIGCHLD, which tells that a process has ended, no more is asked."""
-        read_fd, write_fd = os.pipe()
+        read_fd, write_fd = self.wakeup = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
@@ -434,6 +437,13 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._heed)
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
+
+    def _deaf(self) -> None:
+        """Close what is not needed any more: a pod has many agents, one after the other."""
+        signal.set_wakeup_fd(-1)
+        self.selector.close()
+        for fd in self.wakeup:
+            os.close(fd)
 
 
 def _signal_group(pgid: int, number: int) -> None:

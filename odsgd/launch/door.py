@@ -15,8 +15,8 @@ from odsgd.launch.reach import AGENT, Outpost, orders
 
 ANSWERED_WITHIN_S = 30.0
 """How long a visitor has to prove itself; an agent may come up on a busy machine, and nobody waits for a stranger."""
-MOST_STRANGERS = 64
-"""Visitors beside the agents that are awaited; the first has to go when another comes."""
+MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
+"""Visitors beside the agents that are awaited. More wait, and who is there for so long has to make room for them."""
 BACKLOG = 1024
 
 
@@ -38,6 +38,7 @@ class Door:
         self.listener = socket.create_server((address, port), backlog=BACKLOG)
         self.listener.setblocking(False)
         self._visitors: List[handshake.Visitor] = []
+        self._full = False
 
     def serve(self, selector: selectors.BaseSelector, arrived: Callable[[Outpost], object]) -> None:
         """Become a part of the loop that asks `selector` and calls the functions it finds there.
@@ -48,10 +49,17 @@ class Door:
         selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
-        """Turn away those who have been silent for too long."""
+        """Turn away those who have been silent for too long, and make room for those who wait to be taken."""
+        within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
         for visitor in self._visitors[:]:
-            if time.monotonic() - visitor.since > ANSWERED_WITHIN_S:
+            if time.monotonic() - visitor.since > within_s:
                 self._take(visitor).close()
+        if self._full and len(self._visitors) < self._room():
+            self._full = False
+            self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def _room(self) -> int:
+        return MOST_STRANGERS + len(self.waiting)
 
     def _accept(self) -> None:
         try:
@@ -59,10 +67,11 @@ class Door:
         except OSError:  # gone again, or too many files are open
             return
         visitor = handshake.Visitor(connection, self.secret)
-        if len(self._visitors) >= MOST_STRANGERS + len(self.waiting):
-            self._take(self._visitors[0]).close()
         self._visitors.append(visitor)
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, visitor))
+        if len(self._visitors) >= self._room():
+            self._full = True
+            self._selector.unregister(self.listener)
 
     def _heard(self, visitor: handshake.Visitor) -> None:
         if visitor not in self._visitors:  # turned away in this very turn of the loop

@@ -138,4 +138,4 @@ def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
         if not byte:
             break
         line += byte
-    return line.decode().strip()
+    return line.decode("ascii", "replace").strip()

@@ -298,6 +298,11 @@ class Judge:
         return self._desertion(now) or self._lateness(now)
 
     @property
+    def met(self) -> bool:
+        """Whether a worker has said that it met the others."""
+        return any(worker.joined for worker in self.workers)
+
+    @property
     def came_up(self) -> bool:
         """Whether all have met."""
         return self.up and all(worker.joined for worker in self.workers)
@@ -423,9 +428,8 @@ class Judge:
 
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
-        called = any(worker.joined for worker in self.workers)  # else it waits for nothing, unless it says otherwise
-        staying = [member.name for member in self.others
-                   if member.code is None and member.role == "server" and (called or member.joined)]
+        staying = [member.name for member in self.others  # one that is not called waits for nothing
+                   if member.code is None and member.role == "server" and (self.met or member.joined)]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
         bad = [member for member in self.others if member.code]

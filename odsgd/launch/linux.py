@@ -42,9 +42,9 @@ def adopt_orphans() -> None:
     _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int) -> None:
-    """In a new process, have it killed when its parent dies."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def die_with(parent: int, by: int = signal.SIGKILL) -> None:
+    """In a new process, have it sent a signal when its parent dies."""
+    _prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
 

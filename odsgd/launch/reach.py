@@ -89,7 +89,8 @@ def check_programs(job: Job) -> None:
 def check_tunnels(job: Job, root: str) -> None:
     """Refuse a job whose tunnels would listen at one port of one machine; that at `root` has one for the scheduler."""
     known = {root: "the launching machine"}
-    for host in dict.fromkeys(job.slots) if job.secure and job.port else ():
+    workers, servers = planning.place(job)
+    for host in dict.fromkeys([*workers, *servers]) if job.secure and job.port else ():
         address = numeric(host.address)
         if address and is_loopback(address) and not is_loopback(root):
             address = root

@@ -410,6 +410,10 @@ class Supervisor:
                 self.console.say(f"{verdict.message}; nothing of the job is left")
             elif verdict.message:
                 self.console.say(verdict.message)
+            if verdict.finished and self.job.store and not self.judge.met:
+                self.console.say(f"warning: no worker has made a store, so `{self.job.store}` has served none and each "
+                                 "has trained by itself; the script has to ask MXNet for one (kvstore=…), in a Python "
+                                 "that is not started with -E or -I")
             if unsure and verdict.exit_code:
                 self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; "
                                  "it ends its processes by itself when it finds the connection closed")

@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from typing import Dict, Optional, Sequence, Set, Tuple, Union
+from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import control
@@ -162,7 +162,7 @@ class Tunnel:
 
     def _knocked(self, listener: socket.socket, portal: Message) -> None:
         plain, _ = listener.accept()
-        threading.Thread(target=self._lead_out, args=(plain, portal), daemon=True).start()
+        _beside(self._lead_out, plain, portal)
 
     def _lead_out(self, plain: socket.socket, portal: Message) -> None:
         """Lead a connection to a portal on to the tunnel beside the socket that it stands for.
@@ -173,7 +173,7 @@ class Tunnel:
         with plain, contextlib.suppress(OSError):
             guarded = None
             while guarded is None and time.monotonic() < deadline:
-                guarded = self._let_in(self._way(portal["at"]), int(os.path.basename(portal["path"])))
+                guarded = self._let_in(portal["at"], int(os.path.basename(portal["path"])))
             if guarded:
                 with guarded:
                     carry(guarded, plain)
@@ -189,11 +189,12 @@ class Tunnel:
             time.sleep(AGAIN_S)
             raise
 
-    def _let_in(self, way: socket.socket, number: int) -> Optional[ssl.SSLSocket]:
-        """The way to a socket, when the other tunnel has let us in; None if it did not, since too many came at once.
+    def _let_in(self, at: str, number: int) -> Optional[ssl.SSLSocket]:
+        """The way to a socket, when the tunnel there has let us in; None if it did not, since too many came at once.
 
         OSError if it is a stranger.
         """
+        way = self._way(at)
         try:
             with contextlib.ExitStack() as closing:
                 guarded = closing.enter_context(self._calling.wrap_socket(way))
@@ -202,6 +203,8 @@ class Tunnel:
                     closing.pop_all()
                     return guarded
         except ssl.SSLCertVerificationError:
+            self._warn(at, f"what answers at {at} has not this job's certificate")
+            time.sleep(AGAIN_S)
             raise
         except OSError:
             pass
@@ -213,7 +216,8 @@ class Tunnel:
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
         self._visitors[guarded] = time.monotonic()
-        threading.Thread(target=self._lead_in, args=(guarded, visitor), daemon=True).start()
+        if not _beside(self._lead_in, guarded, visitor):
+            del self._visitors[guarded]
         if len(self._visitors) >= MOST_VISITORS:
             self._full = True
             self._selector.unregister(self._listener)
@@ -316,6 +320,16 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
                     with contextlib.suppress(KeyError):
                         poll.unregister(flow.source)
             poll.poll()
+
+
+def _beside(lead: Callable[..., None], end: End, *arguments: object) -> bool:
+    """Have a thread of its own lead a connection; false, and it is closed, where there is no thread left."""
+    try:
+        threading.Thread(target=lead, args=(end, *arguments), daemon=True).start()
+    except RuntimeError:
+        end.close()
+        return False
+    return True
 
 
 def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:

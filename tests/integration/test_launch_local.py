@@ -178,6 +178,13 @@ def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded(
     assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
 
 
+def test_a_script_that_asks_for_no_store_is_told_of_under_store() -> None:
+    with Launch("-n", 2, "-s", 1, "--store", "ssgd", sys.executable, "-c", "print('alone')") as launch:
+        assert launch.wait() == 0
+    assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
+    assert [line for line in launch.errors if "no worker has made a store, so `ssgd` has served none" in line]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_leaves_nothing_behind(number: int) -> None:
     with Launch("-n", 2, "-s", 1, MEMBER, "children") as launch:

@@ -1,5 +1,7 @@
 """How agents that mpirun starts and their launcher find each other."""
 import contextlib
+import hashlib
+import hmac
 import json
 import selectors
 import socket
@@ -10,7 +12,7 @@ import pytest
 
 from odsgd.launch import door as doors
 from odsgd.launch.door import Door, Post
-from odsgd.launch.handshake import NODE, RANKS, arrive, pack, unpack
+from odsgd.launch.handshake import NODE, RANKS, arrive, pack, receive_orders, unpack
 from odsgd.launch.plan import LOCAL, Process
 from odsgd.launch.reach import Outpost
 
@@ -32,8 +34,8 @@ class Launcher:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _greet(self, outpost: Outpost) -> None:
+        self.arrived.append(outpost)  # before the test hears of it
         outpost.channel.send({"do": "ping"})
-        self.arrived.append(outpost)
 
     def _run(self) -> None:
         while not self.over.is_set():
@@ -126,7 +128,8 @@ def visit(launcher: Launcher, answer: Optional[bytes] = None) -> socket.socket:
                                     b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", 1100 * b"x", b""])
 def test_a_visitor_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: bytes) -> None:
     with visit(launcher, answer) as visitor:
-        visitor.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError):  # it may have been hung up on already
+            visitor.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert visitor.recv(1) == b""
     assert launcher.let_in == []
@@ -145,8 +148,29 @@ def test_however_many_strangers_there_are_an_agent_comes_in(launcher: Launcher, 
                                                             ) -> None:
     monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
     monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 1e6)
+    monkeypatch.setattr(doors, "UNDISTURBED_S", 0.5)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(visit(launcher)) for _ in range(4)]  # three agents are awaited
-        assert silent[0].recv(1) == b""
         assert heard(arrive(launcher.orders())[1])
-        assert silent[1].recv(1) == b""
+        assert [visitor.recv(1) for visitor in silent[:3]] == [b"", b"", b""]
+
+
+def test_strangers_who_come_later_do_not_push_an_agent_out(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(doors, "UNDISTURBED_S", 1e6)
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(socket.create_connection(launcher.at, timeout=PATIENCE_S))
+        nonce = agent.recv(100).decode().strip()
+        for _ in range(5):
+            stack.enter_context(socket.create_connection(launcher.at, timeout=PATIENCE_S))
+        proof = hmac.new(bytes.fromhex(SECRET), f"agent 1 {nonce}".encode(), hashlib.sha256).hexdigest()
+        agent.sendall(json.dumps({"rank": 1, "proof": proof, "nonce": "n"}).encode() + b"\n")
+        assert agent.recv(100)
+
+
+def test_what_answers_in_the_launchers_place_may_say_anything() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"\xff\xfe\n")
+        with pytest.raises(OSError, match="does not know the job's secret"):
+            receive_orders(ours, SECRET, "n")

@@ -53,3 +53,4 @@ def test_two_tunnels_at_one_port_of_one_machine_are_refused(hosts: Sequence[str]
                                  "leave the host out, or leave out --port")
     check_tunnels(dataclasses.replace(asked, port=0), root)
     check_tunnels(dataclasses.replace(asked, slots=tuple(slots[:1])), root)
+    check_tunnels(dataclasses.replace(asked, num_workers=1, num_servers=0), root)  # the others have no process
