@@ -88,7 +88,7 @@ class FrontEnd(Generic[L]):
         self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
         self._saved_servers: Optional[Saved] = None
         self._joined = False  # this worker's data have ended, and not all others'
-        self._shows_shared = False  # the parameters hold the global weights
+        self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
         self._closed = False
 
     def __repr__(self) -> str:
@@ -195,19 +195,24 @@ class FrontEnd(Generic[L]):
 
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
-        """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nothing."""
-        own = self._statistics()
-        for lane, flat in zip(self.lanes, snapshot.weights):
-            lane.show(flat)
-        self._set_statistics(snapshot.statistics)
-        self._shows_shared = True
+        """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
+        before, statistics = self._shown, self._statistics()
         try:
+            self._shown = snapshot
+            for lane, flat in zip(self.lanes, snapshot.weights):
+                lane.show(flat)
+            self._set_statistics(snapshot.statistics)
             yield
         finally:
-            self._shows_shared = False
-            for lane in self.lanes:
-                lane.show(self.session.w_local[lane.bucket.id])
-            self._set_statistics(own)
+            self._shown = before
+            try:
+                for lane, own in zip(self.lanes, self._own_weights() if before is None else before.weights):
+                    lane.show(own)
+            finally:
+                self._set_statistics(statistics)
+
+    def _own_weights(self) -> List[NDArray]:
+        return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
@@ -374,7 +379,7 @@ class FrontEnd(Generic[L]):
 
     def _meet(self) -> None:
         """All workers come here: those whose data have ended go on without, until all have."""
-        if self.options.uneven == "join" and self.lanes and not self._shows_shared:
+        if self.options.uneven == "join" and self.lanes and self._shown is None:
             self.join()
 
     def _join_at_exit(self) -> None:

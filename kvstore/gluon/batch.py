@@ -11,7 +11,7 @@ from typing import Any, Callable, Optional
 from kvstore.job import control
 
 _here = threading.local()
-"""The `rows` of this worker up to the first step of its first store; None from then on."""
+"""The `rows` of this worker's thread up to the first step of its first store; None from then on."""
 
 
 def counting(backward: Callable[..., None]) -> Callable[..., None]:
@@ -46,9 +46,14 @@ def _seen(rows: int) -> None:
         _here.rows = before + rows
 
 
-def check(store: str, num_workers: int, scale: float) -> None:
-    """Say in a line if gradients, which are multiplied by this `scale`, have been divided by all workers' rows."""
+def counted_rows() -> Optional[int]:
+    """The rows so far, as the first store takes its first step, and None ever after."""
     rows, _here.rows = _rows(), None
+    return rows
+
+
+def check(rows: Optional[int], store: str, num_workers: int, scale: float) -> None:
+    """Say in a line if gradients, which are multiplied by this `scale`, have been divided by all workers' `rows`."""
     if num_workers > 1 and rows and rows > 1 and math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
         print(f"{control.who()}: warning: gradients are divided by {rows * num_workers}, which is {num_workers} "
               f"workers times {rows} examples, and `{store}` takes the mean over the workers: they are divided by "

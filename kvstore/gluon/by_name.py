@@ -37,8 +37,17 @@ def install(mx: Any, create: Create) -> None:
     mx.nd.NDArray.backward = batch.counting(mx.nd.NDArray.backward)
     mx.autograd.backward = batch.counting(mx.autograd.backward)
     mx.mod.Module.init_optimizer = batch.telling(mx.mod.Module.init_optimizer)
-    mx.gluon.Block.save_parameters = _saving(mx.gluon.Block.save_parameters, lambda block, *_, **__: [
-        parameter.name for parameter in block.collect_params().values()])
+    _watch_saving(mx)
+
+
+def _watch_saving(mx: Any) -> None:
+    """Every way of MXNet's to write parameters (`module_checkpoint`, `Module.save_checkpoint` take `save_params`)."""
+    block, hybrid, module, parameters = (mx.gluon.Block, mx.gluon.HybridBlock, mx.mod.BaseModule,
+                                         mx.gluon.ParameterDict)
+    block.save_parameters = _saving(block.save_parameters, lambda it, *_, **__: it.collect_params())
+    hybrid.export = _saving(hybrid.export, lambda it, *_, **__: it.collect_params())
+    parameters.save = _saving(parameters.save, lambda it, *_, **__: it)
+    module.save_params = _saving(module.save_params, lambda it, *_, **__: it.get_params()[0])
     mx.model.save_checkpoint = mx.callback.save_checkpoint = _saving(
         mx.model.save_checkpoint, lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
 
@@ -112,8 +121,7 @@ def _preparing(mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
         store, updates = mxnets(ours(kvstore), *arguments)
         name = getattr(store, "stands_for", None) or ""
         if "dist" in name and "_sync" in name:
-            asked = standin.of_job()
-            store._multiply_back(mean=asked is None or "reduction" not in asked.options)
+            store._multiply_back()
         return store, updates
 
     return create_kvstore
@@ -150,15 +158,15 @@ def _admit(mx: Any, kind: Any) -> None:
     trainer.KVStore = known if kind in known else (*known, kind)
 
 
-def _saving(save: Callable[..., None], names: Callable[..., Iterable[str]]) -> Callable[..., None]:
+def _saving(save: Callable[..., Any], names: Callable[..., Iterable[str]]) -> Callable[..., Any]:
     """A function of MXNet's that saves parameters, with a line of warning where they are one worker's own."""
     @functools.wraps(save)
-    def save_parameters(*arguments: Any, **options: Any) -> None:
+    def save_parameters(*arguments: Any, **options: Any) -> Any:
         stores = getattr(sys.modules.get("kvstore.gluon.store"), "begun", ())
         own = [store for store in stores if store.holds_own(names(*arguments, **options))]
         if own:
             _warn(own[0].name)
-        save(*arguments, **options)
+        return save(*arguments, **options)
 
     return save_parameters
 

@@ -88,12 +88,12 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self.session.change(options)
         self.options = self.session.method.options
 
-    def _multiply_back(self, mean: bool) -> None:
+    def _multiply_back(self) -> None:
         """The script divides gradients by the number of workers, for servers that add up: make them again what a method
-        is written for, each worker's own mean. `mean`: of which the global step then takes the mean.
+        is written for, each worker's own mean, of which the global step then takes the mean.
         """
         self._factor = float(self.num_workers)
-        if mean and self.session.method.reduces:
+        if self.session.method.reduces:
             self._change({"reduction": "mean"})
 
     def scale_by(self, scaler: Any) -> None:
@@ -231,8 +231,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if self.lanes:
             return
         optimizer = self._global_optimizer()
+        rows = batch.counted_rows()
         if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
-            batch.check(self.name, self.num_workers, self._factor * optimizer.rescale_grad)
+            loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+            batch.check(rows, self.name, self.num_workers, self._factor * loss_scale * optimizer.rescale_grad)
         self._share()
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
@@ -260,7 +262,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
         mine = {known.parameter.name for known in self._keyed.values()}
-        return not (self._closed or self._shows_shared or self.session.method.waits) and not mine.isdisjoint(names)
+        return not (self._closed or self._shown is not None or self.session.method.waits) and not mine.isdisjoint(names)
 
     # -- the first step ------------------------------------------------------------------------------------------
 

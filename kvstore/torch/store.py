@@ -3,9 +3,10 @@
     gradients of a bucket  →  TensorLane.gather → Session.iterate            while the backward pass runs
     its weights            →  TensorLane.show                                before a module computes on them
 """
+import contextlib
 import dataclasses
 import json
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Type, Union
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from kvstore.algorithms.method import Method, Options, Step
 from kvstore.buckets import Parameter
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.front import FrontEnd
+from kvstore.front import FrontEnd, Snapshot
 from kvstore.job import agreement, control
 from kvstore.saving import Saved
 from kvstore.torch import ring
@@ -67,6 +68,12 @@ class TorchStore(FrontEnd[TensorLane]):
         """Wait until all that this worker has asked for has arrived, and let the model hold it."""
         super().wait()
         self.show(self.lanes)
+
+    @contextlib.contextmanager
+    def showing(self, snapshot: Snapshot) -> Iterator[None]:
+        self.show(self.lanes)  # else the first module that is called would show them
+        with super().showing(snapshot):
+            yield
 
     # -- before the first step ---------------------------------------------------------------------------------
 

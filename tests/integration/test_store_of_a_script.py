@@ -51,7 +51,7 @@ def test_ssgd_gives_what_dist_sync_gives(tmp_path: Path, script: str, way: str, 
     if (way, name) == ("module", "dist_sync"):  # a worker's own mean, as odsgd's local step wants it
         with_store("odsgd,warmup=4,lr_local=0", script, "module", name)
         delayed = weights(tmp_path, "ours")
-        with_store("odsgd,warmup=20", script, "module", name)
+        with_store("odsgd,warmup=20,reduction=sum", script, "module", name)  # by name what it is by default
         np.testing.assert_array_equal(weights(tmp_path, "ours"), ours)
         assert not np.allclose(delayed, ours, **CLOSE)
 

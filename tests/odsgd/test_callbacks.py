@@ -77,6 +77,43 @@ def test_a_modules_callback_saves_the_global_weights_and_the_mean_of_the_statist
     assert not np.array_equal(first, second)
 
 
+def export(net: Any, file: str) -> None:
+    net.hybridize()
+    net(mx.nd.ones((1, 1)))
+    net.export(file)
+
+
+def checkpoint_module(net: Any, file: str) -> None:
+    module = mx.mod.Module(net(mx.sym.Variable("data")), label_names=None)
+    module.bind([("data", (1, 1))])
+    module.init_params()
+    mx.callback.module_checkpoint(module, file)(0)
+
+
+@pytest.mark.parametrize("save", [lambda net, file: net.collect_params().save(file), export, checkpoint_module])
+def test_every_way_to_save_a_workers_own_weights_warns(save: Callable[[Any, str], None], tmp_path: Path,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    by_name._warn.cache_clear()
+
+    def train(transport: InProcess) -> None:
+        net = mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        store = kvstore.create("odsgd", transport=transport)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        with store.global_weights():
+            save(net, str(tmp_path / "file"))
+        assert "warning" not in capsys.readouterr().err
+        save(net, str(tmp_path / "file"))
+        store.close()
+
+    Stage(1).run(train)
+    assert capsys.readouterr().err.count("warning: what is saved are this worker's own weights") == 1
+
+
 @pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
 def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, tmp_path: Path,
                                                  capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,7 @@
 """Our stores by name in MXNet. One process that does as a user's script does; its MXNet keeps what it was taught."""
+import contextlib
+import functools
+import importlib
 import subprocess
 import sys
 import threading
@@ -15,6 +18,7 @@ from kvstore.transports.inprocess import Stage
 from tests.jobs import environment, launch
 
 gluon = mx.gluon
+amp = importlib.import_module("mxnet.contrib.amp")  # MXNet is first imported above
 
 
 @pytest.fixture(autouse=True)
@@ -85,16 +89,23 @@ def test_a_trainer_that_would_update_the_weights_itself_is_refused_when_it_is_ma
         trainer(kvstore=kvstore.create("local"))
 
 
-def gluon_step(store: Any, divisor: int) -> None:
+def gluon_step(store: Any, divisor: int, scaled: bool = False) -> None:
     """On three examples."""
     net = gluon.nn.Dense(1, in_units=1, prefix="net_")
     net.initialize()
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
+    if scaled:
+        trainer._amp_original_scale = trainer._scale  # as amp.init_trainer
+        trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
     for _ in range(2):
         with mx.autograd.record():
             loss = net(mx.nd.ones((3, 1)))
-        loss.backward()
+            with amp.scale_loss(loss, trainer) if scaled else contextlib.nullcontext(loss) as computed:
+                computed.backward()
         trainer.step(divisor)
+
+
+scaled_step = functools.partial(gluon_step, scaled=True)
 
 
 def module_step(store: Any, divisor: int) -> None:
@@ -105,7 +116,7 @@ def module_step(store: Any, divisor: int) -> None:
         batches, kvstore=store, num_epoch=1, optimizer_params={"learning_rate": 0.1, "rescale_grad": 1 / divisor})
 
 
-@pytest.mark.parametrize("step", [gluon_step, module_step])
+@pytest.mark.parametrize("step", [gluon_step, module_step, scaled_step], ids=["gluon", "module", "scaled"])
 @pytest.mark.parametrize("store, reduction, divisor, told", [
     ("ssgd", "mean", 6, 1), ("ssgd", "mean", 3, 0), ("ssgd", "sum", 6, 0), ("asgd", "mean", 6, 0)])
 def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_store_takes_their_mean(
@@ -116,6 +127,15 @@ def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_st
     options = {} if store == "asgd" else {"reduction": reduction}
     Stage(2, timeout_s=60).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
     assert capfd.readouterr().err.count("divided by 6, which is 2 workers times 3 examples, and `ssgd` takes") == told
+
+
+def test_the_examples_of_an_earlier_store_are_not_those_of_a_later_one(capfd: pytest.CaptureFixture[str]) -> None:
+    def run(transport: Any) -> None:
+        gluon_step(kvstore.create("ssgd", Stage(1).worker(0), reduction="sum"), 3)
+        gluon_step(kvstore.create("ssgd", transport), 18)  # twice 9: two batches of the first store, one of its own
+
+    Stage(2, timeout_s=60).run(run)
+    assert "examples" not in capfd.readouterr().err
 
 
 def test_a_script_that_imports_odsgd_before_mxnet_has_the_names(tmp_path: Path) -> None:

@@ -702,7 +702,13 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
     for _ in range(2):
         with store.showing(then):
             assert held() == [-1.0, 2.0]
-        assert held() == [-2.5, 8.0]
+            with store.showing(store.snapshot()):
+                assert held() == [-2.5, 2.0]
+            assert held() == [-1.0, 2.0] and not store.holds_own([net.beta.name])
+        assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
+    with pytest.raises(KeyError), store.showing(then._replace(statistics={})):
+        pass
+    assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
     w = mx.nd.ones(1)
     synchronous = make("ssgd")
     synchronous.broadcast("w", w, w)

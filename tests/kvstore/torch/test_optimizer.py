@@ -235,6 +235,28 @@ def test_parameters_in_half_precision_are_updated_in_single_and_shown_rounded(dt
     assert expected.max() < 1
 
 
+def test_a_snapshot_is_shown_where_own_weights_are_still_to_come() -> None:
+    """No module has been called since the step."""
+    def run(transport: Any) -> None:
+        net, x, store = torch.nn.Linear(2, 1, bias=False), torch.ones(1, 2), create("asgd", transport)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.5), net, store)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+
+        step()
+        then = store.snapshot()
+        step()
+        with store.showing(then):
+            assert net(x).item() == 1.0
+        assert net(x).item() == 0.0
+
+    Stage(1, timeout_s=60).run(run)
+
+
 def test_a_weight_that_one_worker_does_not_use_gets_the_others_gradient_beside_a_zero() -> None:
     def run(transport: Any) -> Any:
         parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(2)])
