@@ -454,12 +454,8 @@ class Training:
         self.clock.go_on()
 
     def _finish_checkpoint(self) -> None:
-        """Make the last one count, if it does not yet. Collective.
-
-        What is evaluated beside is first written down: a run that resumes from here does not come to it again.
-        """
+        """Make the last one count, if it does not yet. Collective."""
         if self.draft is not None:
-            self._finish_evaluation()
             draft, self.draft = self.draft, None
             for line in draft.finish():
                 self.journal.warn(line)

@@ -10,7 +10,7 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.transports.inprocess import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import checkpoint, train
+from odsgd.training import train
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
 
 WORKERS = 5
@@ -96,24 +96,6 @@ def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Pat
     first, second, last = records(tmp_path / "run", "epoch")
     assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
     assert len({one["test_loss"] for one in (first, second, last)}) == 3
-
-
-def test_a_checkpoint_counts_when_the_epoch_before_it_is_written_down(tmp_path: Path,
-                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    """The evaluation is longer than the training until then."""
-    written: List[Tuple[int, int]] = []
-    write = checkpoint.write_manifest
-
-    def count(folder: Path, manifest: Dict[str, Any]) -> None:
-        written.append((manifest["iteration"], len(records(tmp_path / "run", "epoch"))))
-        write(folder, manifest)
-
-    monkeypatch.setattr(checkpoint, "write_manifest", count)
-    monkeypatch.setattr(checkpoint, "WRITTEN_WITHIN", 1)
-    config = tiny(tmp_path / "run", epochs=3, kvstore="asgd", batch_size=4)
-    Stage(1, timeout_s=60).run(lambda transport: train.Training(config, transport).run())
-    per_epoch = written[0][0]
-    assert written == [(per_epoch * epoch, epoch) for epoch in (1, 2, 3)]
 
 
 # --- staleness --------------------------------------------------------------------------------------------------------
