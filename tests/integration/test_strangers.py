@@ -166,8 +166,8 @@ def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_o
         training.visited(*DEEDS)
         before = training.metrics.stat().st_size
         until(lambda: training.metrics.stat().st_size > before + 1000 or training.job.poll() is not None, PATIENCE_S)
-        training.job.send_signal(signal.SIGINT)
-        assert training.job.wait(PATIENCE_S) == 128 + signal.SIGINT, training.said.read_text()
+        training.job.send_signal(signal.SIGTERM)
+        assert training.job.wait(PATIENCE_S) == 128 + signal.SIGTERM, training.said.read_text()
         warnings = [line for line in training.said.read_text().splitlines() if "warning: host" in line]
         assert len(warnings) == 3 and all("without this job's certificate" in line for line in warnings)
         assert not any(training.ports().values())

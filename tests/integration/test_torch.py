@@ -128,7 +128,7 @@ def test_several_models_train_in_one_script_each_by_its_store(torchrun: bool, tm
             grads = [w[0], w[1] - 2]
             w = [W - 0.25 * grad for grad in grads]
             W -= lr * sum(grads) / 2
-        assert done.stdout.count(f"W {W:.6f}\n") == 2, done.stdout
+        assert done.stdout.count(f"W {W:.6f}") == 2, done.stdout
 
 
 @pytest.mark.slow
