@@ -49,7 +49,6 @@ SOURCES = (*PAPERS, BEYOND)
 STATES = {
     "full": "runs here at the paper's scale",
     "small": "runs here, smaller",
-    "open": "could run here; nobody has declared its cells yet",
     "preset": "needs ImageNet or GPUs; a preset is ready",
     "none": "cannot be had",
     "own": "in none of the papers",

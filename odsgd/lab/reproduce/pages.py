@@ -10,9 +10,11 @@ Each number of ours is worked out of files, so pages written anew from the same 
 from __future__ import annotations
 
 import collections
+import math
 import re
+import statistics
 from pathlib import Path
-from typing import Counter, Dict, Iterator, List, Mapping, Sequence, Set, Tuple
+from typing import Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
@@ -21,6 +23,9 @@ from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, 
 from odsgd.lab.reproduce.declarations import BEYOND, STATES, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
+
+SOON = "seconds90"
+"""The measure of figures that are shown side by side."""
 
 INTRODUCTION = f"""\
 Written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit. How a cell is run, and the rest
@@ -68,10 +73,35 @@ def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
 # --- one paper --------------------------------------------------------------------------------------------------------
 
 def _page(paper: Paper, runs: Runs) -> str:
-    parts = [f"# {paper.title}", paper.cite, INTRODUCTION]
+    parts = [f"# {paper.title}", paper.cite, INTRODUCTION, *_side_by_side(paper, runs)]
     for item in paper.items.values():
         parts += _section(paper, item, runs)
     return "\n\n".join([*parts, *_made_with(runs)]) + "\n"
+
+
+def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
+    """What the figures that ask how soon an accuracy is reached have in common: their methods, in one table."""
+    shown = [(item, runs[item.name, scale]) for item in paper.items.values() if SOON in item.measures
+             for scale in item.scales if (item.name, scale) in runs]
+    if not shown:
+        return []
+    means = [{name: {measure: statistics.fmean(MEASURES[measure].of(one) for one in seeds.values())
+                     for measure in (SOON, "accuracy")} for name, seeds in cells.items()} for _, cells in shown]
+    items = [item for item, _ in shown]
+    lines = [["", *(f"[{item.title}](#{item.name})" for item in items)]]
+    for cell in items[0].cells.values():
+        lines.append([cell.label, *(_soon(found.get(cell.name), found) for found in means)])
+    return ["## Side by side", f"{MEASURES[SOON].label[0].upper()}{MEASURES[SOON].label[1:]}, and in brackets the "
+            "accuracy at the end; means over seeds. A dash: not reached by all. In bold the fastest of each figure.",
+            piped(lines)]
+
+
+def _soon(cell: Optional[Mapping[str, float]], cells: Mapping[str, Mapping[str, float]]) -> str:
+    if cell is None:
+        return ""
+    text = MEASURES[SOON].text(cell[SOON])
+    fastest = min((one[SOON] for one in cells.values() if not math.isnan(one[SOON])), default=math.nan)
+    return f"{f'**{text}**' if cell[SOON] == fastest else text} ({MEASURES['accuracy'].text(cell['accuracy'])})"
 
 
 def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
@@ -161,7 +191,7 @@ def _made_with(runs: Runs) -> List[str]:
 # --- all papers -------------------------------------------------------------------------------------------------------
 
 def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
-    items = [(paper, item) for paper in papers for item in paper.items.values()]
+    items = [(paper, item) for paper in papers for item in paper.items.values() if item.state != "own"]
     results_of = [(paper, item) for paper, item in items if any(
         (paper.runs_of(item).name, scale) in loaded[paper.name] for scale in paper.runs_of(item).scales)]
     states = collections.Counter(item.state for _, item in items)

@@ -73,12 +73,14 @@ def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapp
     """A measure of each cell with its deviation over seeds, and the paper's number where it gives one."""
     measure = MEASURES[picture.y]
     ours = [spread([measure.of(result) for result in cells[name].values()]) for name in names]
-    axes.bar([place - 0.2 for place in range(len(names))], [mean for mean, _ in ours], 0.4, label="ours",
-             yerr=[0 if deviation != deviation else deviation for _, deviation in ours])
     papers = [(place, item.cells[name].paper[picture.y]) for place, name in enumerate(names)
               if picture.y in item.cells[name].paper]
+    height = 0.4 if papers else 0.7
+    axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
+              label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours])
     if papers:
-        axes.bar([place + 0.2 for place, _ in papers], [value for _, value in papers], 0.4, label="the paper's")
-    axes.set_xticks(range(len(names)))
-    axes.set_xticklabels([item.cells[name].label for name in names], rotation=20, fontsize=8)
-    axes.set_ylabel(measure.label)
+        axes.barh([place + 0.2 for place, _ in papers], [value for _, value in papers], height, label="the paper's")
+    axes.set_yticks(range(len(names)))
+    axes.set_yticklabels([item.cells[name].label for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(measure.label)

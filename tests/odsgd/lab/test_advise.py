@@ -16,6 +16,8 @@ from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.predictions import Oracle
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import parse
+from odsgd.lab.reproduce import pages
+from odsgd.lab.reproduce.declarations import BEYOND, paper_called
 
 PROFILE = """
 compute: {iteration: 100ms}
@@ -201,10 +203,11 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
 
 
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
-    known = {text: knowledge.accuracy(parse(text)) for text in (
+    known = {text: knowledge.accuracy_of_two(parse(text)) for text in (
         "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
         "odsgd:codec=quantize:codec_weights=quantize@1")}
     assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded"]
+    assert knowledge.accuracy_of_many(parse("easgd:T=5@2")) != "–" == knowledge.accuracy_of_many(parse("easgd:T=4"))
 
 
 def test_accuracies_are_those_that_the_files_say_which_tell_how_they_were_measured() -> None:
@@ -212,6 +215,10 @@ def test_accuracies_are_those_that_the_files_say_which_tell_how_they_were_measur
     for file, measured in knowledge.ACCURACY.items():
         said = (root / file).read_text(encoding="utf-8")
         assert [label for label, seeds in measured.items() if ", ".join(seeds) not in said] == []
+    runs = pages.load(paper_called(BEYOND), root / "docs" / "results")["figure-16-slow", "small"]
+    for label, seeds in knowledge.MNIST.items():
+        cell = runs[label.partition(":")[0].replace("dcasgd_a", "dcasgd")]
+        assert seeds == tuple(f"{100 * cell[seed].column('test_accuracy')[-1]:.2f}" for seed in range(3)), label
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
