@@ -85,15 +85,22 @@ def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
              for scale in item.scales if (item.name, scale) in runs]
     if not shown:
         return []
-    means = [{name: {measure: statistics.fmean(MEASURES[measure].of(one) for one in seeds.values())
-                     for measure in (SOON, "accuracy")} for name, seeds in cells.items()} for _, cells in shown]
+    means = [_common_means(cells) for _, cells in shown]
     items = [item for item, _ in shown]
     lines = [["", *(f"[{item.title}](#{item.name})" for item in items)]]
     for cell in items[0].cells.values():
         lines.append([cell.label, *(_soon(found.get(cell.name), found) for found in means)])
     return ["## Side by side", f"{MEASURES[SOON].label[0].upper()}{MEASURES[SOON].label[1:]}, and in brackets the "
-            "accuracy at the end; means over seeds. A dash: not reached by all. In bold the fastest of each figure.",
+            "accuracy at the end; means over the seeds that all have. A dash: not reached by all. In bold the fastest "
+            "of each figure.",
             piped(lines)]
+
+
+def _common_means(cells: Mapping[str, Seeds]) -> Dict[str, Dict[str, float]]:
+    """By cell, means over the seeds that all cells have."""
+    common = set.intersection(*(set(seeds) for seeds in cells.values()))
+    return {name: {measure: statistics.fmean(MEASURES[measure].of(seeds[seed]) for seed in common)
+                   for measure in (SOON, "accuracy")} for name, seeds in cells.items()}
 
 
 def _soon(cell: Optional[Mapping[str, float]], cells: Mapping[str, Mapping[str, float]]) -> str:
