@@ -269,15 +269,15 @@ class Agent:
         """It beats, too. One that is silent for too long is ended; one that has not spoken yet, if it is stopped."""
         if not self.tunnel or not self.passage or not self.passage.open:
             return
-        now, state = time.monotonic(), linux.state(self.tunnel.pid)
-        if not self.tunnel_spoke and state not in ("T", "t"):
+        now = time.monotonic()
+        if not self.tunnel_spoke and linux.state(self.tunnel.pid) not in ("T", "t"):
             self.tunnel_at = now
         silent_s = now - self.tunnel_at
         if silent_s > (self.orders["tunnel"]["hang_timeout_s"] or math.inf):
             self.tunnel.kill()
         elif silent_s > WARN_S and not self.tunnel_missed:
             self.tunnel_missed = True
-            text = f"its tunnel has not answered for {silent_s:.0f} s"
+            text, state = f"its tunnel has not answered for {silent_s:.0f} s", linux.state(self.tunnel.pid)
             self.channel.send({"event": "warning", "text": f"{text}: {STATES[state]}" if state in STATES else text})
 
     def _close_tunnel(self) -> None:
