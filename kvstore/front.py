@@ -279,7 +279,8 @@ class FrontEnd(Generic[L]):
         saving.check_form(worker, "lr_local")
         self._saved, self._saved_servers = worker, server
         meta = worker[1]
-        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0))
+        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
+                            meta.get("since", 0))
 
     def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
         """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
