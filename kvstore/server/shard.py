@@ -105,8 +105,8 @@ class Entry:
         if "rule" in meta:  # else it goes on, or begins anew with the first push
             self.start(mx.nd.zeros(self.size))
             keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
+            keeping.fill(self.kept, below("kept/", parts))
         self._update_began = meta["optimizer"].get("began", True)
-        keeping.fill(self.kept, below("kept/", parts))
 
 
 class Shard:
