@@ -327,8 +327,8 @@ class Judge:
         if self.up or not late or not any(worker in waited_for for worker in self.workers):
             return ""
         first = late[0]
-        rest = f", and for {len(late) - 1} more" if len(late) > 1 else ""
-        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host} ({first.standing}){rest}"
+        rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.standing})"
 
     def take_lost(self) -> List[Lost]:
         """The workers lost since the last call; the job goes on without them."""

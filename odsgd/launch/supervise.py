@@ -24,6 +24,7 @@ from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import open_mpirun
 from odsgd.launch.notice import Notice
+from odsgd.launch import overview
 from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
@@ -203,10 +204,12 @@ class Supervisor:
         if now - self.stood_at < STAND_EVERY_S:
             return
         self.stood_at = now
-        line = self.overview.line(now, self.console.columns) or self._coming(now)
-        self.console.stand(line)
+        standing = self.overview.standing(now)
+        coming = "" if standing else self._coming(now)
+        self.console.stand(overview.line(standing, self.console.columns) if standing else coming)
         self.notice.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
-                           "line": line, "out": self.overview.out(), "rows": self.overview.table()})
+                           "standing": standing, "coming": coming, "out": self.overview.out(),
+                           "rows": self.overview.table()})
 
     def _coming(self, now: float) -> str:
         """What is waited for before the first iteration; where there is no terminal to show it on, it is said."""
