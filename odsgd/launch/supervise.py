@@ -13,7 +13,7 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional
 
 from kvstore.errors import ConfigError
-from odsgd.launch import early, pmi, pods, reach, slurm, tunnel
+from odsgd.launch import early, overview, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
@@ -24,7 +24,6 @@ from odsgd.launch.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import open_mpirun
 from odsgd.launch.notice import Notice
-from odsgd.launch import overview
 from odsgd.launch.overview import Overview
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
