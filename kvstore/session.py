@@ -12,6 +12,7 @@ import numpy as np
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
+from kvstore.algorithms.optimizers import ADAPTIVE, MXNET, PLAIN
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -181,6 +182,17 @@ class Session:
             return None
         update = self.wire.updates[bucket.id]
         return update if self.on is None else wraps.update(self.on, update, bucket, "update")
+
+    def advice(self) -> Optional[str]:
+        """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
+        mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
+        if mine not in PLAIN or theirs not in ADAPTIVE:
+            return None
+        same = theirs if theirs in MXNET else "adam"
+        instead = f"make the store with optimizer_local=\"{same}\", or give " if (
+            "optimizer_local" in self.method.option_names()) else "give "
+        return (f"`{self.method.name}` takes local steps by {mine} at the rate of {theirs}, which are far smaller than "
+                f"{theirs}'s own, so that workers compute on weights that lack an update; {instead}lr_local")
 
     # -- between two steps ---------------------------------------------------------------------------------------
 

@@ -325,6 +325,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._settle("set_optimizer", [json.dumps(optimizers.describe(optimizer), sort_keys=True)])
         optimizer.param_dict = before.param_dict
         self.session.replace(optimizer)
+        self._advise()
         if trainer is not None:  # it sets rates, and the scale of its batches, on the one that it has
             trainer._optimizer = optimizer
 

@@ -419,6 +419,23 @@ def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, An
     return net, trainer, step
 
 
+@pytest.mark.parametrize("optimizer, options, said", [
+    ("adam", {}, "`odsgd` takes local steps by sgd at the rate of adam, which are far smaller than adam's own, so that"),
+    ("adam", {"optimizer_local": "adam"}, ""),
+    ("adam", {"optimizer_local": "none"}, ""),
+    ("adam", {"lr_local": 0.1}, ""),
+    ("nag", {}, ""),
+])
+def test_local_steps_that_are_next_to_none_are_told_of_once(capfd: pytest.CaptureFixture[str], optimizer: str,
+                                                            options: Dict[str, Any], said: str) -> None:
+    _, _, step = stepping(kvstore.create("odsgd", transport=Stage(1).worker(0), **options), optimizer)
+    step()
+    step()
+    told = capfd.readouterr().err
+    assert told.count("warning") == bool(said) and said in told
+    assert not said or told.endswith('make the store with optimizer_local="adam", or give lr_local\n')
+
+
 def test_a_trainer_goes_on_with_the_optimizer_that_its_store_is_given() -> None:
     """It divides by the batch, and sets rates, on that one."""
     store = kvstore.create("local")
