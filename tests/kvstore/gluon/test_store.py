@@ -420,7 +420,7 @@ def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, An
 
 
 @pytest.mark.parametrize("optimizer, options, said", [
-    ("adam", {}, "`odsgd` takes local steps by sgd at the rate of adam, which are far smaller than adam's own, so that"),
+    ("adam", {}, "`odsgd` takes local steps by sgd at the rate of adam, which are far smaller than adam's own, so"),
     ("adam", {"optimizer_local": "adam"}, ""),
     ("adam", {"optimizer_local": "none"}, ""),
     ("adam", {"lr_local": 0.1}, ""),
