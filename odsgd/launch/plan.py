@@ -10,7 +10,7 @@ other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no
 names away when all have met.
 
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
-introduces them itself (`pmi.py`), at the address that would be the scheduler's.
+introduces them itself (`pmi.py`).
 """
 import ipaddress
 import os
@@ -22,7 +22,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.job import software
-from odsgd.launch import pmi
 from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hosts import Host
 
@@ -41,7 +40,7 @@ OURS = frozenset((
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
     "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_POD_IP", "PMI_PORT", "PMI_FD", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -113,7 +112,7 @@ class Plan(NamedTuple):
     processes: List[Process]
     secret: str
     root: Tuple[str, int]
-    """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Rendezvous`."""
+    """Address and port of the scheduler, or where one would be."""
     certificate: str = ""
     """Of the job's tunnel, with its key; none without one."""
 
@@ -157,9 +156,8 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
-    meetings = [{}] * job.num_workers if job.num_servers else _meetings(job, root)
     standing_in = {"ODSGD_STORE": job.store} if job.store else {}
-    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **meetings[rank]})
+    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **_meeting(job, rank)})
                   for rank, host in enumerate(worker_hosts)]
     return Plan(processes, secret, root, certificate)
 
@@ -282,8 +280,6 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     return env
 
 
-def _meetings(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
-    """For each worker, where its MPI asks for the others."""
-    common = {"PMI_PORT": "{}:{}".format(*root), "PMI_SIZE": str(job.num_workers)}
-    return [{**common, "PMI_RANK": str(rank), "PMI_ID": number}
-            for rank, number in enumerate(pmi.new_numbers(job.num_workers))]
+def _meeting(job: Job, rank: int) -> Dict[str, str]:
+    """What a worker's MPI needs to ask its agent for the others; the agent adds where."""
+    return {} if job.num_servers else {"PMI_SIZE": str(job.num_workers), "PMI_RANK": str(rank)}

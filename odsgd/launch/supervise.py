@@ -113,13 +113,15 @@ class Supervisor:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
-        self.rendezvous: Optional[pmi.Rendezvous] = None
+        self.posted: Dict[str, Outpost] = {}  # by process
+        self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         self.door: Optional[Door] = None
         self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
-        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
-                           job.on_worker_loss, job.hang_timeout_s)
+        root = "{}:{}".format(*plan.root) if job.num_servers else "the others"
+        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), root, job.on_worker_loss,
+                           job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
         self.notice, self.absentees = notice, absentees
         self.kept = 0  # the last checkpoint that was looked at
@@ -220,11 +222,6 @@ class Supervisor:
     # Opening
 
     def _open(self) -> None:
-        if not self.job.num_servers:
-            workers = self.plan.workers
-            table = pmi.Table([worker.env["PMI_ID"] for worker in workers],
-                              pmi.process_mapping([worker.host for worker in workers]))
-            self.rendezvous = pmi.Rendezvous(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in DOORS:
             self.door = DOORS[self.job.launcher](self.job, self.plan)
@@ -238,6 +235,7 @@ class Supervisor:
 
     def _add(self, outpost: Outpost) -> None:
         self.outposts.append(outpost)
+        self.posted.update(dict.fromkeys((process.name for process in outpost.processes), outpost))
         self._listen(outpost.channel.read_fd, functools.partial(self._heard, outpost))
         if outpost.carrier:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
@@ -247,8 +245,16 @@ class Supervisor:
         if self.ending:
             outpost.channel.send({"do": "kill"})
 
-    def _cut_off(self, worker_rank: int, wish: str) -> None:
-        self.console.say(f"worker {worker_rank}: its MPI asked for {wish}; it was cut off")
+    def _asked(self, name: str, line: str) -> None:
+        """By its MPI, for the others."""
+        answers: Dict[int, Optional[str]] = {}
+        try:
+            answers.update(self.table.answer(self.judge.members[name].rank, line))
+        except pmi.Refused as refused:
+            self.console.say(f"{name}: its MPI asked for {refused}; it was cut off")
+            answers[self.judge.members[name].rank] = None
+        for rank, answer in answers.items():
+            self.posted[f"worker {rank}"].channel.send({"do": "answer", "process": f"worker {rank}", "line": answer})
 
     # One turn of the loop
 
@@ -318,6 +324,8 @@ class Supervisor:
             self._show(name, message)
         elif event == "report":
             self.judge.reported(name, message["report"], now)
+        elif event == "asks":
+            self._asked(name, message["line"])
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
             self.overview.ended(name)
@@ -380,8 +388,6 @@ class Supervisor:
             outpost.close()
         if self.door:
             self.door.close()
-        if self.rendezvous:
-            self.rendezvous.close()
         unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
         if self.door and self.door.starter and not any(outpost.carrier is None and outpost.greeted
                                                        for outpost in self.outposts):

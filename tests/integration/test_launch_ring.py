@@ -127,7 +127,7 @@ def test_a_worker_that_stands_still_is_missed_at_the_deadline() -> None:
         assert launch.wait() == 75
     assert not any(map(os.path.exists, memory))
     assert launch.said.startswith("worker 0 failed")
-    assert "the job did not come up within 10 s: 2 workers expected to meet through 127.0.0.1:" in launch.said
+    assert "the job did not come up within 10 s: 2 workers expected to meet; check that each was" in launch.said
 
 
 def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline() -> None:
@@ -152,6 +152,12 @@ def test_what_the_launcher_does_not_serve_is_told() -> None:
     with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:spawn", MEMBER) as launch:
         assert launch.wait() != 0
     assert "worker 1: its MPI asked for " in launch.said
+
+
+def test_a_program_between_that_closes_descriptors_is_told() -> None:
+    with Launch("-n", 1, "-s", 0, "sh", "-c", f"eval exec $PMI_FD'<&-'; exec {sys.executable} {MEMBER}") as launch:
+        assert launch.wait() != 0
+    assert "ConfigError: the descriptor by which MPI finds the other workers (PMI_FD) has been closed" in launch.said
 
 
 @pytest.mark.parametrize("options, complaint", [
