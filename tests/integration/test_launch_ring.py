@@ -155,7 +155,8 @@ def test_what_the_launcher_does_not_serve_is_told() -> None:
 
 
 def test_a_program_between_that_closes_descriptors_is_told() -> None:
-    with Launch("-n", 1, "-s", 0, "sh", "-c", f"eval exec $PMI_FD'<&-'; exec {sys.executable} {MEMBER}") as launch:
+    between = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {MEMBER!r}]).returncode)"
+    with Launch("-n", 1, "-s", 0, sys.executable, "-c", between) as launch:
         assert launch.wait() != 0
     assert "ConfigError: the descriptor by which MPI finds the other workers (PMI_FD) has been closed" in launch.said
 
