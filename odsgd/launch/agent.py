@@ -395,7 +395,8 @@ class Agent:
             elif message.get("do") == "met":
                 self._all_have_met()
             if self.passage and message.get("do") in ("portals", "met"):
-                self.portals += [portal["path"] for portal in message.get("portals", ())]
+                self.portals += [portal["socket"] for portal in message.get("portals", ())
+                                 if os.path.isabs(portal["socket"])]
                 self.passage.send(message)
 
     def _all_have_met(self) -> None:

@@ -150,6 +150,7 @@ class _Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
     admitted: bool = False  # it has said itself that something else came before it
+    aborted: bool = False  # its MPI wants the job to end
     exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
@@ -169,7 +170,8 @@ class _Failure:
         """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
         if self.member is None or self.member.error is not None:
             return False
-        return (self.member.code or 0) > 0 or self.member.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+        code = self.member.code or 0
+        return self.aborted or code > 0 or code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
 
     @property
     def members(self) -> Sequence[Member]:
@@ -257,6 +259,12 @@ class Judge:
             self.workers_ended_at = now
         elif member.role != "worker" and self.deserted_at is None:
             self.deserted_at = now
+
+    def aborted(self, name: str, code: int, now: float) -> None:
+        """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
+        code = code & 255 or EXIT_FAILURE
+        failure = _Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=True, exit_code=code)
+        self._fail(failure, now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """It could not even be started."""

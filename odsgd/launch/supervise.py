@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import time
-from typing import Callable, Deque, Dict, Iterator, List, Optional
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.launch import early, pmi, pods, reach, slurm, tunnel
@@ -113,6 +113,7 @@ class Supervisor:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
+        self.questions: Deque[Tuple[str, str]] = collections.deque()  # of MPI, by process
         self.posted: Dict[str, Outpost] = {}  # by process
         self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         self.door: Optional[Door] = None
@@ -245,14 +246,22 @@ class Supervisor:
         if self.ending:
             outpost.channel.send({"do": "kill"})
 
-    def _asked(self, name: str, line: str) -> None:
-        """By its MPI, for the others."""
+    def _introduce(self) -> None:
+        """Answer what MPI has asked. It calls the others when it knows of them: not before the portals are there."""
+        while self.questions and not (self.job.secure and not all(outpost.opened for outpost in self.outposts)):
+            self._answer(*self.questions.popleft())
+
+    def _answer(self, name: str, line: str) -> None:
+        rank, code = self.judge.members[name].rank, pmi.aborts(line)
         answers: Dict[int, Optional[str]] = {}
         try:
-            answers.update(self.table.answer(self.judge.members[name].rank, line))
+            if code is None:
+                answers.update(self.table.answer(rank, line))
+            else:
+                self.judge.aborted(name, code, time.monotonic())
         except pmi.Refused as refused:
             self.console.say(f"{name}: its MPI asked for {refused}; it was cut off")
-            answers[self.judge.members[name].rank] = None
+            answers[rank] = None
         for rank, answer in answers.items():
             self.posted[f"worker {rank}"].channel.send({"do": "answer", "process": f"worker {rank}", "line": answer})
 
@@ -301,13 +310,17 @@ class Supervisor:
                 self._lost_outpost(outpost)
         elif event == "noise":
             self._complaint(outpost.host, message["text"], "stdout")
-        elif event == "listens":
-            self._listens(outpost, message)
         elif event == "warning":
             self.console.say(f"warning: host {outpost.host}: {message['text']}")
+        elif event in ("listens", "opened"):
+            self._act_on_tunnel(outpost, message)
 
-    def _listens(self, outpost: Outpost, message: Message) -> None:
-        """When all tunnels are there, each is told of the others."""
+    def _act_on_tunnel(self, outpost: Outpost, message: Message) -> None:
+        """When all tunnels are there, each is told of the others; when it has made its portals, MPI may begin."""
+        if message["event"] == "opened":
+            outpost.opened = True
+            self._introduce()
+            return
         outpost.tunnel, outpost.place = message["at"], message["place"]
         if all(one.tunnel for one in self.outposts):
             for one, portals in reach.portals(self.outposts):
@@ -325,7 +338,8 @@ class Supervisor:
         elif event == "report":
             self.judge.reported(name, message["report"], now)
         elif event == "asks":
-            self._asked(name, message["line"])
+            self.questions.append((name, message["line"]))
+            self._introduce()
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
             self.overview.ended(name)
@@ -405,7 +419,7 @@ class Supervisor:
                 pipe.close()
         self.selector.close()
         for process in self.plan.processes:  # of an agent that was killed before its processes had met
-            for path in process.sockets if process.host.here else ():
+            for path in process.files if process.host.here else ():
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 

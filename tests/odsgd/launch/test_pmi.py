@@ -56,7 +56,7 @@ def test_a_barrier_opens_when_all_are_in_it_and_closes_again(table: pmi.Table) -
     ("cmd=put kvsname={name} key= value=v", "more than the table takes"),
     ("cmd=put kvsname={name} key=" + 65 * "k" + " value=v", "more than the table takes"),
     ("cmd=put kvsname={name} key=k value=" + 897 * "v", "more than the table takes"),
-    ("cmd=abort " + 1100 * "x", "more than a line of PMI holds"),
+    ("cmd=get " + 1100 * "x", "more than a line of PMI holds"),
 ])
 def test_what_is_not_the_protocol_is_refused(table: pmi.Table, line: str, why: str) -> None:
     with pytest.raises(pmi.Refused, match=why):
@@ -70,10 +70,6 @@ def test_a_rank_fills_only_its_part_of_the_table(table: pmi.Table) -> None:
     with pytest.raises(pmi.Refused):
         table.answer(0, put)
     assert table.answer(1, put) == {1: "cmd=put_result rc=0 msg=success"}
-
-
-def test_an_abort_is_left_to_the_exit_of_the_process(table: pmi.Table) -> None:
-    assert table.answer(0, "cmd=abort exitcode=1 message=a few words") == {}
 
 
 @pytest.mark.parametrize("hosts, mapping", [
