@@ -16,6 +16,7 @@ import pytest
 from kvstore.errors import ConfigError
 from odsgd.launch import tunnel
 from odsgd.launch.channel import Channel, Message
+from odsgd.launch.plan import new_ports
 from odsgd.launch.tunnel import Tunnel, new_certificate
 from tests.jobs import until
 
@@ -146,13 +147,8 @@ def led(certificate: str, here: str, there: str) -> Iterator[Channel]:
         yield orders
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def test_a_portal_at_a_port_leads_on_for_this_user_and_for_no_other(certificate: str, folder: Path) -> None:
-    port = free_port()
+    (port,) = new_ports(1)
     with socket.socket(socket.AF_UNIX) as listener, led(certificate, f"127.0.0.1:{port}", str(folder / str(port))):
         listener.bind(str(folder / str(port)))
         listener.listen()
@@ -175,7 +171,7 @@ def test_a_portal_at_a_port_leads_on_for_this_user_and_for_no_other(certificate:
 
 def test_a_portal_leads_to_a_port_which_the_tunnel_keeps_until_its_process_listens(certificate: str,
                                                                                  folder: Path) -> None:
-    port = free_port()
+    (port,) = new_ports(1)
     name = f"127.0.0.1:{port}"
     with tunnel.bound(name), socket.socket() as listener, led(certificate, str(folder / str(port)), name), \
             socket.socket(socket.AF_UNIX) as near:
