@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import pytest
 
+from kvstore.errors import EXIT_DEADLINE
 from odsgd.lab.cluster import Cluster
 from odsgd.launch.plan import FIRST_NUMBER, SOCKETS
 from tests.integration.launching import PATIENCE_S, ROOT, Launch, command_line, marked, words
@@ -91,6 +92,19 @@ def test_foreign_bytes_at_a_tcp_port_end_the_job_which_says_what_that_looks_like
     assert training.wait() == 128 + signal.SIGABRT
     assert f"{victim} failed" in training.said.splitlines()[0]
     assert "something that is not part of this job" in training.said
+
+
+@pytest.mark.parametrize("victim", ["server 0", "worker 0"])
+def test_a_message_that_ends_a_process_deafens_it_and_the_job_ends_with_a_line(victim: str, tmp_path: Path) -> None:
+    train = ["odsgd", "train", "--dataset", "digits", "--lr", "0.01", "--epochs", "10000", "--out", "run"]
+    with Launch("-n", 2, "-s", 1, *BY_TCP, "--hang-timeout", 6, sys.executable, "-m", *train,
+                env={**SERVER, "PYTHONPATH": ROOT}, cwd=tmp_path) as launch:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        until(lambda: metrics.exists() and '"epoch": 2' in metrics.read_text(), PATIENCE_S)
+        (port,) = listens_at(launch.pid(victim))
+        DEEDS["terminate"](("127.0.0.1", port))
+        assert launch.wait() == EXIT_DEADLINE
+        assert "every worker has waited" in launch.said and "messages between them do not come through" in launch.said
 
 
 @pytest.mark.parametrize("training", [BY_TCP], indirect=True)

@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import numpy as np
 import pytest
 
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
 from kvstore.wire import codecs
@@ -31,7 +32,7 @@ from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.judge import Judge, Member
 from odsgd.launch.plan import Job
-from odsgd.training import checkpoint, datasets, records
+from odsgd.training import checkpoint, datasets, records, weights
 from tests.property import nasty
 from tests.property.nasty import (
     PIECES,
@@ -238,6 +239,17 @@ NPZ = (FOLDER / "good.npz").read_bytes()
 def test_a_saved_state(content: bytes) -> None:
     path = written("worker-0.npz", content)
     holds(lambda: checkpoint.read_arrays(path))
+
+
+mx.nd.save(str(FOLDER / "good.params"), {"0.weight": mx.nd.ones((2, 3)), "0.bias": mx.nd.zeros(2, dtype="float16")})
+PARAMS = (FOLDER / "good.params").read_bytes()
+
+
+@fed(one_of(mutated(PARAMS), binary(200)), PARAMS.replace(struct.pack("<Q", 2), struct.pack("<Q", 1 << 27)),
+     PARAMS.replace(struct.pack("<qq", 2, 3), struct.pack("<qq", 1 << 62, 4)))
+def test_named_weights(content: bytes) -> None:
+    path = written("weights.params", content)
+    holds(lambda: weights.read(path))
 
 
 KEY = b"the secret of the job"
