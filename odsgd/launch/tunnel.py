@@ -13,8 +13,8 @@ own port there is MPI, which asks nobody; so other users of that very host reach
 
 A tunnel's port is the only one of the job on its host that others reach. Whoever comes there has to show the job's
 certificate, and so has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts.
-Its key goes the way of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by OpenSSL
-in Python's `ssl`.
+Its key goes the way of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by
+OpenSSL in Python's `ssl`.
 
 A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
 outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
