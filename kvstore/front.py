@@ -279,7 +279,8 @@ class FrontEnd(Generic[L]):
         saving.check_form(worker, "lr_local")
         self._saved, self._saved_servers = worker, server
         meta = worker[1]
-        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0))
+        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
+                            meta.get("since", 0))
 
     def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
         """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
@@ -327,8 +328,15 @@ class FrontEnd(Generic[L]):
             self.session.resume(updates)
         self._saved = self._saved_servers = None
         self.lanes = lanes
+        self._advise()
         if self.options.uneven == "join":
             atexit.register(self._join_at_exit)
+
+    def _advise(self) -> None:
+        """Worker 0 says what it would do otherwise."""
+        advice = self.session.advice() if self.rank == 0 and self.lr_local is None else None
+        if advice is not None:
+            print(f"{control.who()}: warning: {advice}", file=sys.stderr, flush=True)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""

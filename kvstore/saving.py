@@ -7,13 +7,14 @@ the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by b
 
 Arrays are by parameter, so they outlive a layout of buckets; in a synchronous job all buckets' facts are alike.
 """
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from kvstore import buckets as layout
 from kvstore import keeping
 from kvstore.buckets import Bucket
+from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.session import Session
@@ -42,8 +43,8 @@ def worker_state(session: Session) -> Saved:
     wire = session.wire
     versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
     return arrays, {
-        "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "lr": step.lr,
-        "lr_local": step.lr_local,
+        "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
+        "lr": step.lr, "lr_local": step.lr_local,
         "arrays": list(names), "facts": {bucket.label: keeping.facts_of(session.workers[bucket.id])
                                          for bucket in session.buckets},
         "optimizer_local": session.local_steps[first.id].facts() if session.local_steps else None,
@@ -108,13 +109,30 @@ def load_servers(session: Session, saved: Optional[Saved]) -> int:
         arrays, meta = saved
         facts = {label: one for label, one in meta.items() if label != "arrays"}
         assert session.optimizer is not None
+        _check_fits(session.optimizer, _any(facts), meta["arrays"])
         updates = _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
         anew = "rule" not in _any(facts)  # `optimizer_alone`
         state = {bucket.id: {**{name: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]},
-                             "meta": text_array(_any(facts) if anew else of_bucket(session, bucket, facts))}
+                             "meta": text_array(facts.get(bucket.label, _any(facts)) if anew else
+                                                of_bucket(session, bucket, facts))}
                  for bucket in session.buckets}
     session.wire.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
+
+
+def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
+    """ConfigError if the state is of an optimizer of another kind, or with other arrays."""
+    if facts.get("rule", {}) is None:
+        return  # there was none yet
+    its = sorted(name for name in arrays if name.startswith("optimizer/"))
+    mine = [f"optimizer/{name}" for name in optimizers.state_names(optimizer)]
+    kind = optimizers.describe(optimizer)["class"]
+    if facts["optimizer"].get("class", kind) != kind or its != mine:
+        def told(kind: str, arrays: List[str]) -> str:
+            return f"{kind.rpartition(':')[2]} with {', '.join(arrays) or 'no arrays'}"
+
+        raise ConfigError(f"the saved state is of {told(facts['optimizer'].get('class', 'an optimizer'), its)}, the "
+                          f"global optimizer is {told(kind, mine)}; make it as it was when the state was saved")
 
 
 def optimizer_alone(saved: Saved) -> Saved:

@@ -12,6 +12,7 @@ import numpy as np
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
+from kvstore.algorithms.optimizers import ADAPTIVE, MXNET, PLAIN
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -61,6 +62,8 @@ class Session:
             wraps.wire(self.on, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
         self.left_out = 0
+        self.since = 0
+        """The iteration from which on the global optimizer counts its updates."""
         self.lr_given: Optional[float] = None
         """The learning rate before any schedule; None: the optimizer's at `begin`."""
         self.buckets: List[Bucket] = []
@@ -74,6 +77,22 @@ class Session:
 
     def use(self, optimizer: mx.optimizer.Optimizer) -> None:
         """The global optimizer. Its settings travel to the servers, if there are any."""
+        self._check_optimizer(optimizer)
+        self.optimizer = optimizer
+        local = self.method.local_optimizer()
+        if local is not None:
+            self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()})
+            self._check_skips(self.local_optimizer)
+
+    def _wd_local(self) -> float:
+        """Of the local steps: the trainer's, unless the method has one."""
+        assert self.optimizer is not None
+        local = self.method.local_optimizer()
+        own = None if local is None else local[1].get("wd")
+        return float(self.optimizer.wd if own is None else own)
+
+    def _check_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError, before anything has started, if it cannot be the global one."""
         hint, name = self.method.plain_sgd, self.method.name
         plain = type(optimizer) is mx.optimizer.SGD and not optimizer.momentum and optimizer.clip_gradient is None
         if hint and not plain:
@@ -82,17 +101,12 @@ class Session:
         if not self.method.update_decays and isinstance(optimizer, formulas.AdamW) and optimizer.wd:
             raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
                               "weight_decay to 0, or take Adam")
-        optimizers.describe(optimizer)  # complains here, before anything has started, if it cannot travel
-        self.optimizer = optimizer
-        local = self.method.local_optimizer()
-        if local is not None:
-            settings = {**local[1], "wd": optimizer.wd if local[1].get("wd") is None else local[1]["wd"]}
-            self.local_optimizer = optimizers.create_local(local[0], settings)
-        self._check_skips()
+        optimizers.describe(optimizer)  # complains if it cannot travel
+        if isinstance(self.wire, Resident):
+            self._check_skips(optimizer)
 
-    def _check_skips(self) -> None:
-        on_this_worker = [self.local_optimizer, self.optimizer if isinstance(self.wire, Resident) else None]
-        if self.method.options.on_nan == "skip" and not all(one is None or is_in_numpy(one) for one in on_this_worker):
+    def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
+        if self.method.options.on_nan == "skip" and not is_in_numpy(on_this_worker):
             raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
                               "`stop`, or that one where workers take the steps (optimizer_local; rings)")
 
@@ -129,17 +143,11 @@ class Session:
 
         `w_local`: the weights that the first gradients are taken at; None: W_0.
         """
-        method, optimizer = self.method, self.optimizer
+        method, optimizer, opening = self.method, self.optimizer, self._opening()
         assert optimizer is not None
-        described = optimizers.describe(optimizer)
-        if not method.update_decays:
-            described["settings"]["wd"] = 0.0
-        opening = Opening(algorithms.where(type(method)), method.options.plain(), described, self.buckets,
-                          self._traffic)
         self.transport.opens(opening)
         pulse.asynchronous = method.asynchronous
         arriving = self.wire.open(opening, weights)
-        lr_given = optimizer.lr if self.lr_given is None else self.lr_given
         local = self.local_optimizer  # one of the user's own may write to the gradient
         self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
         for bucket in self.buckets:
@@ -147,7 +155,16 @@ class Session:
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
                 method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
-                optimizer.wd * bucket.first.wd_mult, lr_given, self._local_step(bucket, own), self._update(bucket), own)
+                optimizer.wd * bucket.first.wd_mult, optimizer.lr if self.lr_given is None else self.lr_given,
+                self._local_step(bucket, own), self._update(bucket), own)
+
+    def _opening(self) -> Opening:
+        assert self.optimizer is not None
+        described = optimizers.describe(self.optimizer)
+        if not self.method.update_decays:
+            described["settings"]["wd"] = 0.0
+        return Opening(algorithms.where(type(self.method)), self.method.options.plain(), described, self.buckets,
+                       self._traffic)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:
@@ -165,6 +182,49 @@ class Session:
             return None
         update = self.wire.updates[bucket.id]
         return update if self.on is None else wraps.update(self.on, update, bucket, "update")
+
+    def advice(self) -> Optional[str]:
+        """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
+        mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
+        if mine not in PLAIN or theirs not in ADAPTIVE:
+            return None
+        same = theirs if theirs in MXNET else "adam"
+        instead = f"make the store with optimizer_local=\"{same}\", or give " if (
+            "optimizer_local" in self.method.option_names()) else "give "
+        return (f"`{self.method.name}` takes local steps by {mine} at the rate of {theirs}, which are far smaller than "
+                f"{theirs}'s own, so that workers compute on weights that lack an update; {instead}lr_local")
+
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def check_successor(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError if it cannot take the place of the global optimizer in use."""
+        self._check_optimizer(optimizer)
+        if not (self._traffic.whole or optimizers.elementwise(optimizer)):
+            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and those of "
+                              f"this store travel together, as {type(self.optimizer).__name__} allows; begin with it, "
+                              "in a new store")
+
+    def replace(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Another global optimizer from here on, which begins as a new one. Collective, with nothing in flight; waits.
+
+        What a method takes from it (weight decay, the rate before a schedule) is the new one's. Local steps go on with
+        the state they have, and rules and workers with what they hold.
+        """
+        self.optimizer = optimizer
+        self.wire.use(self._opening(), self.global_weights)
+        self.counts(optimizer.num_update - optimizer.begin_num_update)
+        for bucket in self.buckets:
+            worker = self.workers[bucket.id]
+            worker.wd = optimizer.wd * bucket.first.wd_mult
+            worker.lr_given = optimizer.lr if self.lr_given is None else self.lr_given
+            worker.replaced(optimizers.learning_rate(optimizer, optimizer.num_update + 1))
+        if self.local_optimizer is not None:
+            self.local_optimizer.wd = self._wd_local()
+        self.transport.total(np.zeros(1))
+
+    def counts(self, updates: int) -> None:
+        """So many updates the global optimizer has done, and schedules go on from there."""
+        self.since = self.step.t - updates
 
     # -- every step ----------------------------------------------------------------------------------------------
 
@@ -185,9 +245,9 @@ class Session:
         self.left_out += 1
         pulse.moved(self.iteration)
 
-    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0, left_out: int = 0) -> None:
-        """Iteration `t`, with these rates, is done, and so many more were left out."""
-        self.step, self.left_out = Step(t, lr, lr_local), left_out
+    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0, left_out: int = 0, since: int = 0) -> None:
+        """Iteration `t`, with these rates, is done, so many more were left out, and the optimizer counts since then."""
+        self.step, self.left_out, self.since = Step(t, lr, lr_local), left_out, since
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""

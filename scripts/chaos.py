@@ -81,7 +81,7 @@ def case(seed: int, number: int) -> Case:
     ring = store in RINGS
     workers = draw.choice((2, 2, 2, 3))
     servers = 0 if ring else draw.choice((1, 2))
-    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler", "tunnel")])
+    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler")])
     rank = draw.randrange(workers if victim == "worker" else max(1, servers))
     fault = draw.choice(FAULTS.get(victim, FAULTS_OF_PROCESSES))
     moment = draw.choice(MOMENTS)
@@ -419,23 +419,30 @@ def judge(seen: Dict[str, Any], same_bits: Optional[bool]) -> List[str]:
 
 
 def table(results: List[Dict[str, Any]]) -> str:
-    """By victim and fault, as Markdown."""
-    head = ["victim", "fault", "jobs", "hit while running", "named after, median and max (s)", "left behind",
-            "damaged checkpoints", "restarted", "finished", "same bits", "broken promises"]
-    rows = [head]
-    order = {(victim, fault): None for victim in VICTIMS for fault in FAULTS.get(victim, FAULTS_OF_PROCESSES)}
-    for victim, fault in order:
-        mine = [one for one in results if (one["victim"].split()[0], one["fault"]) == (victim, fault)]
-        if not mine:
-            continue
-        waits = [one["named_s"] for one in mine if one["hit"] and one["named_s"] is not None and fault not in HARMLESS]
-        told = f"{statistics.median(waits):.1f}, {max(waits):.1f}" if waits else "-"
-        bits = [one["same_bits"] for one in mine if one["same_bits"] is not None]
-        rows.append([victim, fault, str(len(mine)), str(sum(one["hit"] for one in mine)), told,
-                     str(sum(one["left"] for one in mine)), str(sum(len(one["damaged"]) for one in mine)),
-                     str(sum(one["restarted"] for one in mine)), str(sum(one["finished"] for one in mine)),
-                     f"{sum(bits)} of {len(bits)}", str(sum(bool(one["broken"]) for one in mine))])
-    return as_markdown(rows)
+    """By victim and fault, and by moment, as Markdown."""
+    head = ["jobs", "hit while running", "named after, median and max (s)", "left behind", "damaged checkpoints",
+            "restarted", "finished", "same bits", "broken promises"]
+    order = [(victim, fault) for victim in VICTIMS
+             for fault in dict.fromkeys(FAULTS.get(victim, FAULTS_OF_PROCESSES))]
+    by_victim = [[victim, fault, *counted([one for one in results
+                                           if (one["victim"].split()[0], one["fault"]) == (victim, fault)])]
+                 for victim, fault in order]
+    by_moment = [[moment, *counted([one for one in results if one["moment"] == moment])]
+                 for moment in dict.fromkeys(MOMENTS)]
+    return "\n\n".join(as_markdown([[*of, *head], *(row for row in rows if row[len(of)] != "0")])
+                       for of, rows in ((["victim", "fault"], by_victim), (["moment"], by_moment)))
+
+
+def counted(results: List[Dict[str, Any]]) -> List[str]:
+    """How these jobs went, in the order of the table's columns."""
+    waits = [one["named_s"] for one in results
+             if one["hit"] and one["named_s"] is not None and one["fault"] not in HARMLESS]
+    told = f"{statistics.median(waits):.1f}, {max(waits):.1f}" if waits else "-"
+    bits = [one["same_bits"] for one in results if one["same_bits"] is not None]
+    return [str(len(results)), str(sum(one["hit"] for one in results)), told,
+            str(sum(one["left"] for one in results)), str(sum(len(one["damaged"]) for one in results)),
+            str(sum(one["restarted"] for one in results)), str(sum(one["finished"] for one in results)),
+            f"{sum(bits)} of {len(bits)}", str(sum(bool(one["broken"]) for one in results))]
 
 
 def as_markdown(rows: List[List[str]]) -> str:

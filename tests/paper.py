@@ -5,6 +5,7 @@ Xu et al., "OD-SGD", arXiv:2005.06728, Algorithms 1 and 2, Eq. 4-6. Everything i
 `gradient(m, t, w)` is worker m's mean gradient at weights w in iteration t; a trajectory is `path[t][m]` = w_t^m, the
 weights worker m computes on in iteration t, for t = 0 … T, beside `path_global[t]` = W_t.
 """
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -31,6 +32,53 @@ class Sgd:
     def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
         self.v = F(self.momentum) * self.v - self.rate(t) * (g + np.asarray(self.wd, F) * w)
         return (w + self.v).astype(F)
+
+
+@dataclass
+class Adam:
+    """Kingma and Ba, 2015, Algorithm 1, in the order of the last lines of its section 2, and with weight decay in g."""
+
+    lr: float
+    wd: Any = 0.0
+    t: int = 0
+    m: Any = 0.0
+    v: Any = 0.0
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        g = g + np.asarray(self.wd, F) * w
+        self.t += 1
+        self.m = F(0.9) * self.m + F(1 - 0.9) * g
+        self.v = F(0.999) * self.v + F(1 - 0.999) * g * g
+        alpha = F(self.lr * np.sqrt(1 - 0.999 ** self.t) / (1 - 0.9 ** self.t))
+        return (w - alpha * self.m / (np.sqrt(self.v) + F(1e-8))).astype(F)
+
+
+class Replaced:
+    """`changes`: number of an update -> the optimizer that does it and those after it, each with a state of its own."""
+
+    def __init__(self, changes: Dict[int, Any]) -> None:
+        self.changes, self.n = changes, 0
+        self.now: Any = None
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        self.now = self.changes.get(self.n, self.now)
+        self.n += 1
+        return np.asarray(self.now(w, g, t, w_read))
+
+
+class PutBack:
+    """`update` whose state is kept before one update, by its number, and back before another."""
+
+    def __init__(self, update: Any, kept: int, back: int) -> None:
+        self.update, self.kept, self.back, self.n = update, kept, back, 0
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, t: int, w_read: np.ndarray) -> np.ndarray:
+        if self.n == self.kept:
+            self.state = copy.deepcopy(self.update)
+        if self.n == self.back:
+            self.update = self.state
+        self.n += 1
+        return np.asarray(self.update(w, g, t, w_read))
 
 
 @dataclass

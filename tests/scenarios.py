@@ -6,10 +6,14 @@ The model has a few parameters of awkward sizes and a loss whose gradient has a 
 
 with c and a drawn from (worker, iteration) alone, so that every process and the NumPy transliteration see the same.
 """
+import contextlib
 import dataclasses
+import functools
+import os
+import tempfile
 import traceback
 from dataclasses import asdict, dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -36,6 +40,10 @@ class Scenario:
     """Parameter -> (lr_mult, wd_mult)."""
     schedule: Optional[Tuple[int, float]] = None
     """(step, factor) of an MXNet FactorScheduler."""
+    optimizer_at: Dict[str, Tuple[str, Dict[str, Any]]] = field(default_factory=dict)
+    """Iteration (of a scripted order: turn) -> the optimizer, and its arguments, set before it."""
+    states_at: Optional[Tuple[int, int]] = None
+    """The iterations before which the optimizer's state is saved, and that state loaded."""
     order: Tuple[int, ...] = ()
     """Asynchronous stores: whose turn it is, one iteration each; ranks the job does not have are skipped."""
 
@@ -89,7 +97,8 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
         trainer._init_params()
         store.begin()
     path = [flat(parameters)]
-    for t in turns(scenario, worker_rank, store):
+    between = functools.partial(between_turns, scenario, trainer, store)
+    for t in turns(scenario, worker_rank, store, between):
         if str(t) in scenario.lr_at:
             trainer.set_learning_rate(scenario.lr_at[str(t)])
         if str(t) in scenario.lr_local_at:
@@ -110,18 +119,45 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
     return result
 
 
-def turns(scenario: Scenario, worker_rank: int, store: Any) -> Iterator[int]:
-    """This worker's iterations; in a scripted order, no other worker has anything under way meanwhile."""
+def turns(scenario: Scenario, worker_rank: int, store: Any, between: Callable[[int], None]) -> Iterator[int]:
+    """This worker's iterations; in a scripted order, no other worker has anything under way meanwhile. All workers call
+    `between` before every iteration, or turn.
+    """
     if not scenario.order:
-        yield from range(scenario.iterations)
+        for t in range(scenario.iterations):
+            between(t)
+            yield t
         return
     t = 0
-    for rank in scenario.order:
+    for turn, rank in enumerate(rank for rank in scenario.order if rank < store.num_workers):
+        between(turn)
         if rank == worker_rank:
             yield t
             t += 1
-        if rank < store.num_workers:
-            store.barrier()
+        store.barrier()
+
+
+def between_turns(scenario: Scenario, trainer: Any, store: Any, turn: int) -> None:
+    """What changes before this one."""
+    from kvstore.engine._mxnet import mx
+    if str(turn) in scenario.optimizer_at:
+        name, params = scenario.optimizer_at[str(turn)]
+        optimizer = mx.optimizer.create(name, **params)
+        if store is not None:
+            store.set_optimizer(optimizer)
+        else:
+            optimizer.param_dict, trainer._optimizer = trainer._optimizer.param_dict, optimizer
+            trainer._updaters = [mx.optimizer.get_updater(optimizer) for _ in trainer._updaters]
+    saved, loaded = scenario.states_at or (None, None)
+    file = os.path.join(tempfile.gettempdir(), f"odsgd-states-{os.getpid()}")
+    if turn == saved and (store is None or store.rank == 0 or store.state_is_shared):
+        trainer.save_states(file)
+    if turn == saved and scenario.order:
+        store.barrier()  # nobody's turn is before that
+    if turn == loaded:
+        trainer.load_states(file)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file)
 
 
 def loss(parameters: Any, context: Any, m: int, t: int) -> Any:
@@ -139,6 +175,9 @@ def flat(parameters: Any) -> np.ndarray:
 PLAIN = {"learning_rate": 0.1}
 MOMENTUM = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
 LOCAL = {"warmup": 3, "lr_local": 0.05}
+#: From MOMENTUM to another kind of optimizer, and back to the first kind with other numbers.
+CHANGES = {"3": ("adam", {"learning_rate": 0.05, "wd": 0.02}),
+           "6": ("sgd", {"learning_rate": 0.2, "momentum": 0.5, "wd": 0.03})}
 
 #: Every run of the contract, by name. They are compared with the papers and with each other.
 SCENARIOS: Dict[str, Scenario] = {
@@ -146,6 +185,9 @@ SCENARIOS: Dict[str, Scenario] = {
     "gluon_adam": Scenario(None, optimizer="adam", optimizer_params=PLAIN),
     "gluon_lamb": Scenario(None, optimizer="lamb", optimizer_params=PLAIN),
     "gluon_schedule": Scenario(None, optimizer_params=MOMENTUM, schedule=(2, 0.5)),
+    "gluon_replaced": Scenario(None, optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "gluon_states": Scenario(None, optimizer_params=MOMENTUM, states_at=(3, 6)),
+    "gluon_adam_states": Scenario(None, optimizer="adam", optimizer_params=PLAIN, states_at=(3, 6)),
     "gluon_mult": Scenario(None, optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
     "ssgd": Scenario("ssgd", optimizer_params=MOMENTUM),
     "ssgd_plain": Scenario("ssgd", optimizer_params=PLAIN),
@@ -160,6 +202,11 @@ SCENARIOS: Dict[str, Scenario] = {
     "ssgd_schedule": Scenario("ssgd", optimizer_params=MOMENTUM, schedule=(2, 0.5)),
     "ssgd_lr_at": Scenario("ssgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
     "ssgd_mult": Scenario("ssgd", optimizer_params=MOMENTUM, multipliers={"w2": (0.5, 2.0), "z": (1.0, 0.0)}),
+    "ssgd_replaced": Scenario("ssgd", optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "ssgd_states": Scenario("ssgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM, states_at=(3, 6)),
+    "ssgd_adam_states": Scenario("ssgd", optimizer="adam", optimizer_params=PLAIN, states_at=(3, 6)),
+    "odsgd_replaced": Scenario("odsgd", {"warmup": 1}, optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "odsgd_states": Scenario("odsgd", {"warmup": 1}, optimizer_params=MOMENTUM, states_at=(3, 6)),
     "ssgd_tiny": Scenario("ssgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM),
     "ssgd_sum": Scenario("ssgd", {"reduction": "sum"}, optimizer_params=MOMENTUM),
     "ssgd_two_devices": Scenario("ssgd", optimizer_params=MOMENTUM, devices=2),
@@ -197,6 +244,8 @@ MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 ASYNC: Dict[str, Scenario] = {
     "asgd": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER),
     "asgd_tiny": Scenario("asgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM, order=ORDER),
+    "asgd_replaced": Scenario("asgd", optimizer_params=MOMENTUM, optimizer_at=CHANGES, order=ORDER),
+    "asgd_states": Scenario("asgd", optimizer_params=MOMENTUM, states_at=(3, 6), order=ORDER),
     "asgd_two_devices": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER, devices=2),
     "asgd_lr_at": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER, lr_at={"3": 0.02}),
     "dcasgd_c": Scenario("dcasgd_c", {"lamda": 0.5}, optimizer_params=MOMENTUM, order=ORDER),
@@ -243,6 +292,10 @@ RING: Dict[str, Scenario] = {
     "pipesgd": Scenario("pipesgd", optimizer_params=MOMENTUM),
     "pipesgd_plain": Scenario("pipesgd", optimizer_params=PLAIN),
     "pipesgd_lr_at": Scenario("pipesgd", optimizer_params=MOMENTUM, lr_at={"3": 0.02, "5": 0.2}),
+    "dsync_replaced": Scenario("dsync", optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "dsync_states": Scenario("dsync", optimizer_params=MOMENTUM, states_at=(3, 6)),
+    "pipesgd_replaced": Scenario("pipesgd", optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "pipesgd_states": Scenario("pipesgd", optimizer_params=MOMENTUM, states_at=(3, 6)),
     "pipesgd_3": Scenario("pipesgd", {"K": 3, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
     "pipesgd_warmup": Scenario("pipesgd", {"K": 3, "warmup": 3}, optimizer_params=MOMENTUM),
     "pipesgd_all_warmup": Scenario("pipesgd", {"warmup": 8}, optimizer_params=MOMENTUM),
@@ -258,7 +311,8 @@ RING: Dict[str, Scenario] = {
     "delayed_lr_at": Scenario("delayed", {"transport": "ring"}, optimizer_params=MOMENTUM,
                               lr_at={"3": 0.02, "5": 0.2}),
     **{name: dataclasses.replace(SCENARIOS[name], options={**SCENARIOS[name].options, "transport": "ring"})
-       for name in ("odsgd", "odsgd_sum", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny")},
+       for name in ("odsgd", "odsgd_sum", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny",
+                    "odsgd_replaced", "odsgd_states")},
 }
 CODED: Dict[str, Scenario] = {
     f"{name}_{codec}": Scenario(store, {**options, "codec": codec}, optimizer_params=MOMENTUM)

@@ -24,7 +24,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
     assert {case.fault for case in cases} == {*chaos.FAULTS_OF_PROCESSES, *sum(chaos.FAULTS.values(), ())}
     assert {case.moment for case in cases} == set(chaos.MOMENTS)
-    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler", "tunnel") for case in cases)
+    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
     assert all(case.workers == 2 for case in cases if case.victim in chaos.ON_TWO_HOSTS)
 
 
@@ -55,10 +55,12 @@ def test_broken_promises_are_seen(seen: Dict[str, Any], same_bits: Any, broken: 
     assert chaos.judge(seen, same_bits) == broken
 
 
-def test_the_table_has_a_line_for_each_victim_and_fault() -> None:
+def test_the_tables_have_a_line_for_each_victim_and_fault_and_for_each_moment() -> None:
     results = [{**KILLED, "same_bits": None, "broken": []}, {**RESTARTED, "same_bits": True, "broken": ["x"]}]
-    line = "| worker | kill | 2 | 2 | 0.9, 0.9 | 0 | 0 | 1 | 1 | 1 of 1 | 1 |"
-    assert chaos.table(results).splitlines()[2:] == [line]
+    by_victim, by_moment = chaos.table(results).split("\n\n")
+    counted = "2 | 2 | 0.9, 0.9 | 0 | 0 | 1 | 1 | 1 of 1 | 1 |"
+    assert by_victim.splitlines()[2:] == [f"| worker | kill | {counted}"]
+    assert by_moment.splitlines()[2:] == [f"| training | {counted}"]
 
 
 def test_the_table_takes_its_place_in_a_page() -> None:

@@ -42,7 +42,7 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
     if scenario.order:  # the first step of any worker needs all of them
         optimizer._begin()
     path = [model.flat()]
-    for t in turns(scenario, worker_rank, store):
+    for t in turns(scenario, worker_rank, store, lambda turn: None):
         for group, (lr, _) in zip(optimizer.param_groups, mults):
             group["lr"] = scenario.lr_at.get(str(t), group["lr"] / lr) * lr
         store.lr_local = scenario.lr_local_at.get(str(t), store.lr_local)

@@ -176,6 +176,9 @@ class Worker:
         """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
         return self.arriving.result()
 
+    def replaced(self, lr: float) -> None:
+        """U is another optimizer from here on, and `lr` its rate. Nothing is in flight."""
+
     def resumed(self) -> None:
         """The arrays and facts are those of a checkpoint now; ConfigError if they do not go with the options."""
 

@@ -29,6 +29,9 @@ WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED
 PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
 """Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
 
+ADAPTIVE = tuple(name for name in (*MXNET, "adamw") if name not in (*PLAIN, "sgld"))
+"""The others."""
+
 AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
 """Local optimizers of the OD-SGD authors' code by its words, and which of ours each is. Theirs keep the weights they
 last saw as MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""

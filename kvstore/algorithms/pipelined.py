@@ -31,7 +31,8 @@ How the two threads are cut. A pass of `iterate` begins where the gradient is th
 Reading: U is the trainer's optimizer, applied to the mean, where the paper has w[t-1] - gamma g_sum[t-K].
 Reading: sums that do not exist (l.1 of the communication thread: zero, ready) change nothing at all, neither momentum
 nor, by weight decay, weights. So it is when the warm-up ends: all sums up to then have been applied.
-Reading: U takes a gradient's learning rate from the iteration that the gradient was taken in.
+Reading: U takes a gradient's learning rate from the iteration that the gradient was taken in. Where U is replaced, what
+has not been applied yet is the new one's, at its rate.
 Reading: the global weights are w; the K - 1 sums that have not been applied yet are no part of them, not at the end
 either. Checkpoints keep these sums.
 Other workers after a restart (``-n MIN:MAX``): all have w; the K - 1 sums in flight are lost.
@@ -75,6 +76,9 @@ class Pipelined(Worker):
 
     def global_weights(self, step: Step) -> Array:
         return self.w
+
+    def replaced(self, lr: float) -> None:
+        self.rates = [lr] * len(self.rates)
 
     def resumed(self) -> None:
         if len(self.in_flight) >= self.options.K:

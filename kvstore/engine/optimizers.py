@@ -137,6 +137,11 @@ def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
     return {found: array for key, part in parts for found, array in state_arrays(part, f"{name}/{key}").items()}
 
 
+def state_names(optimizer: mx.optimizer.Optimizer) -> List[str]:
+    """The names of those of `optimizer`, sorted."""
+    return sorted(state_arrays(optimizer.create_state_multi_precision(0, mx.nd.zeros(1))))
+
+
 # -- optimizers as text ------------------------------------------------------------------------------------------------
 
 # Set on the server from what it is told apart from this, or of no use there.
@@ -178,8 +183,7 @@ def build(description: Dict[str, Any], trusted: bool) -> mx.optimizer.Optimizer:
 
 def progress(optimizer: mx.optimizer.Optimizer, index: Any) -> Dict[str, Any]:
     """What an optimizer remembers beside arrays: its count of updates to `index`, and settings it changes itself."""
-    return {"count": optimizer._index_update_count.get(index, optimizer.begin_num_update),
-            "settings": describe(optimizer)["settings"]}
+    return {"count": optimizer._index_update_count.get(index, optimizer.begin_num_update), **describe(optimizer)}
 
 
 def set_progress(optimizer: mx.optimizer.Optimizer, index: Any, saved: Dict[str, Any]) -> None:

@@ -14,8 +14,13 @@ class Applied(Update):
     """One optimizer's place in one bucket: its state, and what a checkpoint keeps of both."""
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
-        self.optimizer, self.index = optimizer, index
-        self.shape = None if optimizers.elementwise(optimizer) else shape
+        self.index, self._shape_of_one = index, shape
+        self.use(optimizer)
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """From here on it is this optimizer's place; `start` makes its state."""
+        self.optimizer = optimizer
+        self.shape = None if optimizers.elementwise(optimizer) else self._shape_of_one
         self.state: Any = None
 
     def start(self, w: NDArray) -> None:

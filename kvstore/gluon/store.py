@@ -7,6 +7,7 @@ algorithm; the last layer's go first, since its gradients appear first:
     pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
 """
 import functools
+import json
 import operator
 import types
 import weakref
@@ -64,12 +65,16 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         return capability.lower() == "optimizer"
 
     def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """The global optimizer. Its settings travel to the servers, if there are any, with the first step."""
+        """The global optimizer. Its settings travel to the servers, if there are any, with the first step.
+
+        After that step it takes the place of the one in use, as a new one: every worker calls, between the same two
+        iterations, and waits until all have. What was sent before has been applied by the old one.
+        """
         if self.lanes:
-            raise ConfigError("set_optimizer after the first step: the global weights keep the optimizer they have. "
-                              "Make a new store")
+            self._replace(optimizer)
+        else:
+            self.session.use(optimizer)
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
-        self.session.use(optimizer)
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
         """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``."""
@@ -209,7 +214,14 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
             write_npz(file, arrays, meta)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Read what `save_optimizer_states` wrote; before the first step. Worker 0's file counts, if it has one."""
+        """Go on with what `save_optimizer_states` wrote: the global optimizer's state, its settings but for rates, its
+        count of updates. Before the first step any worker may call it, and worker 0's file counts, if it has one. After
+        that step every worker calls it, between the same two iterations, and waits until all have; only worker 0 reads.
+        """
+        if self.lanes:
+            self._settle("load_optimizer_states", [])
+            self._load_optimizer(_states(fname) if self.rank == 0 else None)
+            return
         if not self.session.method.resumes_from_optimizer:
             raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
                               "them (versions and backups, unfinished intervals, sums in flight); use load_state "
@@ -217,9 +229,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if getattr(self.options, "codec_weights", "none") != "none":
             raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
                               "weights that travelled, too; use load_state (`odsgd train --resume`)")
-        self._check_not_begun("load_optimizer_states")
-        self._saved_servers = read_npz(fname)
-        saving.check_form(self._saved_servers, "arrays")
+        self._saved_servers = _states(fname)
 
     # -- beyond Gluon ------------------------------------------------------------------------------------------
 
@@ -303,6 +313,57 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                       f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named().items()]
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
 
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def _replace(self, optimizer: mx.optimizer.Optimizer) -> None:
+        before, trainer = self._global_optimizer(), self._trainer()
+        if trainer is not None and not trainer._kv_initialized:
+            raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
+                              "global weights cannot be: make a new store and a new trainer")
+        self._check_parameters(optimizer)
+        self.session.check_successor(optimizer)
+        self._settle("set_optimizer", [json.dumps(optimizers.describe(optimizer), sort_keys=True)])
+        optimizer.param_dict = before.param_dict
+        self.session.replace(optimizer)
+        self._advise()
+        if trainer is not None:  # it sets rates, and the scale of its batches, on the one that it has
+            trainer._optimizer = optimizer
+
+    def _settle(self, call: str, settings: List[str]) -> None:
+        """All workers make this call now, with these settings, and nothing is in flight. Collective; waits."""
+        if self.under_way:
+            raise ProtocolError(f"{call} in the middle of iteration {self.iteration + 1}: some of its gradients have "
+                                "been handed in, and not all; end it first")
+        self.barrier()
+        agreement.check(self.session.transport, f"what they call now ({call})", [call, *settings])
+
+    def _load_optimizer(self, saved: Optional[Saved]) -> None:
+        """Worker 0's goes to where the global optimizer lives; rules and workers keep what they have. Collective."""
+        updates = saving.load_servers(self.session, None if saved is None else saving.optimizer_alone(saved))
+        if not self.session.method.asynchronous:  # whose servers count the updates of all workers
+            self.session.counts(updates)
+
+    def _trainer(self) -> Any:
+        """Gluon's, whose store this is; None: there is none."""
+        trainers = (parameter._trainer for parameter in self._named().values())
+        return next((one for one in trainers if one and one._kvstore_params["kvstore"] is self), None)
+
+    def _check_parameters(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError if an optimizer is of others than those of the first step, or gives them other multipliers."""
+        if optimizer.param_dict:
+            if optimizer.param_dict != self._named():
+                raise ConfigError("set_optimizer after the first step, for other parameters: this store trains those "
+                                  "it began with; make a store for each trainer")
+            return
+        if not (optimizer.lr_mult or optimizer.wd_mult):
+            return
+        for key, known in self._keyed.items():
+            had, now = [known.parameter.lr_mult, known.parameter.wd_mult], optimizers.multipliers(optimizer, key)
+            if now != had:
+                raise ConfigError(f"set_optimizer after the first step, with other multipliers: lr_mult and wd_mult of "
+                                  f"{known.parameter.name} were {had} and are {now}. They stay as they were in the "
+                                  "first step; leave them out, or make a new store")
+
     def _global_optimizer(self) -> mx.optimizer.Optimizer:
         if self.session.optimizer is None:
             raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
@@ -322,7 +383,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if self._scaler is not None and self._leaves_out():
             return True
         optimizer = self._global_optimizer()
-        optimizer.num_update = optimizer.begin_num_update + self.session.step.t + 1
+        optimizer.num_update = optimizer.begin_num_update + self.session.step.t - self.session.since + 1
         counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
         if not counts:
             return False
@@ -406,6 +467,13 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, known in self._untrained().items():
             _put(known.weights, values[name])
+
+
+def _states(fname: str) -> Saved:
+    """What `save_optimizer_states` wrote."""
+    saved = read_npz(fname)
+    saving.check_form(saved, "arrays")
+    return saved
 
 
 def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:

@@ -39,16 +39,22 @@ class Entry:
     def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self.names = names
-        self._started = self._resumed = False
+        self._update_began = self._rule_began = False
         self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
-        """Before the first push: what a rule keeps may begin as a copy of the weights."""
-        if not self._started:
-            self._started = True
-            if not self._resumed:
-                self.update.start(stored[:self.size])
+        """Before the first push: what a rule, or an optimizer, keeps may begin as a copy of the weights."""
+        if not self._update_began:
+            self._update_began = True
+            self.update.start(stored[:self.size])
+        if not self._rule_began:
+            self._rule_began = True
             self.rule.start(engine.memory(stored[:self.size]))
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The next push is the first that this optimizer sees."""
+        self.update.use(optimizer)
+        self._update_began = False
 
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
         """One push, or the sum of all workers'."""
@@ -77,28 +83,30 @@ class Entry:
 
         Before the first push there is nothing of the rule's.
         """
-        if not self._started:
+        if not self._rule_began:
             return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
+        if not self._update_began:
+            self.update.start(mx.nd.zeros(self.size))
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
                   **{f"rule/{name}": array for name, array in keeping.arrays_of(self.rule).items()},
                   **{f"kept/{name}": array for name, array in self.kept.items()}}
-        meta = {"optimizer": self.update.facts(), "rule": keeping.facts_of(self.rule)}
+        meta = {"optimizer": {**self.update.facts(), "began": self._update_began},
+                "rule": keeping.facts_of(self.rule)}
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
     def put_back(self, parts: Dict[str, np.ndarray]) -> None:
         """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
         meta = array_text(parts["meta"])
-        if "rule" not in meta:  # it begins anew, with the first push
-            self.update.start(mx.nd.zeros(self.size))
-            self.update.put_back(below("optimizer/", parts), meta["optimizer"])
-            self._resumed = True
+        if meta.get("rule", {}) is None:
             return
-        if meta["rule"] is None:
-            return
-        self.start(mx.nd.zeros(self.size))
+        self.update.start(mx.nd.zeros(self.size))
         self.update.put_back(below("optimizer/", parts), meta["optimizer"])
-        keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
-        keeping.fill(self.kept, below("kept/", parts))
+        self._update_began = True
+        if "rule" in meta:  # else it goes on, or begins anew with the first push
+            self.start(mx.nd.zeros(self.size))
+            keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
+            keeping.fill(self.kept, below("kept/", parts))
+        self._update_began = meta["optimizer"].get("began", True)
 
 
 class Shard:
@@ -114,7 +122,7 @@ class Shard:
         self._entries: Dict[int, Entry] = {}
         self._incoming = io.BytesIO()  # a saved state on its way in
         self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
-        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "import": self._import}
+        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import}
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
         """Carry out a worker's command."""
@@ -157,13 +165,11 @@ class Shard:
     def _open(self, method: str, options: Dict[str, Any], optimizer: Dict[str, Any],
               buckets: Dict[str, Dict[str, Any]]) -> None:
         """A store begins: one optimizer for all its buckets that live here."""
-        mine = {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
+        mine = self._mine(buckets)
         taken = sorted(set(mine) & set(self._entries))
         if taken:
             raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
-        applied = optimizers.build(optimizer, self._trusted)
-        applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
-        applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
+        applied = self._build(optimizer, mine)
         kind = algorithms.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
@@ -171,6 +177,22 @@ class Shard:
             rule = made.rule(key, made.options, self.num_workers, update)
             self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
                                        else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
+
+    def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
+        """A store goes on with another optimizer, which has seen nothing yet."""
+        mine = self._mine(buckets)
+        applied = self._build(optimizer, mine)
+        for key in mine:
+            self._entries[key].use(applied)
+
+    def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
+        return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
+
+    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> mx.optimizer.Optimizer:
+        applied = optimizers.build(optimizer, self._trusted)
+        applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
+        applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
+        return applied
 
     def keep(self, weights: Dict[int, np.ndarray]) -> None:
         """Save these weights, too: workers have others, whose codes come after them."""

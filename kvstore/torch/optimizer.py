@@ -177,6 +177,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Go on from what `state_dict` gave on this worker, before the first step. The model's weights come with it."""
+        if self._store.lanes:
+            raise ConfigError("load_state_dict after the first step, when the store has its weights; to go back, make "
+                              "a new store and a new Optimizer, and load into that")
         saved = state_dict.get("store")
         if saved is None and state_dict["state"]:
             raise ConfigError("the state is one of torch.optim's alone; a store goes on from what "

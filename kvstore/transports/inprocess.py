@@ -414,6 +414,11 @@ class InProcess(Wired):
                 self._stage.shards[bucket.server_rank].keep({bucket.id: w})
         self.total(np.zeros(1))
 
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
+        if self.worker_rank == 0:
+            for shard in self._stage.shards:
+                shard.command("use", opening.command())
+
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         codes = self._stage.codes.get((self.worker_rank, bucket.id))
         return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}

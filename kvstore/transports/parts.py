@@ -39,13 +39,12 @@ class Parts(Resident):
             self._no_part.update({} if size else {bucket.id: mx.nd.zeros(1, w.context)})
             shape = bucket.shape if size == bucket.size else (size or 1,)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, shape)
-            self.updates[bucket.id].start(self._part(bucket, w))
+            self.updates[bucket.id].start(self.mine(bucket, w))
             self._weights[bucket.id] = InTurn(w, 2, first=[w])
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
 
-    def _part(self, bucket: Bucket, whole: NDArray) -> NDArray:
-        """This worker's part of a bucket's array, in place."""
+    def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
         if bucket.id in self._no_part:
             return self._no_part[bucket.id]
         mine = self.sharded.part(bucket)
@@ -57,7 +56,7 @@ class Parts(Resident):
         update = self.updates[bucket.id]
 
         def update_part(total: NDArray) -> None:
-            update(self._part(bucket, before.result()), total, lr, self.share, out=self._part(bucket, after))
+            update(self.mine(bucket, before.result()), total, lr, self.share, out=self.mine(bucket, after))
 
         self._arriving[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
         return self._arriving[bucket.id]

@@ -394,6 +394,10 @@ class ParameterServer(Wired):
                 header[:] = 0
         self.total(np.zeros(1))  # the servers have them
 
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
+        if self.worker_rank == 0:
+            self._connection.command("use", opening.command())
+
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         return {} if self._outbox is None else self._outbox.residual(bucket)
 

@@ -56,6 +56,16 @@ class Resident(GlobalWeights):
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
         return optimizer
 
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
+        optimizer = self.optimizer(opening)
+        for bucket in opening.buckets:
+            self.updates[bucket.id].use(optimizer)
+            self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
+
+    def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
+        """What this worker updates of a bucket's array, in place."""
+        return whole
+
     def note(self, lr: float) -> None:
         """At this rate the weights will move next."""
         self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)

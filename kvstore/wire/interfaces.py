@@ -90,7 +90,7 @@ class Opening:
     traffic: Traffic
 
     def command(self) -> Dict[str, Any]:
-        """The payload of the command `open`."""
+        """The payload of the commands `open` and `use`."""
         return {"method": self.method, "options": self.options, "optimizer": self.optimizer, "buckets": {
             bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
                         "names": names(bucket), "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult}
@@ -169,6 +169,12 @@ class GlobalWeights:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
+    def use(self, opening: Opening, weights: Callable[[Bucket], Array]) -> None:
+        """Go on with the optimizer of `opening`, which has seen nothing yet. All workers call it, with nothing in
+        flight; it is done when all of them have returned. `weights`: W as it is.
+        """
+        raise NotImplementedError
+
     def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
         """Send `grad` and its learning rate; the global weights after the round it belongs to will come back.
 
@@ -193,7 +199,7 @@ class GlobalWeights:
         return Export(self.export_state())
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        """Put back what `export_state` gave: worker 0's, if it has one. Collective, before the first exchange."""
+        """Put back what `export_state` gave: worker 0's, if it has one. Collective, with nothing in flight."""
         raise NotImplementedError
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Dict, Optional, TextIO
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
-CLEAR_LINE = "\r\x1b[K"
+BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
 
 
 class Console:
@@ -42,7 +42,8 @@ class Console:
     def stand(self, text: str) -> None:
         """How far the job is; empty: nothing is known any more. A script that draws a bar itself has the precedence."""
         if self.on_terminal["stderr"] and not self.drawn:
-            self._drop_bar()
+            if not text:
+                self._hide_bar()
             self.live, self.bar = bool(text), text
             self._show_bar()
 
@@ -69,12 +70,12 @@ class Console:
 
     def _hide_bar(self) -> None:
         if self.bar:
-            self._write(CLEAR_LINE, "stderr")
+            self._write(BEGIN_LINE + CLEAR_REST, "stderr")
 
     def _show_bar(self) -> None:
         if self.bar:
-            # Cut to the window: a line that wraps could not be redrawn.
-            self._write(CLEAR_LINE + _cut(self.bar, self.columns), "stderr")
+            # Cut to the window: a line that wraps could not be redrawn. Cleared last, else it would flicker.
+            self._write(BEGIN_LINE + _cut(self.bar, self.columns) + CLEAR_REST, "stderr")
 
     def _prefix(self, process: str, stream: str) -> str:
         if not self.on_terminal[stream] or os.environ.get("NO_COLOR"):

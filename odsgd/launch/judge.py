@@ -9,9 +9,9 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
    failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
    first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
-   consequence, yields to any other failure: a process that misses another one did not kill it. An exit code, an
-   abort or a crash without a report yields to a SIGKILL: MPI ends the processes that have lost one, or crashes in
-   them, and two ends at once are seen in any order.
+   consequence, yields to any other failure: a process that misses another one did not kill it. Without a
+   report an exit code or an abort yields to a crash, and all of these to a SIGKILL: MPI ends the processes that have
+   lost one, or crashes in them, and two ends at once are seen in any order.
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
    that belong together cannot be spared, none is.
@@ -150,6 +150,7 @@ class _Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
     admitted: bool = False  # it has said itself that something else came before it
+    aborted: int = 0  # the exit code with which its MPI wants the job to end
     exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
@@ -165,11 +166,19 @@ class _Failure:
         return self.member is not None and self.member.code == -signal.SIGKILL
 
     @property
+    def crashed(self) -> bool:
+        """Whether it touched memory that is not its own, without a word: by itself, or in MPI that has lost another."""
+        return self._wordless in (-signal.SIGSEGV, -signal.SIGBUS)
+
+    @property
     def mute(self) -> bool:
         """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
-        if self.member is None or self.member.error is not None:
-            return False
-        return (self.member.code or 0) > 0 or self.member.code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+        return self.crashed or self._wordless > 0 or self._wordless == -signal.SIGABRT
+
+    @property
+    def _wordless(self) -> int:
+        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
+        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
 
     @property
     def members(self) -> Sequence[Member]:
@@ -258,6 +267,12 @@ class Judge:
         elif member.role != "worker" and self.deserted_at is None:
             self.deserted_at = now
 
+    def aborted(self, name: str, code: int, now: float) -> None:
+        """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
+        code = code & 255 or EXIT_FAILURE
+        failure = _Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
+        self._fail(failure, now)
+
     def unstartable(self, name: str, error: str, now: float) -> None:
         """It could not even be started."""
         self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
@@ -327,8 +342,8 @@ class Judge:
         if self.up or not late or not any(worker in waited_for for worker in self.workers):
             return ""
         first = late[0]
-        rest = f", and for {len(late) - 1} more" if len(late) > 1 else ""
-        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host} ({first.standing}){rest}"
+        rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.standing})"
 
     def take_lost(self) -> List[Lost]:
         """The workers lost since the last call; the job goes on without them."""
@@ -385,7 +400,12 @@ class Judge:
 
     def _cause(self) -> _Failure:
         struck = any(failure.struck for failure in self.failures)
-        return min(self.failures, key=lambda failure: (failure.consequence, struck and failure.mute))  # stable
+        crashed = any(failure.crashed for failure in self.failures)
+
+        def doubt(failure: _Failure) -> Tuple[bool, bool, bool]:
+            return failure.consequence, struck and failure.mute, crashed and failure.mute and not failure.crashed
+
+        return min(self.failures, key=doubt)  # stable
 
     def _indispensable(self, failure: _Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""

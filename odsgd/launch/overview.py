@@ -4,6 +4,7 @@ that `odsgd watch` shows. Beats in, text and numbers out; no process, pipe, cloc
 Rates and shares are those of the last `WINDOW_S`.
 """
 import collections
+import math
 import statistics
 from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
@@ -14,9 +15,14 @@ from odsgd.launch.vigil import FRESH_S, number
 WINDOW_S = 10.0
 SAME_S = 0.3
 """Beats less than this apart are one, told of twice."""
-SLOW = 1.25
-"""A worker that computes so many times as long as the median worker is called slow."""
+SLOW, SLOW_OF_ALL = 1.25, 0.1
+"""A worker that computes so many times as long as the median worker, and longer by such a part of an iteration, is
+called slow."""
 MOST_TEXT = 200
+FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+         "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+         "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]")
+"""Of the line, by tqdm's words; the longest first."""
 
 Facts = Dict[str, Any]
 
@@ -96,21 +102,17 @@ class Overview:
 
     # What is to be told
 
-    def line(self, now: float, columns: int) -> str:
-        """How far the job is; empty until a worker has begun to train."""
+    def standing(self, now: float) -> Facts:
+        """How far the job is, for `line`; empty until a worker has begun to train."""
         name = self._speaker or min((name for name in self._signs if name.startswith("worker")), default="")
         if self._began is None or name not in self._signs:
-            return ""
+            return {}
         run = self._beats[name].get("run") or {}
-        at, total, rate = self._signs[name][-1].at, number(run.get("total")), self._rate(name)
-        head = _text(run.get("head")) or name
         doing = _text(self._beats[name].get("activity"))
-        text: str = tqdm.format_meter(
-            at, None if total is None else int(total), now - self._began[0],  # type: ignore[arg-type]  # None: no end
-            ncols=columns, unit="it", initial=self._began[1],
-            prefix=head + (f", {doing}" if doing not in ("", "training") else ""), rate=rate,
-            postfix=_text(run.get("tail")) or self._waiting_words(name))
-        return text
+        return {"at": self._signs[name][-1].at, "total": number(run.get("total")), "rate": self._rate(name),
+                "began": self._began[1], "elapsed_s": now - self._began[0],
+                "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
+                "tail": _text(run.get("tail")) or self._waiting_words(name)}
 
     def _waiting_words(self, name: str) -> str:
         share = self._waiting(name)
@@ -125,17 +127,19 @@ class Overview:
         names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
         rows = [self._row(name) for name in names if name != "scheduler"]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
+        median = statistics.median_low(own) if len(own) > 1 else math.inf
         farthest = max((row["at"] for row in rows if row["name"].startswith("worker")), default=0)
         for row in rows:
             if row["name"].startswith("worker"):
                 row["behind"] = farthest - row["at"]
-                row["slow"] = len(own) > 1 and (row["own_ms"] or 0.0) > SLOW * statistics.median_low(own)
+                longer_ms = (row["own_ms"] or 0.0) - median
+                row["slow"] = longer_ms > (SLOW - 1) * median and longer_ms > SLOW_OF_ALL * 1000 / row["rate"]
         return rows
 
     def _row(self, name: str) -> Facts:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         signs = self._signs.get(name)
-        own_ms = 1000 * (1 - min(waiting or 0.0, 1.0)) / rate if rate and name.startswith("worker") else None
+        own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
         return {"name": name, "host": self._hosts[name], "at": signs[-1].at if signs else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
                 "staleness": self._staleness(name), "doing": self._doing(beat)}
@@ -166,7 +170,8 @@ class Overview:
         """The share of its time; a server's is not known, nor that of a worker without one of our stores."""
         if "waited_s" not in self._beats.get(name, {}):
             return None
-        return self._per_s(name, "waited_s")
+        share = self._per_s(name, "waited_s")
+        return None if share is None else min(share, 1.0)  # made of samples, so it may seem more
 
     def _staleness(self, name: str) -> Optional[float]:
         """The mean of a worker's gradients, or of those that a server got."""
@@ -177,6 +182,33 @@ class Overview:
         if not counted or counted[-1][0] <= counted[0][0]:
             return None
         return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
+
+
+def line(standing: Facts, columns: int) -> str:
+    """How far a job is, in so many columns. Where they are few, the rate of iterations, the bar, and then the last
+    words are left out.
+
+    >>> standing = {"at": 62, "total": 440, "rate": 20.0, "began": 2, "elapsed_s": 3.0, "head": "epoch 3/20",
+    ...             "tail": "loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%"}
+    >>> for columns in 115, 85, 70: print(line(standing, columns))
+    epoch 3/20:  14%|█▉            | 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%]
+    epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98]
+    epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s]
+    """
+    words, total = standing["tail"].split(", "), standing["total"]
+
+    def drawn(form: Optional[str], kept: int, columns: Optional[int] = None) -> str:
+        text: str = tqdm.format_meter(
+            standing["at"], None if total is None else int(total),  # type: ignore[arg-type]  # None: no end
+            standing["elapsed_s"], ncols=columns, unit="it", initial=standing["began"], prefix=standing["head"],
+            rate=standing["rate"], postfix=", ".join(words[:kept]), bar_format=None if total is None else form)
+        return text
+
+    fewer = [(FORMS[-1], kept) for kept in range(len(words) - 1, -1, -1)]
+    for form, kept in [*((form, len(words)) for form in FORMS), *fewer]:
+        if len(drawn(form, kept)) <= columns:
+            break
+    return drawn(form, kept, columns)
 
 
 def _stale(beat: Facts) -> List[Tuple[int, float, float]]:

@@ -214,15 +214,17 @@ class Vigil:
         farthest = max(waiting, key=lambda signs: signs.at)
         fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
         have = "has ended" if len(fewer) == 1 else "have ended"  # its last iterations may not have been told any more
+        calls = ""
         if not fewer and all((signs.waits_s or 0) > WARN_S and now - signs.moved_at > WARN_S for signs in workers):
             fewer = {signs.name: signs.at for signs in workers if signs.at < farthest.at}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
+            calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
             self._uneven = True
             self._warnings.append(f"{listed(list(fewer))} {have}, and "
                                   f"{farthest.name} waits in iteration {farthest.at}: a synchronous store needs as "
-                                  "many batches on every worker; give all the same number, by shards of one size and "
-                                  'last_batch="discard", or make the store with uneven="join"')
+                                  f"many batches on every worker{calls}; give all the same number, by shards of one "
+                                  'size and last_batch="discard", or make the store with uneven="join"')
 
     # Small things
 

@@ -9,11 +9,12 @@ from typing import Callable, Dict, List, Optional, Sequence
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.launch import notice
-from odsgd.launch.overview import Facts
+from odsgd.launch.overview import Facts, line
 
 EVERY_S = 1.0
 STALE_S = 5.0
 HOME, BELOW = "\x1b[H", "\x1b[J"
+NO_TERMINAL = 120, 30
 ENDLINE = "\x1b[K\n"
 OTHER_SCREEN, THIS_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
@@ -34,7 +35,7 @@ def main(argv: List[str]) -> int:
     job = found(options.job)
     if options.once or not sys.stdout.isatty():
         facts = notice.read(job)
-        print("the job has ended" if facts is None else screen(facts, time.time()))
+        print("the job has ended" if facts is None else screen(facts, time.time(), _size().columns))
     else:
         _watch(job)
     return 0
@@ -68,10 +69,10 @@ def _watch(job: int) -> None:
                 facts = notice.read(job)
                 if facts is None:
                     break
-                text = screen(facts, time.time())
-                columns, rows = shutil.get_terminal_size()
-                lines = [line[:columns - 1] for line in text.splitlines()[:rows - 1]]
-                sys.stdout.write(HOME + "".join(line + ENDLINE for line in lines) + BELOW)
+                columns, rows = _size()
+                text = screen(facts, time.time(), columns - 1)
+                shown = [one[:columns - 1] for one in text.splitlines()[:rows - 1]]
+                sys.stdout.write(HOME + "".join(one + ENDLINE for one in shown) + BELOW)
                 sys.stdout.flush()
                 time.sleep(EVERY_S)
     finally:
@@ -79,6 +80,10 @@ def _watch(job: int) -> None:
         sys.stdout.flush()
     if notice.read(job) is None:
         print(f"job {job} has ended")
+
+
+def _size() -> os.terminal_size:
+    return shutil.get_terminal_size(NO_TERMINAL)
 
 
 # --- the screen -------------------------------------------------------------------------------------------------------
@@ -101,14 +106,14 @@ COLUMNS: Dict[str, Cell] = {
 }
 
 
-def screen(facts: Facts, now: float) -> str:
+def screen(facts: Facts, now: float, columns: int) -> str:
     """The facts as text.
 
-    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "line": "half", "rows": [
+    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "coming": "starting", "rows": [
     ...     {"name": "worker 0", "host": "a", "at": 12, "behind": 0, "rate": 4.0, "waiting": 0.25, "own_ms": 187.5,
-    ...      "bytes_per_s": 2e6, "staleness": None, "doing": "training"}]}, now=10.0))
+    ...      "bytes_per_s": 2e6, "staleness": None, "doing": "training"}]}, now=10.0, columns=80))
     job 7: train
-    half
+    starting
     <BLANKLINE>
     process   host  at  behind  per second  waiting  own ms  MB/s  staleness  doing
     worker 0  a     12       0         4.0      25%   187.5   2.0          -  training
@@ -117,7 +122,8 @@ def screen(facts: Facts, now: float) -> str:
     lines = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows)]
     silent_s = now - facts.get("at", now)
     return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
-                      facts.get("line") or "no worker has begun to train", "",
+                      line(facts["standing"], columns) if facts.get("standing") else facts.get("coming")
+                      or "no worker has begun to train", "",
                       *_aligned(lines),
                       *([f"the launcher has said nothing for {silent_s:.0f} s"] if silent_s > STALE_S else [])])
 

@@ -19,7 +19,6 @@ servers.npz and weights.params are on worker 0's; it decides what is resumed and
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
@@ -44,6 +43,7 @@ from kvstore.wire.interfaces import Export
 from kvstore.wire.saved import read_npz, write_npz
 from odsgd import __version__
 from odsgd.config.files import read_text
+from odsgd.training import weights
 from odsgd.training.depot import Depot, DepotError
 from odsgd.training.disk import flush_folder, replacing
 
@@ -112,33 +112,34 @@ class Draft:
             with contextlib.suppress(FileNotFoundError):
                 os.remove(self._folder / MANIFEST)
         store.barrier()
-        writes: Dict[str, Callable[[Path], Digest]] = {}
+        writes: Dict[str, Callable[[Path], None]] = {}
         (arrays, meta), parameters = store.worker_state(), net.collect_params()
         arrays.update({f"frozen/{name}": parameters[name].list_data()[0].asnumpy() for name in frozen})
         writes[worker_file(store.rank)] = lambda path: write_arrays(path, arrays, meta)
         with store.global_weights():
-            weights = copy_weights(net) if self._leads else {}
+            shared = weights.copied(net) if self._leads else {}
         export = store.exporting() if self._leads or store.state_is_shared else Export({})
         self._export, self._arrived = export, threading.Event()
         self._each = -(-export.left // FETCHED_WITHIN)
         self._fetch(0)
         if self._leads:
-            writes[WEIGHTS] = lambda path: write_weights(path, weights)
+            writes[WEIGHTS] = lambda path: weights.write(path, shared)
             writes[SERVERS] = self._write_servers
         self._thread = threading.Thread(target=self._write, args=(writes,), name="odsgd-checkpoint", daemon=True)
         self._thread.start()
 
-    def _write(self, writes: Mapping[str, Callable[[Path], Digest]]) -> None:
+    def _write(self, writes: Mapping[str, Callable[[Path], None]]) -> None:
         try:
             for name, write in writes.items():
-                self._files[name] = write(self._folder / name)
+                write(self._folder / name)
+                self._files[name] = digest(self._folder / name)
                 self._copy(name)
         except BaseException as error:  # raised where the run waits for it
             self._error = error
 
-    def _write_servers(self, path: Path) -> Digest:
+    def _write_servers(self, path: Path) -> None:
         self._arrived.wait()
-        return write_arrays(path, *saving.server_state(self._store.session, self._export.state()))
+        write_arrays(path, *saving.server_state(self._store.session, self._export.state()))
 
     def advance(self, iteration: int) -> bool:
         """Fetch some of the servers' state; whether the checkpoint is to be finished after this iteration."""
@@ -192,45 +193,10 @@ class Draft:
                 for rank, why in enumerate(told) if why]
 
 
-def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> Digest:
+def write_arrays(path: Path, arrays: Dict[str, np.ndarray], meta: Dict[str, Any]) -> None:
     """An .npz of `arrays` and, as bytes of JSON, `meta`."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
         write_npz(file, arrays, meta)
-    return digest(path)
-
-
-def copy_weights(net: Any) -> Dict[str, Any]:
-    """The weights that the parameters hold on the first device, named as `net.load_parameters` wants them.
-
-    Not `net.save_parameters`: that averages over the devices, which for three equal numbers need not give their value.
-    """
-    weights = {name: parameter.list_data()[0].copyto(mx.cpu())
-               for name, parameter in net._collect_params_with_prefix().items()}
-    for weight in weights.values():
-        weight.wait_to_read()
-    return weights
-
-
-def write_weights(path: Path, weights: Dict[str, Any]) -> Digest:
-    """Weights as `net.load_parameters` reads them. MXNet does not tell when a full disk takes not all of them."""
-    with replacing(path) as temporary:
-        try:
-            mx.nd.save(str(temporary), weights)
-            whole = _ends_with(temporary, list(weights)[-1])
-        except mx.base.MXNetError as error:
-            if "FileStream.Write incomplete" not in str(error):
-                raise
-            whole = False
-        if not whole:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    return digest(path)
-
-
-def _ends_with(path: Path, name: str) -> bool:
-    """Whether a file of weights is there to its end, which is the name of the last of them."""
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - len(name.encode())))
-        return file.read() == name.encode()
 
 
 def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
@@ -520,10 +486,10 @@ def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) 
 def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None:
     """Bring this worker to the global weights, which worker 0 reads, and the servers to their optimizer's state."""
     reads = store.rank == 0
-    weights = mx.nd.load(str(folder / WEIGHTS)) if reads else {}
+    saved = weights.read(folder / WEIGHTS) if reads else {}
     for name, parameter in net._collect_params_with_prefix().items():
         arrays = parameter.list_data()
-        shared = store.allreduce(weights[name] if reads else np.zeros(arrays[0].shape))
+        shared = store.allreduce(saved[name] if reads else np.zeros(arrays[0].shape))
         for array in arrays:
             mx.nd.array(shared, dtype=array.dtype).copyto(array)
     store.load_shared(iteration, read_arrays(folder / SERVERS) if reads else None)

@@ -19,7 +19,7 @@ from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
 from odsgd.training.disk import replacing
-from odsgd.training.metrics import MetricsFile
+from odsgd.training.metrics import METRICS, MetricsFile
 from odsgd.training.progress import Progress
 
 STALENESS = "staleness.json"
@@ -102,6 +102,11 @@ class Journal(Progress):
         self._write("epoch", {**record, "seconds_since_start": self.seconds()})
         self._show_on_board(record, "epoch")
         super().epoch(record, epochs)
+
+    def has_epoch(self, number: int) -> bool:
+        """Whether an epoch has been written down, by this run or by one that it goes on with."""
+        lines = [] if self.silent else (self._folder / METRICS).read_text(encoding="utf-8").splitlines()
+        return any(record["event"] == "epoch" and record["epoch"] == number for record in map(json.loads, lines))
 
     def staleness(self, record: Dict[str, Any]) -> None:
         """What the servers of an asynchronous job have counted."""

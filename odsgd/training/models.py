@@ -15,7 +15,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.config.names import GLUON_MODELS
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices, half
+from odsgd.training import devices, half, weights
 from odsgd.training.networks import PAPERS
 
 nn = mx.gluon.nn
@@ -137,16 +137,11 @@ def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
 def _read_weights(net: Any, config: TrainConfig) -> None:
     """What the file has, but for a last layer of another shape, which keeps what was drawn."""
     path = Path(str(config.weights)).expanduser()
-    try:
-        found = mx.nd.load(str(path)) if path.is_file() else {}
-    except mx.MXNetError:
-        found = {}
-    if not isinstance(found, dict) or not found:
-        raise ConfigError(f"`{path}`: expected a file of named weights, e.g. a checkpoint's weights.params")
+    found = weights.read(path)
     for name, parameter in net._collect_params_with_prefix().items():
         there = found[name].shape if name in found else "missing"
         if there == parameter.shape:
-            parameter.set_data(found[name])
+            parameter.set_data(mx.nd.array(found[name], dtype=found[name].dtype))
         elif parameter.name not in _last(net):
             raise ConfigError(f"`{path}` is of another network: `{name}` is {there} there and {parameter.shape} in "
                               f"model `{config.model}`; only the last layer may differ")

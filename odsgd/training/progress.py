@@ -35,9 +35,11 @@ class Progress:
         head = tail = ""
         if record:
             head = f"epoch {record['epoch']}/{self._epochs}"
-            tail = f"{learned(record, 'loss {:.4f}, {:.2%}')}, {record['samples_per_s']:.0f} samples/s"
+            tail = f"{learned(record, 'loss {:.4f}')}, {record['samples_per_s']:.0f} samples/s"
         if "staleness_mean" in record:
             tail += f", staleness {record['staleness_mean']:.2f}"
+        if "train_loss" in record:
+            tail += learned(record, ", accuracy {1:.2%}")
         if self._bar is not None:
             self._bar.set_description_str(head, refresh=False)
             self._bar.set_postfix_str(tail)

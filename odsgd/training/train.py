@@ -110,6 +110,7 @@ class Training:
         self.emulated: Optional[Emulated] = None
         self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
         self.beside: Optional[evaluation.Beside] = None
+        self.untold: Optional[Dict[str, Any]] = None  # the record of an epoch whose evaluation goes on
         self.second = depot(config.checkpoint_to)
         self.draft: Optional[checkpoint.Draft] = None
         self.warnings: List[str] = []  # of the time before there was a journal
@@ -145,6 +146,7 @@ class Training:
                 self._emulate(self.config.emulate_compute)
             elif recorder.on is not None:
                 self._passes = self._traced(recorder.on)  # type: ignore[method-assign]
+            self._tell_untold()
             while self.store.iteration < self.total:
                 self._train_epoch()
             if self.gauge is not None:
@@ -377,11 +379,32 @@ class Training:
         if self.journal.silent:
             return
         record = {**self._record(self.epoch), "seconds": self.journal.seconds() - began}
-        if self._evaluation_due(epoch):
-            self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, lambda tested: (
-                self.journal.epoch({**record, **tested}, self.config.epochs)))
-        else:
+        if not self._evaluation_due(epoch):
             self.journal.epoch(record, self.config.epochs)
+            return
+        self.untold = record
+        self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, self._tell)
+
+    def _tell(self, tested: Dict[str, float]) -> None:
+        """The evaluation beside has ended."""
+        assert self.untold is not None
+        record, self.untold = {**self.untold, **tested}, None
+        self.journal.epoch(record, self.config.epochs)
+
+    def _tell_untold(self) -> None:
+        """Evaluate the checkpoint's weights for the epoch whose evaluation went on when it was saved, unless that came
+        to its end. Collective.
+        """
+        if self.untold is None:
+            return
+        if checkpoint.from_worker_0(self.store, self.journal.has_epoch(self.untold["epoch"])):
+            self.untold = None
+            return
+        self.trainer._init_kvstore()
+        self.trainer._init_params()
+        self.store.begin()  # else the first step would
+        with control.pulse.doing("evaluation"):
+            self._tell(self._evaluate())
 
     def _finish_evaluation(self) -> None:
         """Of the epoch before, if it is still going on."""
@@ -446,7 +469,7 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "course": list(self.course),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": self._cluster(), "virtual_seconds": self.virtual.read()}
+                 "cluster": self._cluster(), "virtual_seconds": self.virtual.read(), "untold": self.untold}
         self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
                                       self.frozen, self.second)
         if self.config.cluster is not None:
@@ -484,7 +507,7 @@ class Training:
         manifest, warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
                                                self.second)
         self.warnings += warnings
-        self.course = Course(*manifest.get("course") or ())
+        self.course, self.untold = Course(*manifest.get("course") or ()), manifest.get("untold")
         if manifest["num_workers"] != self.store.num_workers:
             self._deal_anew(manifest)
         if self.config.cluster is not None:

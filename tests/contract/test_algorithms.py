@@ -15,7 +15,8 @@ CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
 IN_NUMPY = ["ssgd", "ssgd_sum", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssgd_batch", "ssgd_lr_at", "odsgd",
             "odsgd_sum", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
-            "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum"]
+            "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum",
+            "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
 
 
 def rates(first: float, changes: Dict[str, float]) -> Any:
@@ -45,12 +46,30 @@ def multipliers(scenario: Scenario) -> Tuple[np.ndarray, np.ndarray]:
     return lr_mult, wd_mult
 
 
+def changing(scenario: Scenario, update: Any, delay: int = 0) -> Any:
+    """U where a script sets another, or loads its state; updates lag by so many iterations, or turns."""
+    if scenario.states_at:
+        kept, back = scenario.states_at
+        return paper.PutBack(update, kept - delay, back - delay)
+    made = {"sgd": paper.Sgd, "adam": paper.Adam}
+    return paper.Replaced({0: update, **{
+        int(at) - delay: made[name](**{"lr" if key == "learning_rate" else key: value for key, value in params.items()})
+        for at, (name, params) in scenario.optimizer_at.items()}})
+
+
+def followed(scenario: Scenario, local: Any, warmup: int) -> Any:
+    """L, without momentum, whose rate and weight decay are those of U."""
+    return paper.Replaced({0: local, **{int(at) - warmup: paper.Sgd(params["learning_rate"], wd=params["wd"])
+                                        for at, (_, params) in scenario.optimizer_at.items()}})
+
+
 def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     """What the papers' algorithms make of `scenario`. `codes`: what becomes of messages."""
     params = scenario.optimizer_params
     lr = scheduled(scenario) if scenario.schedule else rates(params["learning_rate"], scenario.lr_at)
     lr_mult, wd_mult = multipliers(scenario)
-    update = paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0) * wd_mult, lr_mult=lr_mult)
+    sgd = paper.Sgd(lr, params.get("momentum", 0), params.get("wd", 0) * wd_mult, lr_mult=lr_mult)
+    update = changing(scenario, sgd)
     common = (gradient, initial(), workers, scenario.iterations, update)
     codes["adds"] = scenario.options.get("reduction") == "sum"
     if scenario.store == "ssgd":
@@ -64,7 +83,8 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     local = {"lr": lr if first is None else rates(first, scenario.lr_local_at),
              "momentum": options.pop("momentum_local", 0.0),
              "wd": options.pop("wd_local", params.get("wd", 0.0)) * wd_mult, "lr_mult": lr_mult, **options}
-    updates = [None if name == "none" else paper.OPTIMIZERS[name](**local) for _ in range(workers)]
+    updates = [None if name == "none" else followed(scenario, paper.OPTIMIZERS[name](**local), warmup)
+               for _ in range(workers)]
     return paper.one_step_delay(*common, warmup, updates, **codes)
 
 
@@ -80,7 +100,8 @@ def test_every_iteration_of_every_worker_follows_the_paper(job: List[Result], na
 def test_the_scenarios_tell_neighbouring_methods_apart(job: List[Result]) -> None:
     """A suite in which two methods happen to walk the same path would prove nothing."""
     different = ["ssgd", "odsgd", "odsgd_no_warmup", "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "odsgd_c",
-                 "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb"]
+                 "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb",
+                 "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(job[0][f"{one}/path"] - job[0][f"{other}/path"]).max()
@@ -126,7 +147,8 @@ def test_identity(job: List[Result], names: Any) -> None:
 @pytest.mark.parametrize("names", [("ssgd", "gluon"), ("ssgd_adam", "gluon_adam"), ("ssgd_lamb", "gluon_lamb"),
                                    ("ssgd_schedule", "gluon_schedule"), ("ssgd_mult", "gluon_mult"),
                                    ("ssgd_dcasgd_c", "gluon_dcasgd_c"), ("ssgd_dcasgd", "gluon_dcasgd"),
-                                   ("ssgd_batch", "gluon_batch")],
+                                   ("ssgd_batch", "gluon_batch"), ("ssgd_replaced", "gluon_replaced"),
+                                   ("ssgd_states", "gluon_states"), ("ssgd_adam_states", "gluon_adam_states")],
                          ids=lambda names: f"{names[0]} is {names[1]}")
 def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str, names: Any) -> None:
     """Identity 5, for any optimizer, schedule and multipliers."""

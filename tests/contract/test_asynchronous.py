@@ -6,7 +6,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import NamedJob, assert_same_bits
-from tests.contract.test_algorithms import CLOSE, multipliers, rates, summed
+from tests.contract.test_algorithms import CLOSE, changing, multipliers, rates, summed
 from tests.jobs import Result
 from tests.scenarios import ASYNC, Scenario, gradient, initial
 
@@ -25,7 +25,7 @@ def method(scenario: Scenario, workers: int) -> Any:
     wd = params.get("wd", 0) * wd_mult
     w_0, update = initial(), paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
     if scenario.store == "asgd":
-        return paper.Asgd(w_0, update)
+        return paper.Asgd(w_0, changing(scenario, update))
     if scenario.store == "softsync":
         return paper.NSoftsync(w_0, update, workers, options.get("n", workers), options.get("modulate", True))
     if scenario.store == "downpour":

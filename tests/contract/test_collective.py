@@ -6,7 +6,7 @@ import pytest
 
 from tests import paper
 from tests.contract.outcomes import NamedJob, assert_same_bits
-from tests.contract.test_algorithms import CLOSE, by_the_paper, multipliers, rates, scheduled, summed
+from tests.contract.test_algorithms import CLOSE, by_the_paper, changing, multipliers, rates, scheduled, summed
 from tests.jobs import Result
 from tests.scenarios import CODED, LONG, RING, SCENARIOS, Scenario, gradient, initial
 
@@ -21,7 +21,8 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
         options.pop(key, None)
     if scenario.store in ("odsgd", "delayed"):  # what carries the gradients is nothing to the algorithm
         return by_the_paper(Scenario(scenario.store, options, **{
-            key: getattr(scenario, key) for key in ("optimizer_params", "multipliers", "schedule", "lr_at")}), workers)
+            key: getattr(scenario, key) for key in ("optimizer_params", "multipliers", "schedule", "lr_at",
+                                                    "optimizer_at", "states_at")}), workers)
     lr = scheduled(scenario) if scenario.schedule else rates(params["learning_rate"], scenario.lr_at)
     lr_mult, wd_mult = multipliers(scenario)
     wd = params.get("wd", 0) * wd_mult
@@ -32,9 +33,9 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
                            lambda t: paper.F(gamma(t)) * lr_mult,
                            lambda t: paper.F(gamma(t) / workers if gamma_p is None else gamma_p * lr(t) / lr(0))
                            * lr_mult, wd)
-    update = paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
     handed_in = summed(gradient, workers) if options.get("reduction") == "sum" else gradient
     K = 1 if scenario.store == "dsync" else options.get("K", 2)
+    update = changing(scenario, paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult), delay=K - 1)
     return paper.pipe_sgd(handed_in, initial(), workers, scenario.iterations, update, K, options.get("warmup", 0))
 
 

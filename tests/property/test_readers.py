@@ -21,6 +21,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 import numpy as np
 import pytest
 
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
 from kvstore.wire import codecs
@@ -31,7 +32,7 @@ from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.judge import Judge, Member
 from odsgd.launch.plan import Job
-from odsgd.training import checkpoint, datasets, records
+from odsgd.training import checkpoint, datasets, records, weights
 from tests.property import nasty
 from tests.property.nasty import (
     PIECES,
@@ -240,6 +241,17 @@ def test_a_saved_state(content: bytes) -> None:
     holds(lambda: checkpoint.read_arrays(path))
 
 
+mx.nd.save(str(FOLDER / "good.params"), {"0.weight": mx.nd.ones((2, 3)), "0.bias": mx.nd.zeros(2, dtype="float16")})
+PARAMS = (FOLDER / "good.params").read_bytes()
+
+
+@fed(one_of(mutated(PARAMS), binary(200)), PARAMS.replace(struct.pack("<Q", 2), struct.pack("<Q", 1 << 27)),
+     PARAMS.replace(struct.pack("<qq", 2, 3), struct.pack("<qq", 1 << 62, 4)))
+def test_named_weights(content: bytes) -> None:
+    path = written("weights.params", content)
+    holds(lambda: weights.read(path))
+
+
 KEY = b"the secret of the job"
 SIGNED = Signer(3, KEY).sign("open", {"buckets": [1, 2, 3]})
 
@@ -337,15 +349,14 @@ def test_a_users_part_of_a_pod(content_and_resources: Tuple[bytes, str]) -> None
     holds(lambda: kubernetes.container("i", "n", None, resources, None))
 
 
-LINES = "cmd=initack pmiid=12345\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
+LINES = "cmd=init pmi_version=1\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
 
 
 @fed(texts(LINES))
 def test_lines_of_mpi_at_the_rendezvous(content: bytes) -> None:
     lines = content.decode("ascii", "replace").split("\n")
-    table = pmi.Table(["12345", "23456"], "(vector,(0,1,2))")
+    table = pmi.Table(2, "(vector,(0,1,2))")
     for line in lines[:20]:
-        holds(partial(table.enter, line), pmi.Refused)
         holds(partial(table.answer, 0, line), pmi.Refused)
 
 

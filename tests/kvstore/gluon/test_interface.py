@@ -195,7 +195,9 @@ def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: st
     (lambda store: store.push("5", mx.nd.zeros(1)), "key 5 was not broadcast"),
     (lambda store: store.push(["3", "4"], [mx.nd.zeros(1)]), "2 keys, and not as many values"),
     (lambda store: store.row_sparse_pull("3", out=mx.nd.zeros(1)), "row_sparse_pull of 3 without row_ids"),
-    (lambda store: store.set_optimizer(mx.optimizer.SGD()), "set_optimizer after the first step"),
+    (lambda store: store.set_optimizer(mx.optimizer.create("lamb")), "LAMB looks at each parameter as a whole, and"),
+    (lambda store: store.set_optimizer(mx.optimizer.SGD(param_idx2name={"3": "b_bias"}, wd=0.1)),
+     r"with other multipliers: lr_mult and wd_mult of 3 were \[1.0, 1.0\] and are \[1.0, 0.0\]"),
 ])
 def test_what_cannot_be_is_one_line(call: Callable[[Store], None], said: str) -> None:
     def check(store: Store) -> None:
@@ -245,6 +247,128 @@ def test_states_of_the_optimizer_go_from_store_to_store(tmp_path: Any) -> None:
     start = np.ones((2, 3), np.float32)
     whole, parts = train(4, start), train(3, start, save=True)
     assert np.array_equal(train(1, parts, load=True), whole)
+
+
+@pytest.mark.parametrize("call", [lambda store: store.set_optimizer(mx.optimizer.SGD()),
+                                  lambda store: store.load_optimizer_states("none")])
+def test_an_optimizer_changes_between_two_iterations(call: Callable[[Store], None]) -> None:
+    def check(store: Store) -> None:
+        store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
+        store.push("3", mx.nd.zeros(1))
+        with pytest.raises(ProtocolError, match="in the middle of iteration 1: some of its gradients have been handed"):
+            call(store)
+
+    on_workers(check)
+
+
+def test_workers_that_set_different_optimizers_hear_of_it() -> None:
+    def check(store: Store) -> None:
+        store.init("3", mx.nd.zeros(1))
+        store.push("3", mx.nd.zeros(1))
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1 + store.rank))
+
+    with pytest.raises(ProtocolError, match=r"differ in what they call now \(set_optimizer\)(.|\n)*\+.*\"lr\": 1.1"):
+        on_workers(check)
+
+
+def test_a_schedule_begins_with_its_optimizer_and_goes_on_with_one_that_was_in_use() -> None:
+    """A factor of 1/2 after every second update; W falls by the rate with every gradient of 1."""
+    def scheduled(lr: float) -> Any:
+        return mx.optimizer.SGD(learning_rate=lr, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=lr))
+
+    def check(store: Store) -> List[float]:
+        first, second, out = scheduled(1.0), scheduled(8.0), mx.nd.zeros(1)
+        store.init("3", mx.nd.zeros(1))
+        fell = []
+        for optimizer in (first, second, first):
+            store.set_optimizer(optimizer)
+            for _ in range(3):
+                before = out.asscalar()
+                store.push("3", mx.nd.ones(1))
+                store.pull("3", out=out)
+                fell.append(before - out.asscalar())
+        return fell
+
+    assert on_workers(check) == [[1, 1, 0.5, 8, 8, 4, 0.5, 0.25, 0.25]] * WORKERS
+
+
+def test_states_of_another_optimizer_are_refused_in_one_line(tmp_path: Any) -> None:
+    file = str(tmp_path / "states")
+
+    def check(store: Store) -> None:
+        store.init("3", mx.nd.zeros(1))
+        store.push("3", mx.nd.ones(1))
+        store.save_optimizer_states(file)
+        store.set_optimizer(mx.optimizer.Adam())
+        store.load_optimizer_states(file)
+
+    with pytest.raises(ConfigError, match="the saved state is of Test with optimizer/state, the global optimizer is "
+                                          "Adam with optimizer/state/0, optimizer/state/1; make it as it was"):
+        on_workers(check)
+
+
+@pytest.mark.parametrize("when", ["at once", "after a step"])
+def test_what_is_saved_where_an_optimizer_has_changed_is_gone_on_with(when: str) -> None:
+    """Adam from the third iteration on, with a schedule: a run that is saved there, or one later, has the same bits."""
+    def begin(transport: Any, optimizer: Any) -> Any:
+        store = kvstore.create("odsgd", transport=transport, warmup=1)
+        store.set_optimizer(optimizer())
+        return store
+
+    def sgd() -> Any:
+        return mx.optimizer.SGD(learning_rate=0.3, momentum=0.9)
+
+    def adam() -> Any:
+        return mx.optimizer.create("adam", lr_scheduler=mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1))
+
+    def steps(store: Store, out: Any, number: int) -> Any:
+        for _ in range(number):
+            store.pushpull("3", out - store.rank, out=out)
+        return out.asnumpy()
+
+    def whole(transport: Any) -> Any:
+        store, out = begin(transport, sgd), mx.nd.ones(5)
+        store.broadcast("3", out, out=out)
+        steps(store, out, 3)
+        store.set_optimizer(adam())
+        steps(store, out, 0 if when == "at once" else 1)
+        saved = store.worker_state(), store.server_state()
+        return saved, steps(store, out, 4)
+
+    def resumed(transport: Any) -> Any:
+        worker, servers = kept[transport.worker_rank]
+        store, out = begin(transport, adam), mx.nd.array(worker[0]["local/3"])
+        store.load_state(worker, servers)
+        store.broadcast("3", out, out=out)
+        return steps(store, out, 4)
+
+    kept, paths = zip(*Stage(2).run(whole))
+    for ours, straight in zip(Stage(2).run(resumed), paths):
+        np.testing.assert_array_equal(ours, straight)
+
+
+@pytest.mark.parametrize("codec_weights", ["none", "float16"])
+def test_codecs_go_on_when_the_optimizer_changes(tmp_path: Any, codec_weights: str) -> None:
+    """Numbers that float16 has: both ways, with momentum's state saved and loaded meanwhile."""
+    def check(transport: Any) -> List[float]:
+        store = kvstore.create("ssgd", transport=transport, codec="float16", codec_weights=codec_weights)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0, momentum=0.5))
+        store.init("3", mx.nd.zeros(1))
+        out, seen, file = mx.nd.zeros(1), [], str(tmp_path / f"states-{codec_weights}")
+        for t in range(4):
+            if t == 1 and store.rank == 0:
+                store.save_optimizer_states(file)
+            if t == 2:
+                store.set_optimizer(mx.optimizer.SGD(learning_rate=2.0, momentum=0.5))
+            if t == 3:
+                store.load_optimizer_states(file)
+            store.push("3", mx.nd.full(1, 2 * store.rank))
+            store.pull("3", out=out)
+            seen.append(out.asscalar())
+        return seen
+
+    # v = -1, -1.5; anew -2; that after the first step, -1: -0.5 - 2
+    assert Stage(2).run(check) == [[-1, -2.5, -4.5, -7]] * 2
 
 
 def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:

@@ -160,8 +160,6 @@ def test_an_unknown_key_and_a_late_parameter_are_errors() -> None:
         store.pushpull("c", arrays["a"], arrays["a"])
     with pytest.raises(ConfigError, match="parameter c appears after the first step"):
         store.broadcast("c", arrays["a"], arrays["a"])
-    with pytest.raises(ConfigError, match="set_optimizer after the first step"):
-        store.set_optimizer(mx.optimizer.SGD())
 
 
 def test_a_closed_store_is_closed() -> None:
@@ -403,6 +401,61 @@ def test_trainer_saves_and_loads_optimizer_states(tmp_path: Path) -> None:
     _, resumed = train(2, file, middle)
     _, straight = train(5)
     assert resumed == straight
+
+
+def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, Any, Callable[[], float]]:
+    """A weight, its trainer, and a step of both by a gradient of 1."""
+    net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+    net.initialize(mx.init.Constant(4.0))
+    trainer = gluon.Trainer(net.collect_params(), optimizer, params, kvstore=store)
+
+    def step() -> float:
+        with autograd.record():
+            loss = net(mx.nd.full((2, 1), 1.0))
+        loss.backward()
+        trainer.step(2)
+        return float(net.weight.data().asnumpy()[0, 0])
+
+    return net, trainer, step
+
+
+@pytest.mark.parametrize("optimizer, options, said", [
+    ("adam", {}, "`odsgd` takes local steps by sgd at the rate of adam, which are far smaller than adam's own, so"),
+    ("adam", {"optimizer_local": "adam"}, ""),
+    ("adam", {"optimizer_local": "none"}, ""),
+    ("adam", {"lr_local": 0.1}, ""),
+    ("nag", {}, ""),
+])
+def test_local_steps_that_are_next_to_none_are_told_of_once(capfd: pytest.CaptureFixture[str], optimizer: str,
+                                                            options: Dict[str, Any], said: str) -> None:
+    _, _, step = stepping(kvstore.create("odsgd", transport=Stage(1).worker(0), **options), optimizer)
+    step()
+    step()
+    told = capfd.readouterr().err
+    assert told.count("warning") == bool(said) and said in told
+    assert not said or told.endswith('make the store with optimizer_local="adam", or give lr_local\n')
+
+
+def test_a_trainer_goes_on_with_the_optimizer_that_its_store_is_given() -> None:
+    """It divides by the batch, and sets rates, on that one."""
+    store = kvstore.create("local")
+    _, trainer, step = stepping(store, learning_rate=0.5)
+    assert step() == 3.5
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=0.5))
+    assert (trainer.learning_rate, step(), step()) == (0.25, 3.25, 2.875)
+    trainer.set_learning_rate(1.0)
+    assert step() == 2.875 - 0.1875 - 1
+
+
+def test_what_a_trainer_may_not_do_after_the_first_step_is_one_line() -> None:
+    store = kvstore.create("local")
+    net, _, step = stepping(store)
+    step()
+    with pytest.raises(ConfigError, match="for other parameters: this store trains those it began with"):
+        stepping(store)[2]()
+    net.weight.set_data(mx.nd.ones((1, 1)))
+    with pytest.raises(ConfigError, match=r"parameters were set after the first step \(set_data, load_parameters\)"):
+        step()
 
 
 def test_what_the_trainer_can_ask_for_and_a_store_cannot_do_is_told() -> None:

@@ -388,6 +388,17 @@ def test_a_gradient_that_left_too_early_is_noticed() -> None:
         optimizer.step()
 
 
+def test_a_state_is_loaded_before_the_first_step() -> None:
+    net = Net()
+    optimizer = local(net)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 0.5
+    train(net, optimizer, batches(0, 1))
+    with pytest.raises(ConfigError, match="load_state_dict after the first step, when the store has its weights; to"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] != 0.5
+
+
 def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
     """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
     net = Net()

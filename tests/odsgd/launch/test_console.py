@@ -34,9 +34,8 @@ def test_on_a_terminal_lines_go_above_the_bar_of_worker_0(monkeypatch: pytest.Mo
     console.progress("worker 1", " 99%")  # two bars would overwrite each other
     console.line("worker 1", "hello", "stdout")
     console.line("worker 0", "100%", "stderr")
-    clear = "\r\x1b[K"
-    assert screen.getvalue() == (clear + "worker 0 |  10%" + clear + "worker 1 | hello\n" + clear + "worker 0 |  10%"
-                                 + clear + "worker 0 | 100%\n")
+    clear, bar = "\r\x1b[K", "\rworker 0 |  10%\x1b[K"
+    assert screen.getvalue() == bar + clear + "worker 1 | hello\n" + bar + clear + "worker 0 | 100%\n"
 
 
 def test_on_a_terminal_every_worker_has_a_colour(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,17 +56,18 @@ def test_the_jobs_own_line_stays_at_the_bottom_until_a_script_draws_a_bar(monkey
     monkeypatch.setenv("NO_COLOR", "1")
     screen = Screen(True)
     console = Console(screen, screen)
-    clear = "\r\x1b[K"
+    clear, half = "\r\x1b[K", "\rhalf\x1b[K"
     console.stand("half")
     console.line("worker 0", "hello", "stdout")
     console.say("word")
-    assert screen.getvalue() == (clear + "half" + clear + "worker 0 | hello\n" + clear + "half"
-                                 + clear + "odsgd launch: word\n" + clear + "half")
+    console.stand("half")
+    assert screen.getvalue() == (half + clear + "worker 0 | hello\n" + half + clear + "odsgd launch: word\n" + half
+                                 + half)
     console.stand("")
-    assert screen.getvalue().endswith(clear + "half" + clear)
+    assert screen.getvalue().endswith(half + clear)
     console.progress("worker 0", " 10%")
     console.stand("more than half")
-    assert screen.getvalue().endswith(clear + "worker 0 |  10%")
+    assert screen.getvalue().endswith("\rworker 0 |  10%\x1b[K")
 
 
 def test_where_there_is_no_terminal_the_jobs_line_is_not_shown() -> None:

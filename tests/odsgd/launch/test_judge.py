@@ -99,6 +99,32 @@ def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_fir
     assert verdict_at(judge, 11.0).culprit == "worker 0"
 
 
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT])
+def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", ended, 10.0)
+    judge.exited("worker 0", -signal.SIGSEGV, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 0"
+
+
+@pytest.mark.parametrize("struck", [-signal.SIGKILL, -signal.SIGSEGV])
+def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(struck: int) -> None:
+    for other, culprit, exit_code in ((struck, "worker 0", 128 - struck), (7, "worker 1", 15)):
+        judge = running(*NAMES)
+        judge.aborted("worker 1", 0x30290F, 10.0)
+        judge.exited("worker 1", 0, 10.1)
+        judge.exited("worker 0", other, 10.2)
+        verdict = verdict_at(judge, 11.0)
+        assert (verdict.culprit, verdict.exit_code) == (culprit, exit_code)
+
+
+def test_of_two_that_have_crashed_the_first_is_the_cause() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", -signal.SIGSEGV, 10.0)
+    judge.exited("worker 0", -signal.SIGBUS, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
 def test_a_worker_that_has_ended_itself_is_the_cause_if_none_was_killed() -> None:
     judge = running(*NAMES)
     judge.exited("worker 1", 3, 10.0)
@@ -380,7 +406,7 @@ def test_a_loss_before_the_job_is_up_ends_it() -> None:
 def test_a_loss_that_belongs_to_a_failure_is_a_failure() -> None:
     judge = going_on()
     judge.exited("worker 1", 1, 10.0)
-    judge.exited("server 0", -signal.SIGSEGV, 10.2)
+    judge.exited("server 0", 1, 10.2)
     verdict = verdict_at(judge, 11.0)
     assert verdict.culprit == "worker 1" and judge.take_lost() == []
     assert "continue does not help: a job cannot go on without server 0" in verdict.message

@@ -11,10 +11,10 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch import notice, watch
-from odsgd.launch.overview import Overview
+from odsgd.launch.overview import Overview, line
 
 HOSTS = {"scheduler": "here", "server 0": "here", "worker 0": "here", "worker 1": "there"}
-RUN = {"total": 440, "head": "epoch 2/20", "tail": "loss 0.25, 91 %", "out": "/runs/one"}
+RUN = {"total": 440, "head": "epoch 2/20", "tail": "loss 0.25, 91 samples/s, accuracy 91%", "out": "/runs/one"}
 
 
 def beat(at: int, waited_s: float, nbytes: int = 0, **more: Any) -> Dict[str, Any]:
@@ -33,23 +33,29 @@ def overview() -> Overview:
 
 
 def test_the_line_says_how_far_the_run_is_and_how_long_it_will_take() -> None:
-    line = overview().line(104.0, 100)
-    assert line.startswith("epoch 2/20:  18%|") and len(line) <= 100
-    assert "| 80/440 [00:04<00:36, 10.00it/s, loss 0.25, 91 %]" in line
+    standing = overview().standing(104.0)
+    shown = line(standing, 110)
+    assert shown.startswith("epoch 2/20:  18%|") and len(shown) == 110
+    assert "| 80/440 [00:04<00:36, 10.00it/s, loss 0.25, 91 samples/s, accuracy 91%]" in shown
+    short = "epoch 2/20: 18% 80/440 [00:04<00:36, loss 0.25, 91 samples/s, accuracy 91%]"
+    assert line(standing, len(short)) == short
+    for columns in range(45, len(short)):  # whole words are left out
+        shown = line(standing, columns)
+        assert len(shown) <= columns and shown[:-1] in short and shown.endswith(("91 samples/s]", "0.25]", "<00:36]"))
 
 
 def test_a_script_of_ones_own_has_a_line_too() -> None:
     of = Overview(HOSTS)
-    assert of.line(100.0, 100) == ""
+    assert not of.standing(100.0)
     for now, at in ((100.0, 40), (102.0, 60)):
         of.beats({"worker 0": {**beat(at, at / 20), "activity": ""}}, now)
-    assert of.line(102.0, 100) == "worker 0: 60it [00:02, 10.00it/s, waiting for weights 50%]"
+    assert line(of.standing(102.0), 100) == "worker 0: 60it [00:02, 10.00it/s, waiting for weights 50%]"
 
 
 def test_an_evaluation_is_said_to_be_one() -> None:
     of = overview()
     of.beats({"worker 0": beat(80, 4.0, run=RUN, activity="evaluation")}, 105.0)
-    assert of.line(105.0, 100).startswith("epoch 2/20, evaluation:")
+    assert line(of.standing(105.0), 100).startswith("epoch 2/20, evaluation:")
 
 
 def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
@@ -59,6 +65,19 @@ def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
     assert (second["waiting"], second["own_ms"], second["slow"]) == (0.1, 90.0, True)
     assert (second["behind"], second["bytes_per_s"], second["staleness"]) == (5, 1e7, 3.0)
     assert (server["name"], server["rate"], server["staleness"], server["own_ms"]) == ("server 0", 30.0, 2.0, None)
+
+
+def test_a_share_made_of_samples_is_never_more_than_all_and_a_little_slower_is_not_slow() -> None:
+    """Of iterations of 100 ms, the workers compute 0, 5 and 9 ms, and 0, 5 and 20."""
+    def rows(last: float) -> Any:
+        of = Overview({f"worker {rank}": "here" for rank in range(3)})
+        for now in (100.0, 104.0):
+            of.beats({f"worker {rank}": beat(int(10 * now), share * now)
+                      for rank, share in enumerate((1.08, 0.95, last))}, now)
+        return [(row["waiting"], row["slow"]) for row in of.table()]
+
+    assert rows(0.91) == [(1.0, False), (pytest.approx(0.95), False), (pytest.approx(0.91), False)]
+    assert [slow for _, slow in rows(0.8)] == [False, False, True]
 
 
 def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
@@ -71,10 +90,13 @@ def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
 def test_what_a_process_sends_is_not_trusted() -> None:
     of = Overview(HOSTS)
     run = {"total": "many", "head": "\x1b[2J" + "x" * 1000, "tail": 3}
-    odd = {"at": 1e300, "waited_s": "long", "nbytes": None, "stale": [[1], [0, "x", 2], 7], "silent_s": 0.0, "run": run}
+    odd = {"at": 7, "waited_s": "long", "nbytes": None, "stale": [[1], [0, "x", 2], 7], "silent_s": 0.0, "run": run}
     for now in (1.0, 2.0):
         of.beats({"worker 0": odd, "worker 9": odd, "server 0": "beat"}, now)
-    assert "\x1b" not in of.line(2.0, 80) and len(of.table()) == 3
+    assert line(of.standing(2.0), 900).startswith("[2Jxx") and len(of.table()) == 3
+    for now in (3.0, 4.0):
+        of.beats({"worker 0": {**odd, "at": 1e300}}, now)
+    assert len(line(of.standing(4.0), 80)) <= 80
 
 
 def test_the_screen_of_the_docstring_is_what_is_shown() -> None:

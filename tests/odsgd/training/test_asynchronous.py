@@ -10,7 +10,7 @@ import pytest
 from kvstore.errors import ConfigError
 from kvstore.transports.inprocess import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import train
+from odsgd.training import checkpoint, train
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
 
 WORKERS = 5
@@ -96,6 +96,42 @@ def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Pat
     first, second, last = records(tmp_path / "run", "epoch")
     assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
     assert len({one["test_loss"] for one in (first, second, last)}) == 3
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_it_goes_on(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool) -> None:
+    """The checkpoint has its weights. An evaluation that came to its end after that is not made again."""
+    class Killed(Exception):
+        pass
+
+    def train_until(last: int, name: str, **options: Any) -> None:
+        def worker(transport: Any) -> None:
+            run = train.Training(tiny(tmp_path / name, batch_size=4, epochs=3, kvstore="asgd", **options), transport)
+            iterate = run._iterate
+
+            def until(xs: Any, ys: Any) -> None:
+                if run.store.iteration == last:
+                    if told:
+                        run._finish_evaluation()
+                    raise Killed
+                iterate(xs, ys)
+
+            run._iterate = until  # type: ignore[method-assign]
+            run.run()
+
+        Stage(1, timeout_s=60).run(worker)
+
+    monkeypatch.setattr(checkpoint, "WRITTEN_WITHIN", 1)  # iteration
+    train_until(-1, "whole")
+    whole = records(tmp_path / "whole", "epoch")
+    with pytest.raises(Killed):
+        train_until(whole[0]["iteration"] + 2, "parts")
+    assert len(records(tmp_path / "parts", "epoch")) == told
+    train_until(-1, "parts", resume=True)
+    parts = records(tmp_path / "parts", "epoch")
+    for key in ("epoch", "iteration", "train_loss", "test_loss", "test_accuracy"):
+        assert [one[key] for one in parts] == [one[key] for one in whole], key
 
 
 # --- staleness --------------------------------------------------------------------------------------------------------

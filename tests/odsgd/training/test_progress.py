@@ -43,7 +43,7 @@ def test_a_bar_on_a_terminal_counts_iterations_from_where_the_run_goes_on(monkey
     progress.interval(RECORD)
     progress.say("a line")
     progress.close()
-    assert "40/80" in terminal.getvalue() and "loss 0.2500, 91.20%" in terminal.getvalue()
+    assert "40/80" in terminal.getvalue() and "loss 0.2500, 1234 samples/s, accuracy 91.20%" in terminal.getvalue()
     assert capsys.readouterr().out == "a line\n"
 
 
