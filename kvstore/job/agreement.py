@@ -20,18 +20,21 @@ class Totals(Protocol):
 
 
 def check(transport: Totals, what: str, mine: List[Any]) -> None:
-    """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
+    """ProtocolError with a diff unless every worker that the job has not lost has the same list `mine`. Collective;
+    waits.
+    """
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
     digests = _gather(transport, digest)
-    if np.all(digests == digests[0]):
+    first, *others = np.flatnonzero(digests.any(axis=1))  # one that the job has lost adds nothing
+    if np.all(digests[others] == digests[first]):
         return
     texts = gather_texts(transport, "\n".join(lines))
-    for worker_rank, text in enumerate(texts):
-        if text != texts[0]:
-            diff = difflib.unified_diff(texts[0].splitlines(), text.splitlines(), "worker 0", f"worker {worker_rank}",
-                                        n=0, lineterm="")
-            raise ProtocolError(f"workers 0 and {worker_rank} differ in {what}:\n  " + "\n  ".join(diff) +
+    for other in others:
+        if texts[other] != texts[first]:
+            diff = difflib.unified_diff(texts[first].splitlines(), texts[other].splitlines(), f"worker {first}",
+                                        f"worker {other}", n=0, lineterm="")
+            raise ProtocolError(f"workers {first} and {other} differ in {what}:\n  " + "\n  ".join(diff) +
                                 "\nAll workers must run the same script with the same settings.")
 
 
