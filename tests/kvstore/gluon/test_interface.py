@@ -12,6 +12,7 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.gluon.store import Store
+from kvstore.job import agreement
 from kvstore.session import Session
 from kvstore.transports.inprocess import Stage
 
@@ -270,6 +271,19 @@ def test_workers_that_set_different_optimizers_hear_of_it() -> None:
 
     with pytest.raises(ProtocolError, match=r"differ in what they call now \(set_optimizer\)(.|\n)*\+.*\"lr\": 1.1"):
         on_workers(check)
+
+
+def test_a_worker_that_makes_another_call_instead_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is a lost one, which adds nothing to a sum either."""
+    monkeypatch.setattr(agreement, "HEARD_WITHIN_S", 0.0)
+    def check(transport: Any) -> None:
+        if transport.worker_rank == 1:
+            transport.total(np.zeros((WORKERS, 32)))
+        else:
+            agreement.check(transport, "the weather", ["fine"])
+
+    with pytest.raises(ProtocolError, match=r"^worker 1 has made another call where others compare the weather"):
+        Stage(WORKERS).run(check)
 
 
 def test_a_schedule_begins_with_its_optimizer_and_goes_on_with_one_that_was_in_use() -> None:
