@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
-from kvstore.algorithms.optimizers import ADAPTIVE, MXNET, PLAIN
+from kvstore.algorithms.optimizers import MXNET, PLAIN, SCALED
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -186,7 +186,7 @@ class Session:
     def advice(self) -> Optional[str]:
         """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
         mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
-        if mine not in PLAIN or theirs not in ADAPTIVE:
+        if mine not in PLAIN or theirs not in SCALED:
             return None
         same = theirs if theirs in MXNET else "adam"
         instead = f"make the store with optimizer_local=\"{same}\", or give " if (
