@@ -81,7 +81,7 @@ def case(seed: int, number: int) -> Case:
     ring = store in RINGS
     workers = draw.choice((2, 2, 2, 3))
     servers = 0 if ring else draw.choice((1, 2))
-    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler", "tunnel")])
+    victim = draw.choice([one for one in VICTIMS if not ring or one not in ("server", "scheduler")])
     rank = draw.randrange(workers if victim == "worker" else max(1, servers))
     fault = draw.choice(FAULTS.get(victim, FAULTS_OF_PROCESSES))
     moment = draw.choice(MOMENTS)

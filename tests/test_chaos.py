@@ -24,7 +24,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
     assert {case.fault for case in cases} == {*chaos.FAULTS_OF_PROCESSES, *sum(chaos.FAULTS.values(), ())}
     assert {case.moment for case in cases} == set(chaos.MOMENTS)
-    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler", "tunnel") for case in cases)
+    assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
     assert all(case.workers == 2 for case in cases if case.victim in chaos.ON_TWO_HOSTS)
 
 

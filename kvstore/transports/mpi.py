@@ -10,6 +10,7 @@ ends with `control.die`, never with MPI_Abort, which may wait.
 import contextlib
 import ctypes
 import os
+import re
 from typing import Any, Optional
 
 from kvstore.errors import ConfigError, KVStoreError
@@ -44,12 +45,13 @@ class World:
         control.report("joined")
 
     def _start(self) -> None:
-        where = os.environ.get("PMI_PORT", "mpiexec's socket")
+        _check_way()
+        _check_netmod(self.mpi)
         for name in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
             os.environ.setdefault(name, "256k")  # instead of 8k: a tenth less time on 1 Gbit/s, a third with `quantize`
         with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: "
-                            f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet through {where}; check that "
-                            "each was started and can reach it"):
+                            f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet; check that each was "
+                            "started, and that the hosts reach each other"):
             _let_wait(self.mpi, "MPI_Init_thread", None, None, self.mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
@@ -97,9 +99,30 @@ def _check_job() -> None:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and this one cannot do without any "
                           "worker; leave it out")
     servers = os.environ.get("DMLC_NUM_SERVER", "0")
-    if control.launched() and servers != "0" and "PMI_PORT" not in os.environ:
+    if control.launched() and servers != "0" and "PMI_RANK" not in os.environ:
         raise ConfigError(f"this store sends from worker to worker and the job has {servers} servers; launch it with "
                           "`-s 0`")
+
+
+def _check_way() -> None:
+    """A worker of our launcher asks for the others at a descriptor that it has been given."""
+    if control.launched() and "PMI_FD" in os.environ:
+        try:
+            os.fstat(int(os.environ["PMI_FD"]))
+        except OSError:
+            raise ConfigError("the descriptor by which MPI finds the other workers (PMI_FD) has been closed by a "
+                              "program between `odsgd launch` and this one; let it pass descriptors on (in Python "
+                              "`subprocess.run(…, close_fds=False)`)") from None
+
+
+def _check_netmod(mpi: Any) -> None:
+    """A library that lacks what it is told to send by would silently send by something else."""
+    asked, library = os.environ.get("MPIR_CVAR_CH4_NETMOD"), mpi.Get_library_version()
+    device = re.search(r"^MPICH Device:\s*(.*?)\s*$", library, re.MULTILINE)
+    if asked and (device is None or asked not in device[1]):
+        raise ConfigError(f"MPI is to send by `{asked}` (MPIR_CVAR_CH4_NETMOD; --secure needs `ofi`), and this library "
+                          f"({device[1] if device else library.splitlines()[0]}) has been built without it; the wheel "
+                          f"of MPICH has both: {INSTALL}")
 
 
 def _check_place(worker_rank: int, num_workers: int, mpi: Any) -> None:

@@ -8,7 +8,7 @@
                   manifests); handshake.py: how they and their launcher know each other
     tunnel.py     carries a job's connections from host to host, encrypted    -> Tunnel
     absentees.py  the hosts that a job goes on without, and whether they are back
-    pmi.py        how the workers of a job without servers find each other    -> Rendezvous
+    pmi.py        how the workers of a job without servers find each other    -> Table
     agent.py      runs on each host: starts processes, forwards their output, kills them
     channel.py    the messages between launcher and agents, lines of JSON
     lines.py      a process's output, as lines and frames of progress bars

@@ -153,14 +153,18 @@ class Agent:
 
     def _start(self, spec: Message) -> None:
         pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # why it failed comes before that it ended
-        report_fd = pipes["report"][1]
+        told = {"ODSGD_REPORT_FD": pipes["report"][1]}
+        if "PMI_RANK" in {**self.orders["env"], **spec["env"]}:
+            here, there = socket.socketpair()
+            pipes["mpi"] = here.detach(), there.detach()
+            told["PMI_FD"] = pipes["mpi"][1]
         program, *arguments = spec["command"]
-        here = spec["name"].startswith("worker")
         try:
             popen = subprocess.Popen(
                 [os.path.abspath(program) if os.sep in program else program, *arguments],
                 stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
-                env=self._environment(spec, report_fd), cwd=None if here else self.folder, pass_fds=(report_fd,),
+                env={**self._environment(spec), **{name: str(fd) for name, fd in told.items()}},
+                cwd=None if spec["name"].startswith("worker") else self.folder, pass_fds=tuple(told.values()),
                 start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             for read_fd, _ in pipes.values():
@@ -177,21 +181,21 @@ class Agent:
             self._listen(child, stream)
         self.channel.send({"event": "started", "process": child.name, "pid": child.pid})
 
-    def _environment(self, spec: Message, report_fd: int) -> Dict[str, str]:
+    def _environment(self, spec: Message) -> Dict[str, str]:
         inherited = {name: value for name, value in os.environ.items()
                      if name not in self.orders["drop"] and not MPI_PRIVATE.fullmatch(name)}
-        env = {**inherited, **self.orders["env"], **spec["env"], "ODSGD_REPORT_FD": str(report_fd)}
+        env = {**inherited, **self.orders["env"], **spec["env"]}
         if self.lost_file:
             env["ODSGD_LOST"] = self.lost_file
         env.setdefault("OMP_NUM_THREADS", str(self._threads()))
         if "DMLC_NODE_HOST" not in env:
             env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
-        if "PMI_PORT" in env:
+        if "PMI_RANK" in env:
             env = {**mpi_interface(env), **env}
         path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
         if not spec["name"].startswith("worker"):
             path.insert(0, "")  # it works elsewhere, and finds the same modules
-        elif "ODSGD_STORE" in spec["env"]:
+        elif "ODSGD_STORE" in env:
             path.insert(0, hook.FOLDER)
         if path:
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
@@ -221,6 +225,8 @@ class Agent:
         for text, progress in pieces:
             if kind == "report":
                 self._forward_report(child, text)
+            elif kind == "mpi":
+                self.channel.send({"event": "asks", "process": child.name, "line": text})
             elif not progress or child.is_to_be_redrawn():
                 self.channel.send({"event": "output", "process": child.name, "stream": kind, "text": text,
                                    "progress": progress})
@@ -233,6 +239,13 @@ class Agent:
             elif isinstance(report, dict):
                 child.asking = report.get("event") == "connecting"
                 self.channel.send({"event": "report", "process": child.name, "report": report})
+
+    def _answer(self, name: str, line: Optional[str]) -> None:
+        """To what its MPI has asked; it asks one question at a time, so that there is room for the answer."""
+        for stream in (stream for child in self.children.values() if child.name == name for stream in child.streams):
+            if stream.kind == "mpi":
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(stream.fd)) as link:
+                    link.shutdown(socket.SHUT_RDWR) if line is None else link.send(line.encode() + b"\n")
 
     def _pass_beats(self) -> None:
         """Also where no process has a pulse: they are the agent's own, too. A launcher that does not read gets none."""
@@ -375,12 +388,15 @@ class Agent:
                 self._stop(0.0)
             elif message.get("do") == "end":
                 self._end_hung(message["process"])
+            elif message.get("do") == "answer":
+                self._answer(message["process"], message["line"])
             elif message.get("do") == "lost" and self.lost_file:
                 _append_lines(self.lost_file, message["workers"])
             elif message.get("do") == "met":
                 self._all_have_met()
             if self.passage and message.get("do") in ("portals", "met"):
-                self.portals += [portal["path"] for portal in message.get("portals", ())]
+                self.portals += [portal["socket"] for portal in message.get("portals", ())
+                                 if os.path.isabs(portal["socket"])]
                 self.passage.send(message)
 
     def _all_have_met(self) -> None:

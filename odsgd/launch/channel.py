@@ -7,18 +7,21 @@
         {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
         {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
         {"do": "met"}                                 all workers have met all servers: nobody else is to connect
-        {"do": "portals", "portals": [{"path", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
+        {"do": "answer", "process", "line"}           to a question of its MPI (`pmi.py`); null: it is cut off
+        {"do": "portals", "portals": [{"socket", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
                                                       their tunnel is, and whether they are of use once all have met
     from the agent
         {"event": "hello", "host", "pid"}
         {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
         {"event": "output", "process", "stream": "stdout", "text", "progress": false}
         {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
+        {"event": "asks", "process", "line"}               its MPI asks for the others
         {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
                                                            and how many seconds ago that was ("silent_s"); a tunnel
                                                            says so to its agent, with none
-        {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its folder of sockets from
-                                                           those of other hosts
+        {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its sockets from those of
+                                                           other hosts
+        {"event": "opened"}                                its tunnel has made the portals
         {"event": "warning", "text"}                       of its tunnel
         {"event": "noise", "text"}                         last words, say that its tunnel has ended
         {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
@@ -85,8 +88,9 @@ class Channel:
 FIELDS: Dict[str, Dict[str, type]] = {
     "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
     "output": {"process": str, "stream": str, "text": str, "progress": bool},
-    "report": {"process": str, "report": dict}, "beats": {"beats": dict}, "told": {"signal": int},
-    "listens": {"at": str, "place": str}, "warning": {"text": str}, "noise": {"text": str},
+    "report": {"process": str, "report": dict}, "asks": {"process": str, "line": str}, "beats": {"beats": dict},
+    "told": {"signal": int},
+    "listens": {"at": str, "place": str}, "opened": {}, "warning": {"text": str}, "noise": {"text": str},
     "exit": {"process": str, "code": int}, "ended": {}}
 """What an agent's message has by its event."""
 

@@ -243,15 +243,17 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
 
 
 def _secured(job: plan.Job) -> plan.Job:
-    """The job with `--secure`, or a `ConfigError`. On one machine no process listens on TCP anyway."""
+    """The job with `--secure`, or a `ConfigError`. On one machine no network reaches its processes anyway."""
     if job.launcher in plan.COMING:
         by = "mpirun" if job.launcher == "mpi" else job.launcher
         raise ConfigError(f"--secure is for --launcher ssh: {by} would carry the job's secret, and the messages of its "
                           "agents, over connections of its own, which nothing protects")
-    if not job.num_servers:
-        raise ConfigError("--secure is for jobs with servers: the workers of a ring connect to each other by MPI, "
-                          "which chooses its own addresses and knows no encryption; take a store with servers, or a "
-                          "network that you trust")
+    for name in (*plan.LED_BY_TUNNEL, *plan.AT_PORT) if not job.num_servers else ():
+        if name in {**job.env, **job.env_worker}:
+            raise ConfigError(f"--secure and --env {name}: with --secure the launcher says how MPI sends; leave one of "
+                              "them out")
+    if job.launcher == "local" and not job.num_servers:
+        return dataclasses.replace(job, env_worker={**job.env_worker, **plan.KEPT_ON_LOOPBACK})
     if job.env.get("DMLC_LOCAL", "1") != "1":
         raise ConfigError("--secure and --env DMLC_LOCAL:0: with --secure processes listen at no TCP port; leave one "
                           "of them out")

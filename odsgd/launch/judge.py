@@ -150,6 +150,7 @@ class _Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
     admitted: bool = False  # it has said itself that something else came before it
+    aborted: int = 0  # the exit code with which its MPI wants the job to end
     exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
@@ -176,8 +177,8 @@ class _Failure:
 
     @property
     def _wordless(self) -> int:
-        """The exit code of a process that has not reported why; else 0."""
-        return 0 if self.member is None or self.member.error is not None else self.member.code or 0
+        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
+        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
 
     @property
     def members(self) -> Sequence[Member]:
@@ -265,6 +266,12 @@ class Judge:
             self.workers_ended_at = now
         elif member.role != "worker" and self.deserted_at is None:
             self.deserted_at = now
+
+    def aborted(self, name: str, code: int, now: float) -> None:
+        """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
+        code = code & 255 or EXIT_FAILURE
+        failure = _Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
+        self._fail(failure, now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """It could not even be started."""

@@ -57,7 +57,7 @@ class Lines:
 
 
 class Stream:
-    """The end of a pipe at which a process's lines come out: its stdout, its stderr, or its reports. Never waits."""
+    """Where lines of a process come out: its stdout, its stderr, its reports, its MPI's questions. Never waits."""
 
     def __init__(self, kind: str, fd: int) -> None:
         self.kind, self.fd, self.open = kind, fd, True
@@ -87,3 +87,5 @@ class Stream:
             return os.read(self.fd, CHUNK)
         except BlockingIOError:
             return None
+        except ConnectionResetError:  # of a socket, whose other end has not read an answer
+            return b""

@@ -10,7 +10,10 @@ other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no
 names away when all have met.
 
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
-introduces them itself (`pmi.py`), at the address that would be the scheduler's.
+introduces them itself (`pmi.py`).
+
+With a tunnel between hosts (`--secure`) each process has one address that is the same on all hosts: its socket's file,
+or with MPI a port of the loopback interface that no other worker of the job has. `tunnel.py` makes it true elsewhere.
 """
 import ipaddress
 import os
@@ -22,7 +25,6 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.job import software
-from odsgd.launch import pmi
 from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hosts import Host
 
@@ -33,6 +35,12 @@ COMING = ("mpi", "slurm", "kubernetes")
 ON_WORKER_LOSS = ("fail", "continue")
 
 SOCKETS = "/tmp"  # where ps-lite has them
+MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
+KEPT_ON_LOOPBACK = {"FI_TCP_IFACE": "lo", "UCX_NET_DEVICES": "lo"}
+"""MPI, by libfabric or UCX."""
+LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+"""Only libfabric lets one choose its port, and takes a way over loopback for one to another host."""
+AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
 FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, and as many are left in 32 bits
 
 #: The launcher's own decisions; taken over from an outer job these would point to the wrong scheduler.
@@ -41,7 +49,7 @@ OURS = frozenset((
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
     "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "PMI_PORT", "PMI_ID", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_POD_IP", "PMI_FD", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -100,6 +108,12 @@ class Process(NamedTuple):
 
     @property
     def sockets(self) -> Dict[str, bool]:
+        """Where a tunnel reaches it, files and a port of loopback, and whether each is of use once all have met."""
+        port = self.env.get(AT_PORT[0])
+        return {**self.files, **({f"{LOOPBACK}:{port}": True} if port else {})}
+
+    @property
+    def files(self) -> Dict[str, bool]:
         """The files by which it can be reached, if there are any, and whether each is of use once all have met."""
         if self.env.get("DMLC_LOCAL") != "1" or "PORT" not in self.env:
             return {}
@@ -113,7 +127,7 @@ class Plan(NamedTuple):
     processes: List[Process]
     secret: str
     root: Tuple[str, int]
-    """Address and port of the scheduler, or where there is none, of the launcher's `pmi.Rendezvous`."""
+    """Address and port of the scheduler, or where one would be."""
     certificate: str = ""
     """Of the job's tunnel, with its key; none without one."""
 
@@ -157,9 +171,9 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
-    meetings = [{}] * job.num_workers if job.num_servers else _meetings(job, root)
     standing_in = {"ODSGD_STORE": job.store} if job.store else {}
-    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **meetings[rank]})
+    ports = new_ports(job.num_workers)
+    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **_meeting(job, rank, ports)})
                   for rank, host in enumerate(worker_hosts)]
     return Plan(processes, secret, root, certificate)
 
@@ -180,7 +194,7 @@ def place(job: Job) -> Tuple[List[Host], List[Host]]:
 def meets_by_file(job: Job) -> bool:
     """Whether the job's sockets are files. `--port` and `--env DMLC_LOCAL:0` ask for TCP on the loopback interface."""
     if job.secure:
-        return True
+        return job.num_servers > 0
     asked = job.env.get("DMLC_LOCAL", os.environ.get("DMLC_LOCAL", "1")) == "1" and not job.port
     return asked and job.launcher == "local" and job.num_servers > 0 and os.access(SOCKETS, os.W_OK | os.X_OK)
 
@@ -188,6 +202,13 @@ def meets_by_file(job: Job) -> bool:
 def new_number() -> int:
     """A number whose socket no other job has."""
     return FIRST_NUMBER + secrets.randbelow(FIRST_NUMBER)
+
+
+def new_ports(count: int) -> range:
+    """For each worker a port. They lie together, so that two jobs of a host hardly ever have one in common."""
+    size = 1 << (count - 1).bit_length()
+    first = MPI_PORTS.start + size * secrets.randbelow(len(MPI_PORTS) // size)
+    return range(first, first + count)
 
 
 def exposure(address: str) -> Optional[str]:
@@ -282,8 +303,9 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     return env
 
 
-def _meetings(job: Job, root: Tuple[str, int]) -> List[Dict[str, str]]:
-    """For each worker, where its MPI asks for the others."""
-    common = {"PMI_PORT": "{}:{}".format(*root), "PMI_SIZE": str(job.num_workers)}
-    return [{**common, "PMI_RANK": str(rank), "PMI_ID": number}
-            for rank, number in enumerate(pmi.new_numbers(job.num_workers))]
+def _meeting(job: Job, rank: int, ports: Sequence[int]) -> Dict[str, str]:
+    """What a worker's MPI needs to ask its agent for the others, who adds where, and to be found by them."""
+    if job.num_servers:
+        return {}
+    led = {**LED_BY_TUNNEL, **dict.fromkeys(AT_PORT, str(ports[rank]))} if job.secure else {}
+    return {"PMI_SIZE": str(job.num_workers), "PMI_RANK": str(rank), **led}

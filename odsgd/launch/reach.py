@@ -45,7 +45,8 @@ class Outpost:
     carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
     carrier_name: str = "its agent"
     tunnel: str = ""  # where its tunnel listens
-    place: str = ""  # its folder of sockets, which it may share with another
+    place: str = ""  # of its sockets, which it may share with another
+    opened: bool = False  # its tunnel has made the portals
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
@@ -88,7 +89,7 @@ def check_programs(job: Job) -> None:
 
 def check_tunnels(job: Job, root: str) -> None:
     """Refuse a job whose tunnels would listen at one port of one machine; that at `root` has one for the scheduler."""
-    known = {root: "the launching machine"}
+    known = {root: "the launching machine"} if job.num_servers else {}
     workers, servers = planning.place(job)
     for host in dict.fromkeys([*workers, *servers]) if job.secure and job.port else ():
         address = numeric(host.address)
@@ -110,7 +111,7 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
     return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
             "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
             "tells_losses": job.on_worker_loss == "continue",
-            "sockets": {path: lasting for process in processes for path, lasting in process.sockets.items()},
+            "sockets": {path: lasting for process in processes for path, lasting in process.files.items()},
             "tunnel": None}
 
 
@@ -119,15 +120,15 @@ def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
     return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
             "hang_timeout_s": job.hang_timeout_s,
             "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
-            "sockets": [path for process in plan.on(host) for path in process.sockets]}
+            "sockets": [name for process in plan.on(host) for name in process.sockets]}
 
 
 def portals(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
-    """The portals that each tunnel has to make. Where agents share a folder of sockets the first makes them for all."""
+    """The portals that each tunnel has to make. Where agents share their sockets the first makes them for all."""
     firsts = {outpost.place: outpost for outpost in reversed(outposts)}
-    return [(first, [{"path": path, "at": other.tunnel, "lasting": lasting} for other in outposts
-                     if other.place != place for process in other.processes
-                     for path, lasting in process.sockets.items()]) for place, first in firsts.items()]
+    return [(one, [{"socket": name, "at": other.tunnel, "lasting": lasting} for other in outposts
+                   if one is firsts[one.place] and other.place != one.place for process in other.processes
+                   for name, lasting in process.sockets.items()]) for one in outposts]
 
 
 def open_local(job: Job, plan: Plan, host: Host) -> Outpost:

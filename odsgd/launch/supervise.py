@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import time
-from typing import Callable, Deque, Dict, Iterator, List, Optional
+from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
 from odsgd.launch import early, overview, pmi, pods, reach, slurm, tunnel
@@ -113,13 +113,16 @@ class Supervisor:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
-        self.rendezvous: Optional[pmi.Rendezvous] = None
+        self.questions: Deque[Tuple[str, str]] = collections.deque()  # of MPI, by process
+        self.posted: Dict[str, Outpost] = {}  # by process
+        self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         self.door: Optional[Door] = None
         self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
-        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), "{}:{}".format(*plan.root),
-                           job.on_worker_loss, job.hang_timeout_s)
+        root = "{}:{}".format(*plan.root) if job.num_servers else "the others"
+        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), root, job.on_worker_loss,
+                           job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
         self.notice, self.absentees = notice, absentees
         self.kept = 0  # the last checkpoint that was looked at
@@ -222,11 +225,6 @@ class Supervisor:
     # Opening
 
     def _open(self) -> None:
-        if not self.job.num_servers:
-            workers = self.plan.workers
-            table = pmi.Table([worker.env["PMI_ID"] for worker in workers],
-                              pmi.process_mapping([worker.host for worker in workers]))
-            self.rendezvous = pmi.Rendezvous(self.plan.root, table, self.selector, self._cut_off)
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in DOORS:
             self.door = DOORS[self.job.launcher](self.job, self.plan)
@@ -240,6 +238,7 @@ class Supervisor:
 
     def _add(self, outpost: Outpost) -> None:
         self.outposts.append(outpost)
+        self.posted.update(dict.fromkeys((process.name for process in outpost.processes), outpost))
         self._listen(outpost.channel.read_fd, functools.partial(self._heard, outpost))
         if outpost.carrier:
             self._carried_by(outpost.carrier, outpost.host, "stderr")
@@ -249,8 +248,24 @@ class Supervisor:
         if self.ending:
             outpost.channel.send({"do": "kill"})
 
-    def _cut_off(self, worker_rank: int, wish: str) -> None:
-        self.console.say(f"worker {worker_rank}: its MPI asked for {wish}; it was cut off")
+    def _introduce(self) -> None:
+        """Answer what MPI has asked. It calls the others when it knows of them: not before the portals are there."""
+        while self.questions and not (self.job.secure and not all(outpost.opened for outpost in self.outposts)):
+            self._answer(*self.questions.popleft())
+
+    def _answer(self, name: str, line: str) -> None:
+        rank, code = self.judge.members[name].rank, pmi.aborts(line)
+        answers: Dict[int, Optional[str]] = {}
+        try:
+            if code is None:
+                answers.update(self.table.answer(rank, line))
+            else:
+                self.judge.aborted(name, code, time.monotonic())
+        except pmi.Refused as refused:
+            self.console.say(f"{name}: its MPI asked for {refused}; it was cut off")
+            answers[rank] = None
+        for rank, answer in answers.items():
+            self.posted[f"worker {rank}"].channel.send({"do": "answer", "process": f"worker {rank}", "line": answer})
 
     # One turn of the loop
 
@@ -297,13 +312,17 @@ class Supervisor:
                 self._lost_outpost(outpost)
         elif event == "noise":
             self._complaint(outpost.host, message["text"], "stdout")
-        elif event == "listens":
-            self._listens(outpost, message)
         elif event == "warning":
             self.console.say(f"warning: host {outpost.host}: {message['text']}")
+        elif event in ("listens", "opened"):
+            self._act_on_tunnel(outpost, message)
 
-    def _listens(self, outpost: Outpost, message: Message) -> None:
-        """When all tunnels are there, each is told of the others."""
+    def _act_on_tunnel(self, outpost: Outpost, message: Message) -> None:
+        """When all tunnels are there, each is told of the others; when it has made its portals, MPI may begin."""
+        if message["event"] == "opened":
+            outpost.opened = True
+            self._introduce()
+            return
         outpost.tunnel, outpost.place = message["at"], message["place"]
         if all(one.tunnel for one in self.outposts):
             for one, portals in reach.portals(self.outposts):
@@ -320,6 +339,9 @@ class Supervisor:
             self._show(name, message)
         elif event == "report":
             self.judge.reported(name, message["report"], now)
+        elif event == "asks":
+            self.questions.append((name, message["line"]))
+            self._introduce()
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
             self.overview.ended(name)
@@ -382,8 +404,6 @@ class Supervisor:
             outpost.close()
         if self.door:
             self.door.close()
-        if self.rendezvous:
-            self.rendezvous.close()
         unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
         if self.door and self.door.starter and not any(outpost.carrier is None and outpost.greeted
                                                        for outpost in self.outposts):
@@ -401,7 +421,7 @@ class Supervisor:
                 pipe.close()
         self.selector.close()
         for process in self.plan.processes:  # of an agent that was killed before its processes had met
-            for path in process.sockets if process.host.here else ():
+            for path in process.files if process.host.here else ():
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 

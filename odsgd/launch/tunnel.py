@@ -1,14 +1,20 @@
 """The tunnel: carries a job's connections between hosts (`odsgd launch --secure`); a process beside each agent.
 
-No process of such a job listens on TCP: they meet by sockets in the file system, which have the same names on all hosts
-(`plan.py`). For each socket of another host the tunnel here makes one of that name, a portal. What connects to it is
-led by TLS to the tunnel there, and from there to the socket itself.
+No network reaches a process of such a job: they meet by sockets in the file system, those of MPI at ports of the
+loopback interface, which have the same names on all hosts (`plan.py`). For each socket of another host the tunnel here
+makes one of that name, a portal. What connects to it is led by TLS to the tunnel there, and from there to the socket
+itself.
 
     worker → /tmp/NUMBER, a portal → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
+    worker → 127.0.0.1:PORT, a portal → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
 
-A tunnel's port is the only one of the job on its host. Whoever comes there has to show the job's certificate, and so
-has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts. Its key goes the way
-of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by OpenSSL in Python's `ssl`.
+A portal is for this user alone: a file by its mode, at a port by what the kernel knows of the other end. At a worker's
+own port there is MPI, which asks nobody; so other users of that very host reach it.
+
+A tunnel's port is the only one of the job on its host that others reach. Whoever comes there has to show the job's
+certificate, and so has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts.
+Its key goes the way of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by
+OpenSSL in Python's `ssl`.
 
 A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
 outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
@@ -21,6 +27,7 @@ import json
 import math
 import os
 import queue
+import re
 import resource
 import select
 import selectors
@@ -60,7 +67,7 @@ FULL_S = 0.05
 """Where there is no room for another visitor, or no descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
-NAME = struct.Struct(">Q")  # a socket's number
+NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
 LET_IN = b"\1"
 
 End = Union[socket.socket, ssl.SSLSocket]
@@ -80,11 +87,11 @@ def new_certificate(openssl: Sequence[str]) -> str:
     return made.stdout
 
 
-def place() -> str:
-    """What tells this host's folder of sockets from another's: agents that share it need no tunnel between them."""
+def place(sockets: Sequence[str]) -> str:
+    """What tells sockets of this host from another's: agents whose folder or network is one need no tunnel between."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        folder = os.stat("/tmp")
-        return f"{file.read().strip()} {folder.st_dev} {folder.st_ino}"
+        held_by = os.stat("/proc/self/ns/net" if any(map(_is_port, sockets)) else "/tmp")
+        return f"{file.read().strip()} {held_by.st_dev} {held_by.st_ino}"
     return socket.gethostname()
 
 
@@ -92,7 +99,7 @@ class Tunnel:
     """One host's end of it. Invariant: a visitor reaches nothing but `sockets`, and only with the certificate."""
 
     def __init__(self, certificate: str, sockets: Sequence[str], address: str, port: int = 0) -> None:
-        self._sockets = {int(os.path.basename(path)): path for path in sockets}
+        self._sockets = {_number(name): name for name in sockets}
         self._taking, self._calling = _contexts(certificate)
         self._listener = socket.create_server((address, port), backlog=BACKLOG)
         self._selector = selectors.DefaultSelector()
@@ -133,10 +140,8 @@ class Tunnel:
     def _told(self, channel: Channel) -> None:
         for message in channel.receive():
             if message.get("do") == "portals":
-                try:
-                    self._open_portals(message["portals"])
-                except OSError as error:
-                    sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot make a portal in /tmp: {error}")
+                self._open_portals(message["portals"])
+                channel.send({"event": "opened"})
             elif message.get("do") == "met":
                 self._close_portals(lasting=False)
 
@@ -144,19 +149,19 @@ class Tunnel:
         """Make these portals, for this user alone."""
         with control.alone():
             for portal in portals:
-                listener = socket.socket(socket.AF_UNIX)
-                listener.bind(portal["path"])
+                listener = bound(portal["socket"])
                 listener.listen(BACKLOG)
-                self._portals[portal["path"]] = listener, portal["lasting"]
+                self._portals[portal["socket"]] = listener, portal["lasting"]
                 knocked = functools.partial(self._knocked, listener, portal)
                 self._selector.register(listener, selectors.EVENT_READ, knocked)
 
     def _close_portals(self, lasting: bool) -> None:
         """Close the portals, or only those that nobody needs when all have met."""
-        for path in [path for path, (_, lasts) in self._portals.items() if lasting or not lasts]:
-            listener, _ = self._portals.pop(path)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+        for name in [name for name, (_, lasts) in self._portals.items() if lasting or not lasts]:
+            listener, _ = self._portals.pop(name)
+            if not _is_port(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
             self._selector.unregister(listener)
             listener.close()
 
@@ -172,8 +177,8 @@ class Tunnel:
         deadline = time.monotonic() + THERE_WITHIN_S
         with plain, contextlib.suppress(OSError):
             guarded = None
-            while guarded is None and time.monotonic() < deadline:
-                guarded = self._let_in(portal["at"], int(os.path.basename(portal["path"])))
+            while guarded is None and time.monotonic() < deadline and _is_mine(plain):
+                guarded = self._let_in(portal["at"], _number(portal["socket"]))
             if guarded:
                 with guarded:
                     carry(guarded, plain)
@@ -237,19 +242,19 @@ class Tunnel:
     def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
         """Lead a visitor who shows the certificate to the socket that it asks for."""
         with guarded, contextlib.suppress(OSError):
-            path = self._asked(guarded, visitor)
-            if path:
-                with _reached(path) as plain:
+            name = self._asked(guarded, visitor)
+            if name:
+                with _reached(name) as plain:
                     carry(guarded, plain)
 
     def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
-        """The path of the socket that a visitor may go to; from then on it is none any more."""
+        """The socket that a visitor may go to; from then on it is none any more."""
         try:
             guarded.do_handshake()
-            path = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
-            if path and self._visitors.pop(guarded, 0.0):  # else it had to go
+            name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            if name and self._visitors.pop(guarded, 0.0):  # else it had to go
                 guarded.sendall(LET_IN)
-                return path
+                return name
         except ssl.SSLEOFError:  # it has gone
             pass
         except ssl.SSLError:
@@ -302,7 +307,8 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
     """Bytes both ways between two ends, until one of them is closed."""
     for end in (guarded, plain):
         end.setblocking(False)
-    guarded.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if end.family == socket.AF_INET:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     guarded.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     flows, poll = (Flow(guarded, plain), Flow(plain, guarded)), select.poll()
     while True:
@@ -351,13 +357,57 @@ def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
     return contexts[0], contexts[1]
 
 
-def _reached(path: str) -> socket.socket:
+def _is_port(name: str) -> bool:
+    """Whether a socket is at a port of the loopback interface, and not a file."""
+    return not os.path.isabs(name)
+
+
+def _number(name: str) -> int:
+    return int(re.split("[/:]", name)[-1])
+
+
+def _unbound(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
+    """For a socket of this name, with the address that this is."""
+    if not _is_port(name):
+        return socket.socket(socket.AF_UNIX), name
+    return socket.socket(), (LOOPBACK, _number(name))
+
+
+def bound(name: str) -> socket.socket:
+    """A socket of this name, which listens not yet. The process ends where there is one already."""
+    made, address = _unbound(name)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a port, for MPI as well while nobody listens there
+    try:
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot have {name} for this job: {error.strerror}; a job "
+                 "that is started again takes another one")
+    return made
+
+
+def _is_mine(link: socket.socket) -> bool:
+    """Whether the other end of a connection within this host is one of this user's."""
+    if link.family == socket.AF_UNIX:
+        return True
+    ends = [_in_table(*link.getpeername()), _in_table(*link.getsockname())]
+    with open("/proc/self/net/tcp", encoding="ascii") as table:
+        rows = map(str.split, table)
+        return any(row[1:3] == ends and row[7] == str(os.geteuid()) for row in rows)
+
+
+def _in_table(address: str, port: int) -> str:
+    """As the kernel writes it."""
+    return f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}:{port:04X}"
+
+
+def _reached(name: str) -> socket.socket:
     """A connection to a socket of this host, whose process may not have made it yet."""
     deadline = time.monotonic() + THERE_WITHIN_S
     while True:
-        plain = socket.socket(socket.AF_UNIX)
+        plain, address = _unbound(name)
         try:
-            plain.connect(path)
+            plain.connect(address)
             return plain
         except (FileNotFoundError, ConnectionRefusedError):
             plain.close()
@@ -383,6 +433,7 @@ def main() -> int:
     if not line.endswith(b"\n"):
         return 0  # the agent has gone
     orders = json.loads(line)
+    held = [bound(name) for name in orders["sockets"] if _is_port(name)]  # until MPI listens there
     address = orders["address"] or address_towards(orders["towards"]) or LOOPBACK
     try:
         tunnel = Tunnel(orders["certificate"], orders["sockets"], address, orders["port"])
@@ -391,8 +442,10 @@ def main() -> int:
                  f"{error.strerror or error}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     channel = Channel(0, 1)
-    channel.send({"event": "listens", "at": tunnel.at, "place": place()})
+    channel.send({"event": "listens", "at": tunnel.at, "place": place(orders["sockets"])})
     tunnel.serve(channel)
+    for port in held:
+        port.close()
     return 0
 
 

@@ -12,19 +12,24 @@ from typing import Iterator, List, Set, Union
 
 import pytest
 
+from odsgd.lab.cluster import Cluster
+from odsgd.launch.linux import descendants
 from tests.integration.launching import (
     HERE,
     MARK,
     PATIENCE_S,
+    ROOT,
     Launch,
     Way,
     by_mpirun,
     by_ssh,
+    command_line,
     marked,
     real_mpirun,
     stand_in_mpirun,
     stand_in_ssh,
 )
+from tests.integration.test_emulated_cluster import WHY_NOT
 from tests.jobs import until
 
 MEMBER = os.path.join(HERE, "launch_ring_member.py")
@@ -120,6 +125,22 @@ def test_a_script_of_mpi4py_is_served_and_ctrl_c_leaves_nothing_of_it(launcher: 
     assert not any(map(os.path.exists, memory))
 
 
+def test_mpi_abort_ends_the_job_with_its_exit_code(tmp_path: Path) -> None:
+    script = tmp_path / "aborts.py"
+    script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.Get_rank() == 1:\n    MPI.COMM_WORLD.Abort(7)\n"
+                      "MPI.COMM_WORLD.Barrier()\n")
+    with Launch("-n", 2, "-s", 0, script) as launch:
+        assert launch.wait() == 7
+    assert launch.said.startswith("worker 1 failed (host 127.0.0.1, pid ")
+    assert ": its MPI has aborted, exit code 7" in launch.said
+
+
+def test_a_library_without_what_it_is_to_send_by_is_told() -> None:
+    with Launch("-n", 1, "-s", 0, "--env", "MPIR_CVAR_CH4_NETMOD:carrier-pigeon", MEMBER) as launch:
+        assert launch.wait() != 0
+    assert "ConfigError: MPI is to send by `carrier-pigeon` (MPIR_CVAR_CH4_NETMOD; --secure" in launch.said
+
+
 def test_a_worker_that_stands_still_is_missed_at_the_deadline() -> None:
     with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:stop", "--env-worker", "MEMBER_TIMEOUT_S:10",
                 MEMBER) as launch:
@@ -127,7 +148,7 @@ def test_a_worker_that_stands_still_is_missed_at_the_deadline() -> None:
         assert launch.wait() == 75
     assert not any(map(os.path.exists, memory))
     assert launch.said.startswith("worker 0 failed")
-    assert "the job did not come up within 10 s: 2 workers expected to meet through 127.0.0.1:" in launch.said
+    assert "the job did not come up within 10 s: 2 workers expected to meet; check that each was" in launch.said
 
 
 def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline() -> None:
@@ -152,6 +173,13 @@ def test_what_the_launcher_does_not_serve_is_told() -> None:
     with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:spawn", MEMBER) as launch:
         assert launch.wait() != 0
     assert "worker 1: its MPI asked for " in launch.said
+
+
+def test_a_program_between_that_closes_descriptors_is_told() -> None:
+    between = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {MEMBER!r}]).returncode)"
+    with Launch("-n", 1, "-s", 0, sys.executable, "-c", between) as launch:
+        assert launch.wait() != 0
+    assert "ConfigError: the descriptor by which MPI finds the other workers (PMI_FD) has been closed" in launch.said
 
 
 @pytest.mark.parametrize("options, complaint", [
@@ -216,3 +244,42 @@ exec ip netns exec odsgd-{os.getpid()}-${{host##*.}} env -i PATH="$PATH" HOME="$
     with Launch("-n", 2, "-s", 0, *options, MEMBER, env=env, within=("ip", "netns", "exec", networks[0])) as launch:
         assert launch.wait() == 0, str(launch)
     assert sorted(launch.output) == [f"worker {rank} | rank {rank} of 2, sum 3, by e0" for rank in range(2)]
+
+
+# -- hosts that see of each other a tunnel's port and nothing else -----------------------------------------------------
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Cluster]:
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    with Cluster.up(hosts=3) as hosts:
+        yield hosts
+
+
+def test_a_secure_job_trains_to_the_bits_of_another(hosts: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("host0 slots=2\nhost1\n")
+    weights = []
+    for options, transport in ([], "ring"), (["--secure"], "sharded"):  # with the same bits
+        train = ["train", "--dataset", "digits", "--kvstore", "odsgd", "--transport", transport, "--lr", "0.1",
+                 "--iterations", "8", "--checkpoint-every", "8", "--out", str(tmp_path / transport)]
+        job = hosts.run([sys.executable, "-m", "odsgd", "launch", *options, "-n", "3", "-H", str(tmp_path / "hosts"),
+                         sys.executable, "-m", "odsgd", *train], env={"PYTHONPATH": ROOT, "OMP_NUM_THREADS": "1"},
+                        timeout=PATIENCE_S)
+        assert job.returncode == 0, job.stdout + job.stderr
+        weights.append((tmp_path / transport / "checkpoints" / "8" / "weights.params").read_bytes())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("victim", ["worker 1", "tunnel"])
+def test_kill_9_of_a_worker_or_a_tunnel_of_a_secure_job_is_named(hosts: Cluster, victim: str) -> None:
+    with Launch("--secure", "-n", 3, "-s", 0, "-H", "@hosts", "--env", MARK, MEMBER, "sums", cluster=hosts) as launch:
+        launch.wait_for(*(f"worker {rank} | rank {rank} of 3, sum 6, by lo" for rank in range(3)))
+        if victim == "tunnel":
+            os.kill(next(pid for pid in descendants(launch.process.pid) if "odsgd.launch.tunnel" in command_line(pid)),
+                    signal.SIGKILL)
+            assert launch.wait() == 70
+            assert launch.said.startswith("lost host host") and "the tunnel of this host has ended" in launch.said
+        else:
+            launch.kill(victim, signal.SIGKILL)
+            assert launch.wait() == 137
+            assert launch.said.startswith("worker 1 failed (host host1") and "killed by SIGKILL" in launch.said

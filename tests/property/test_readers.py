@@ -349,15 +349,14 @@ def test_a_users_part_of_a_pod(content_and_resources: Tuple[bytes, str]) -> None
     holds(lambda: kubernetes.container("i", "n", None, resources, None))
 
 
-LINES = "cmd=initack pmiid=12345\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
+LINES = "cmd=init pmi_version=1\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"
 
 
 @fed(texts(LINES))
 def test_lines_of_mpi_at_the_rendezvous(content: bytes) -> None:
     lines = content.decode("ascii", "replace").split("\n")
-    table = pmi.Table(["12345", "23456"], "(vector,(0,1,2))")
+    table = pmi.Table(2, "(vector,(0,1,2))")
     for line in lines[:20]:
-        holds(partial(table.enter, line), pmi.Refused)
         holds(partial(table.answer, 0, line), pmi.Refused)
 
 

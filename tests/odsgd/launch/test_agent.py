@@ -4,9 +4,13 @@ import shutil
 import signal
 from typing import List
 
-from odsgd.launch import linux
+import pytest
+
+from odsgd.launch import hook, linux, reach
 from odsgd.launch.agent import MPI_PRIVATE, Agent
 from odsgd.launch.channel import Channel, Message
+from odsgd.launch.hosts import Host
+from odsgd.launch.plan import Job, make_plan
 from odsgd.launch.tunnel import new_certificate
 from tests.jobs import until
 
@@ -15,6 +19,20 @@ def test_variables_of_mpirun_are_taken_away_and_settings_of_mpich_are_not() -> N
     names = ["PMI_RANK", "PMI_FD", "MPI_LOCALNRANKS", "MPIR_X", "OMPI_COMM_WORLD_RANK", "MPIR_CVAR_CH4_NETMOD",
              "MPICH_X"]
     assert [name for name in names if not MPI_PRIVATE.fullmatch(name)] == ["MPIR_CVAR_CH4_NETMOD", "MPICH_X"]
+
+
+@pytest.mark.parametrize("num_servers", [0, 1])
+def test_a_worker_alone_on_its_host_gets_the_store_in_place_of_mxnets(num_servers: int) -> None:
+    alone = Host("10.0.0.1")
+    job = Job(("train.py",), 1, num_servers, launcher="ssh", slots=(alone, Host("10.0.0.2")), store="ssgd")
+    sent = reach.orders(job, make_plan(job, ("10.0.0.9", 4000)).on(alone), remote=True)
+    agent = Agent(sent, Channel(*os.pipe()))
+    env = agent._environment(sent["processes"][0])
+    for fd in (agent.channel.read_fd, agent.channel.write_fd):
+        os.close(fd)
+    agent.selector.close()
+    os.rmdir(agent.folder)
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == hook.FOLDER
 
 
 def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -> None:

@@ -41,6 +41,8 @@ def test_a_hostfile_means_ssh(hosts: str) -> None:
 def test_secure_makes_a_tunnel_between_hosts_and_none_on_one_machine(hosts: str) -> None:
     assert cli.parse(["-n", "1", "--secure", "-H", hosts, "-p", "4000", "x"]).secure
     assert not cli.parse(["-n", "1", "--secure", sys.executable]).secure
+    assert cli.parse(["-n", "2", "-s", "0", "--secure", "-H", hosts, "x"]).secure
+    assert cli.parse(["-n", "2", "-s", "0", "--secure", sys.executable]).env_worker["UCX_NET_DEVICES"] == "lo"
 
 
 def test_auto_servers() -> None:
@@ -74,7 +76,7 @@ def test_dashes_may_stand_before_the_command() -> None:
     (["-n", "2:3", sys.executable], "-n 2:3 needs --max-restarts"),
     (["-n", "2", "--grow", sys.executable], "--grow takes in workers that were left out; it needs -n MIN:MAX"),
     (["-n", "2", "--secure", "--launcher", "mpi", "x"], "--secure is for --launcher ssh: mpirun"),
-    (["-n", "2", "-s", "0", "--secure", sys.executable], "--secure is for jobs with servers: the workers of a ring"),
+    (["-n", "2", "-s", "0", "--secure", "--env", "FI_PROVIDER:x", sys.executable], "--secure and --env FI_PROVIDER: "),
     (["-n", "2", "--secure", "--env", "DMLC_LOCAL:0", sys.executable], "leave one of them out"),
     (["-n", "2", "--secure", "--port", "4000", sys.executable], "--secure: this job would listen on TCP"),
     (["-n", "2:3", "--max-restarts", "1", "--launcher", "mpi", "x"], "with mpi all workers are started, or none"),

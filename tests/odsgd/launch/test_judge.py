@@ -107,6 +107,17 @@ def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 0"
 
 
+@pytest.mark.parametrize("struck", [-signal.SIGKILL, -signal.SIGSEGV])
+def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(struck: int) -> None:
+    for other, culprit, exit_code in ((struck, "worker 0", 128 - struck), (7, "worker 1", 15)):
+        judge = running(*NAMES)
+        judge.aborted("worker 1", 0x30290F, 10.0)
+        judge.exited("worker 1", 0, 10.1)
+        judge.exited("worker 0", other, 10.2)
+        verdict = verdict_at(judge, 11.0)
+        assert (verdict.culprit, verdict.exit_code) == (culprit, exit_code)
+
+
 def test_of_two_that_have_crashed_the_first_is_the_cause() -> None:
     judge = running(*NAMES)
     judge.exited("worker 1", -signal.SIGSEGV, 10.0)

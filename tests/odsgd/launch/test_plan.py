@@ -6,6 +6,7 @@ from typing import Dict, List, Tuple
 import pytest
 
 from kvstore.errors import ConfigError
+from odsgd.launch import plan as planning
 from odsgd.launch import reach
 from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import Host
@@ -57,15 +58,37 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
             "1", "127.0.0.1", "127.0.0.1")
     outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
-    portals, others = (made for _, made in sorted(reach.portals(outposts), key=lambda pair: pair[0].place))
-    assert len(reach.portals(outposts)) == 2  # the launching machine and A have one folder, and portals once
+    portals, none, others = (made for _, made in reach.portals(outposts))
+    assert none == []  # the launching machine and A have one folder, and portals once
     sockets = {process.name: process.sockets for process in plan.processes}
-    assert portals == [{"path": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
+    assert portals == [{"socket": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
     assert [portal["at"] for portal in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
-    assert {portal["path"]: portal["lasting"] for portal in others} == {
+    assert {portal["socket"]: portal["lasting"] for portal in others} == {
         **sockets["scheduler"], **sockets["server 0"], **sockets["worker 0"]}
     told = reach.tunnel_orders(asked, plan, B)
     assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))
+
+
+def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_portals_lead_to_those_of_other_hosts() -> None:
+    asked = job(3, 0, A, B, secure=True, env_worker={"X": "1"})
+    plan = make_plan(asked, ROOT, certificate="PEM")
+    ports = [int(process.env["FI_TCP_PORT_LOW_RANGE"]) for process in plan.processes]
+    assert len(set(ports)) == 3 and set(ports) <= set(planning.MPI_PORTS)
+    for process, port in zip(plan.processes, ports):
+        assert process.env["FI_TCP_PORT_HIGH_RANGE"] == str(port) and process.env["FI_TCP_IFACE"] == "lo"
+        assert process.env["DMLC_NODE_HOST"] == "127.0.0.1" and process.env["X"] == "1"
+        assert process.sockets == {f"127.0.0.1:{port}": True} and not process.files
+    outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
+                for host in (A, B)]
+    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in reach.portals(outposts)] == [
+        [(f"127.0.0.1:{ports[1]}", B.address)], [(f"127.0.0.1:{port}", A.address) for port in (ports[0], ports[2])]]
+    assert reach.orders(asked, plan.on(A), remote=True)["sockets"] == {}  # files, which it would take away
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 4096])
+def test_ports_of_workers_lie_where_the_kernel_takes_none(count: int) -> None:
+    assert all(set(planning.new_ports(count)) <= set(planning.MPI_PORTS) for _ in range(100))
+    assert len(planning.new_ports(count)) == count
 
 
 def test_a_job_that_is_started_again_is_told_what_it_has_saved() -> None:
@@ -85,12 +108,11 @@ def test_names_and_environment_of_an_ssh_job() -> None:
     assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.server")
 
 
-def test_workers_without_servers_have_no_scheduler_and_meet_where_it_would_be() -> None:
+def test_workers_without_servers_have_no_scheduler_and_are_told_their_place_in_mpi() -> None:
     plan = make_plan(job(2, 0), ROOT)
     assert [process.name for process in plan.processes] == ["worker 0", "worker 1"]
     for rank, env in enumerate(process.env for process in plan.processes):
-        assert (env["PMI_PORT"], env["PMI_SIZE"], env["PMI_RANK"]) == ("10.0.0.9:4000", "2", str(rank))
-    assert len({process.env["PMI_ID"] for process in plan.processes}) == 2
+        assert (env["PMI_SIZE"], env["PMI_RANK"]) == ("2", str(rank))
 
 
 def test_workers_of_servers_are_told_nothing_of_mpi() -> None:
@@ -109,10 +131,10 @@ def test_every_job_has_its_own_secret() -> None:
 def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job() -> None:
     environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
                "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80", "UCX_TLS": "tcp",
-               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_PORT": "a:1"}
+               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_FD": "7"}
     assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE", "UCX_TLS",
                                        "MPIR_CVAR_CH4_NETMOD"}
-    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_PORT"}
+    assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_FD"}
 
 
 @pytest.mark.parametrize("values, expected", [

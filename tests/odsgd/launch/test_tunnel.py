@@ -4,6 +4,7 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 import tempfile
 import threading
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch import tunnel
-from odsgd.launch.channel import Channel
+from odsgd.launch.channel import Channel, Message
+from odsgd.launch.plan import new_ports
 from odsgd.launch.tunnel import Tunnel, new_certificate
 from tests.jobs import until
 
@@ -54,7 +56,7 @@ def serving(*tunnels: Tunnel) -> Iterator[List[Channel]]:
 
 def open_portals(channel: Channel, folder: Path, at: str) -> None:
     """Have the tunnel make both portals, the second of which lasts."""
-    portals = [{"path": str(folder / number), "at": at, "lasting": number == NUMBERS[1]} for number in NUMBERS]
+    portals = [{"socket": str(folder / number), "at": at, "lasting": number == NUMBERS[1]} for number in NUMBERS]
     channel.send({"do": "portals", "portals": portals})
     until(lambda: all((folder / number).exists() for number in NUMBERS))
 
@@ -132,6 +134,62 @@ def test_each_portal_leads_to_its_socket_for_this_user_alone(ends: Ends, folder:
         near.close()
         assert all_of(far) == number.encode()
         far.close()
+
+
+@contextlib.contextmanager
+def led(certificate: str, here: str, there: str) -> Iterator[Channel]:
+    """A portal here for a socket there. Both are on this machine, so that one is a file and the other at a port."""
+    far = Tunnel(certificate, [there], "127.0.0.1")
+    with serving(Tunnel(certificate, [], "127.0.0.1"), far) as (orders, _):
+        orders.send({"do": "portals", "portals": [{"socket": here, "at": far.at, "lasting": True}]})
+        said: List[Message] = []
+        until(lambda: said.extend(orders.receive()) or {"event": "opened"} in said)
+        yield orders
+
+
+def test_a_portal_at_a_port_leads_on_for_this_user_and_for_no_other(certificate: str, folder: Path) -> None:
+    (port,) = new_ports(1)
+    with socket.socket(socket.AF_UNIX) as listener, led(certificate, f"127.0.0.1:{port}", str(folder / str(port))):
+        listener.bind(str(folder / str(port)))
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as near:
+            near.sendall(b"mine")
+            with listener.accept()[0] as far:
+                assert far.recv(4) == b"mine"
+        if os.geteuid():
+            pytest.skip("only root can be another user")
+        call = f"import socket; print(socket.create_connection(('127.0.0.1', {port}), {PATIENCE_S}).recv(1))"
+        python = shutil.which("python3", path=os.defpath) or pytest.skip("no Python that other users may run")
+        said = subprocess.run([python, "-I", "-c", call], stdout=subprocess.PIPE, timeout=PATIENCE_S,
+                              preexec_fn=lambda: os.setuid(65534))
+        assert said.stdout == b"b''\n"
+        listener.settimeout(0.2)
+        with pytest.raises(socket.timeout):
+            listener.accept()
+
+
+def test_a_portal_leads_to_a_port_which_the_tunnel_keeps_until_its_process_listens(certificate: str,
+                                                                                 folder: Path) -> None:
+    (port,) = new_ports(1)
+    name = f"127.0.0.1:{port}"
+    with tunnel.bound(name), socket.socket() as listener, led(certificate, str(folder / str(port)), name), \
+            socket.socket(socket.AF_UNIX) as near:
+        near.connect(str(folder / str(port)))
+        near.sendall(b"early")
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as libfabric does
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        listener.settimeout(PATIENCE_S)
+        with listener.accept()[0] as far:
+            assert far.recv(5) == b"early"
+
+
+def test_a_port_that_somebody_has_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        name = "127.0.0.1:{}".format(taken.getsockname()[1])
+        with pytest.raises(SystemExit, match=f"cannot have {name} for this job: Address already in use; a job"):
+            tunnel.bound(name)
 
 
 def test_when_all_have_met_only_lasting_portals_are_left(ends: Ends, folder: Path) -> None:
