@@ -323,7 +323,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                               "global weights cannot be: make a new store and a new trainer")
         self._check_parameters(optimizer)
         self.session.check_successor(optimizer)
-        self._settle("set_optimizer", [json.dumps(optimizers.describe(optimizer), sort_keys=True)])
+        described = optimizers.describe(optimizer)
+        if self.session.method.asynchronous:  # whose workers may have come to other iterations
+            del described["settings"]["num_update"]
+        self._settle("set_optimizer", [json.dumps(described, sort_keys=True)])
         optimizer.param_dict = before.param_dict
         self.session.replace(optimizer)
         self._advise()

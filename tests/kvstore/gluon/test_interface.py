@@ -273,6 +273,22 @@ def test_workers_that_set_different_optimizers_hear_of_it() -> None:
         on_workers(check)
 
 
+def test_workers_of_an_asynchronous_job_set_an_optimizer_after_as_many_iterations_as_each_has_data_for() -> None:
+    """The one in use, with other settings, has been counted on by each for itself."""
+    def check(store: Store) -> None:
+        store.init("3", mx.nd.zeros(1))
+        optimizer: Any = store.session.optimizer
+        for _ in range(1 + store.rank):
+            store.push("3", mx.nd.ones(1))
+        optimizer.rescale_grad = 0.5
+        store.set_optimizer(optimizer)
+        store.push("3", mx.nd.ones(1))
+        assert optimizer.num_update == 2 + store.rank
+        store.barrier()
+
+    on_workers(check, "asgd")
+
+
 def test_a_worker_that_makes_another_call_instead_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless it is a lost one, which adds nothing to a sum either."""
     monkeypatch.setattr(agreement, "HEARD_WITHIN_S", 0.0)
