@@ -99,25 +99,39 @@ def server_state(session: Session, exported: State) -> Saved:
 
 
 def load_servers(session: Session, saved: Optional[Saved]) -> int:
-    """Worker 0's `server_state` goes to where the global optimizer lives, if it has one. Collective.
+    """Worker 0's `server_state`, if it has one, goes to where the global optimizer lives. Collective.
 
     Returns how many updates that optimizer had done.
     """
-    state: Optional[Dict[int, Dict[str, np.ndarray]]] = None
-    updates = 0
-    if saved is not None and session.transport.worker_rank == 0:
-        arrays, meta = saved
-        facts = {label: one for label, one in meta.items() if label != "arrays"}
-        assert session.optimizer is not None
-        _check_fits(session.optimizer, _any(facts), meta["arrays"])
-        updates = _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
-        anew = "rule" not in _any(facts)  # `optimizer_alone`
-        state = {bucket.id: {**{name: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]},
-                             "meta": text_array(facts.get(bucket.label, _any(facts)) if anew else
-                                                of_bucket(session, bucket, facts))}
-                 for bucket in session.buckets}
+    state, updates = None, 0
+    if saved is not None and session.leads:
+        state, updates = for_servers(session, saved)
+    return send(session, state, updates)
+
+
+def send(session: Session, state: Optional[State], updates: int) -> int:
+    """What `for_servers` has made goes where it belongs: one worker has it, or none. Collective.
+
+    Returns its `updates`.
+    """
     session.wire.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
+
+
+def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
+    """A `server_state` by the buckets of this session, and how many updates its optimizer had done; ConfigError if it
+    does not go with them.
+    """
+    arrays, meta = saved
+    facts = {label: one for label, one in meta.items() if label != "arrays"}
+    assert session.optimizer is not None
+    _check_fits(session.optimizer, _any(facts), meta["arrays"])
+    anew = "rule" not in _any(facts)  # `optimizer_alone`
+    state = {bucket.id: {**{name: layout.join(bucket, arrays, name + "/") for name in meta["arrays"]},
+                         "meta": text_array(facts.get(bucket.label, _any(facts)) if anew else
+                                            of_bucket(session, bucket, facts))}
+             for bucket in session.buckets}
+    return state, _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
 
 
 def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:

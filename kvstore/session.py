@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore import algorithms
 from kvstore.algorithms.method import Method, Options, Step, Update, Worker
-from kvstore.algorithms.optimizers import ADAPTIVE, MXNET, PLAIN
+from kvstore.algorithms.optimizers import MXNET, PLAIN, SCALED
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import formulas, optimizers
 from kvstore.engine._mxnet import NDArray, mx
@@ -186,7 +186,7 @@ class Session:
     def advice(self) -> Optional[str]:
         """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
         mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
-        if mine not in PLAIN or theirs not in ADAPTIVE:
+        if mine not in PLAIN or theirs not in SCALED:
             return None
         same = theirs if theirs in MXNET else "adam"
         instead = f"make the store with optimizer_local=\"{same}\", or give " if (
@@ -211,7 +211,11 @@ class Session:
         the state they have, and rules and workers with what they hold.
         """
         self.optimizer = optimizer
-        self.wire.use(self._opening(), self.global_weights)
+        told = False
+        while not told:  # else the one that tells the servers was lost before it had
+            leads = self.leads
+            self.wire.use(self._opening(), self.global_weights, leads)
+            told = bool(self.transport.total(np.array([leads], np.float32)).any())
         self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
@@ -220,7 +224,6 @@ class Session:
             worker.replaced(optimizers.learning_rate(optimizer, optimizer.num_update + 1))
         if self.local_optimizer is not None:
             self.local_optimizer.wd = self._wd_local()
-        self.transport.total(np.zeros(1))
 
     def counts(self, updates: int) -> None:
         """So many updates the global optimizer has done, and schedules go on from there."""

@@ -34,7 +34,12 @@ def main() -> None:
     present = int(store.allreduce(np.ones(1))[0])
     store.barrier()
     with store.global_weights():
-        print(f"ended at {w.asnumpy().sum():.6f}, {present} present", flush=True)
+        ended = w.asnumpy().sum()
+    store.set_optimizer(mx.optimizer.create("test"))  # adds gradients up
+    store.pushpull("w", mx.nd.ones(w.shape), out=w)
+    store.barrier()
+    with store.global_weights():
+        print(f"ended at {ended:.6f}, {present} present, who added {w.asnumpy().sum() - ended:.3f}", flush=True)
 
 
 if __name__ == "__main__":

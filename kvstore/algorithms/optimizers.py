@@ -29,8 +29,9 @@ WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED
 PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
 """Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
 
-ADAPTIVE = tuple(name for name in (*MXNET, "adamw") if name not in (*PLAIN, "sgld"))
-"""The others."""
+SCALED = ("adagrad", "adam", "adamax", "adamw", "ftml", "lamb", "nadam", "rmsprop", "signum")
+"""Their step is as large as the learning rate, or that times the weights, however small gradients are. No such step is
+that of ftrl, lars and lbsgd, which is less than plain SGD's or about as large, and of adadelta, which has no rate."""
 
 AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
 """Local optimizers of the OD-SGD authors' code by its words, and which of ours each is. Theirs keep the weights they

@@ -216,11 +216,12 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def load_optimizer_states(self, fname: str) -> None:
         """Go on with what `save_optimizer_states` wrote: the global optimizer's state, its settings but for rates, its
         count of updates. Before the first step any worker may call it, and worker 0's file counts, if it has one. After
-        that step every worker calls it, between the same two iterations, and waits until all have; only worker 0 reads.
+        that step every worker calls it, between the same two iterations, and waits until all have. Only worker 0 reads
+        then (else the one that `leads`); if it cannot, all raise the same ConfigError.
         """
         if self.lanes:
             self._settle("load_optimizer_states", [])
-            self._load_optimizer(_states(fname) if self.rank == 0 else None)
+            self._load_optimizer(fname)
             return
         if not self.session.method.resumes_from_optimizer:
             raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
@@ -322,7 +323,10 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                               "global weights cannot be: make a new store and a new trainer")
         self._check_parameters(optimizer)
         self.session.check_successor(optimizer)
-        self._settle("set_optimizer", [json.dumps(optimizers.describe(optimizer), sort_keys=True)])
+        described = optimizers.describe(optimizer)
+        if self.session.method.asynchronous:  # whose workers may have come to other iterations
+            del described["settings"]["num_update"]
+        self._settle("set_optimizer", [json.dumps(described, sort_keys=True)])
         optimizer.param_dict = before.param_dict
         self.session.replace(optimizer)
         self._advise()
@@ -337,9 +341,20 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self.barrier()
         agreement.check(self.session.transport, f"what they call now ({call})", [call, *settings])
 
-    def _load_optimizer(self, saved: Optional[Saved]) -> None:
-        """Worker 0's goes to where the global optimizer lives; rules and workers keep what they have. Collective."""
-        updates = saving.load_servers(self.session, None if saved is None else saving.optimizer_alone(saved))
+    def _load_optimizer(self, fname: str) -> None:
+        """What the worker that leads reads goes to where the global optimizer lives; rules and workers keep what they
+        have. If it cannot, every worker hears why. Collective.
+        """
+        state, updates, wrong = None, 0, ""
+        if self.leads:
+            try:
+                state, updates = saving.for_servers(self.session, saving.optimizer_alone(_states(fname)))
+            except (OSError, ConfigError) as error:
+                wrong = f"worker {self.rank} could not load the optimizer's state: {error}"
+        wrong = agreement.from_one(self.session.transport, wrong.encode()).decode()
+        if wrong:
+            raise ConfigError(wrong)
+        updates = saving.send(self.session, state, updates)
         if not self.session.method.asynchronous:  # whose servers count the updates of all workers
             self.session.counts(updates)
 

@@ -2,11 +2,16 @@
 import difflib
 import hashlib
 import json
-from typing import Any, List, Protocol
+import time
+from typing import Any, List, Protocol, Set
 
 import numpy as np
 
 from kvstore.errors import ProtocolError
+from kvstore.job import control
+
+HEARD_WITHIN_S = 2.0
+"""The servers' hosts may know of a loss before this one does."""
 
 
 class Totals(Protocol):
@@ -20,19 +25,34 @@ class Totals(Protocol):
 
 
 def check(transport: Totals, what: str, mine: List[Any]) -> None:
-    """ProtocolError with a diff unless every worker has the same list `mine`. Collective; waits."""
+    """ProtocolError with a diff unless every worker that the job has not lost has the same list `mine`. Collective;
+    waits.
+    """
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
     digests = _gather(transport, digest)
-    if np.all(digests == digests[0]):
+    there = digests.any(axis=1)
+    _check_lost(set(np.flatnonzero(~there).tolist()), what)
+    first, *others = np.flatnonzero(there)
+    if np.all(digests[others] == digests[first]):
         return
     texts = gather_texts(transport, "\n".join(lines))
-    for worker_rank, text in enumerate(texts):
-        if text != texts[0]:
-            diff = difflib.unified_diff(texts[0].splitlines(), text.splitlines(), "worker 0", f"worker {worker_rank}",
-                                        n=0, lineterm="")
-            raise ProtocolError(f"workers 0 and {worker_rank} differ in {what}:\n  " + "\n  ".join(diff) +
+    for other in others:
+        if texts[other] != texts[first]:
+            diff = difflib.unified_diff(texts[first].splitlines(), texts[other].splitlines(), f"worker {first}",
+                                        f"worker {other}", n=0, lineterm="")
+            raise ProtocolError(f"workers {first} and {other} differ in {what}:\n  " + "\n  ".join(diff) +
                                 "\nAll workers must run the same script with the same settings.")
+
+
+def _check_lost(silent: Set[int], what: str) -> None:
+    """ProtocolError if one that has added nothing is not among those that the job has lost."""
+    heard = time.monotonic() + HEARD_WITHIN_S
+    while silent - control.lost_workers():
+        if time.monotonic() > heard:
+            raise ProtocolError(f"worker {min(silent - control.lost_workers())} has made another call where others "
+                                f"compare {what}; all workers make the same collective calls, in the same order")
+        time.sleep(0.05)
 
 
 def _gather(transport: Totals, mine: np.ndarray) -> np.ndarray:

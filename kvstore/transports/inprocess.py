@@ -414,8 +414,8 @@ class InProcess(Wired):
                 self._stage.shards[bucket.server_rank].keep({bucket.id: w})
         self.total(np.zeros(1))
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
-        if self.worker_rank == 0:
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+        if leads:
             for shard in self._stage.shards:
                 shard.command("use", opening.command())
 
@@ -447,7 +447,7 @@ class InProcess(Wired):
         return {key: parts for shard in self._stage.shards for key, parts in by_bucket(un_npz(shard.export())).items()}
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        if state is not None and self.worker_rank == 0:
+        if state is not None:
             for bucket in buckets:
                 self._stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
 

@@ -394,8 +394,8 @@ class ParameterServer(Wired):
                 header[:] = 0
         self.total(np.zeros(1))  # the servers have them
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
-        if self.worker_rank == 0:
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+        if leads:
             self._connection.command("use", opening.command())
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
@@ -449,7 +449,7 @@ class ParameterServer(Wired):
         return Mail(self._connection, "export")
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        if state is None or self.worker_rank != 0:
+        if state is None:
             return
         for server_rank in range(self.num_servers):
             mine = {f"{bucket.id}/{part}": array for bucket in buckets if bucket.server_rank == server_rank

@@ -56,7 +56,7 @@ class Resident(GlobalWeights):
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
         return optimizer
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> None:
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         optimizer = self.optimizer(opening)
         for bucket in opening.buckets:
             self.updates[bucket.id].use(optimizer)
@@ -88,8 +88,7 @@ class Resident(GlobalWeights):
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
-            mine = b"" if state is None or self._transport.worker_rank != 0 else npz(state[bucket.id])
-            data = agreement.from_worker_0(self._transport, mine)
+            data = agreement.from_one(self._transport, b"" if state is None else npz(state[bucket.id]))
             if data:
                 parts = un_npz(data)
                 self.put_back(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])

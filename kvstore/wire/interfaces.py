@@ -169,9 +169,9 @@ class GlobalWeights:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], Array]) -> None:
+    def use(self, opening: Opening, weights: Callable[[Bucket], Array], leads: bool) -> None:
         """Go on with the optimizer of `opening`, which has seen nothing yet. All workers call it, with nothing in
-        flight; it is done when all of them have returned. `weights`: W as it is.
+        flight; it is done when all of them have returned. `weights`: W as it is; `leads`: this worker tells servers.
         """
         raise NotImplementedError
 
@@ -199,7 +199,7 @@ class GlobalWeights:
         return Export(self.export_state())
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        """Put back what `export_state` gave: worker 0's, if it has one. Collective, with nothing in flight."""
+        """Put back what `export_state` gave, which one worker has, or none. Collective, with nothing in flight."""
         raise NotImplementedError
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:

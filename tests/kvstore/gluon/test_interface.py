@@ -12,6 +12,8 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.gluon.store import Store
+from kvstore.job import agreement
+from kvstore.session import Session
 from kvstore.transports.inprocess import Stage
 
 WORKERS, ROUNDS = 3, 4
@@ -271,6 +273,35 @@ def test_workers_that_set_different_optimizers_hear_of_it() -> None:
         on_workers(check)
 
 
+def test_workers_of_an_asynchronous_job_set_an_optimizer_after_as_many_iterations_as_each_has_data_for() -> None:
+    """The one in use, with other settings, has been counted on by each for itself."""
+    def check(store: Store) -> None:
+        store.init("3", mx.nd.zeros(1))
+        optimizer: Any = store.session.optimizer
+        for _ in range(1 + store.rank):
+            store.push("3", mx.nd.ones(1))
+        optimizer.rescale_grad = 0.5
+        store.set_optimizer(optimizer)
+        store.push("3", mx.nd.ones(1))
+        assert optimizer.num_update == 2 + store.rank
+        store.barrier()
+
+    on_workers(check, "asgd")
+
+
+def test_a_worker_that_makes_another_call_instead_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is a lost one, which adds nothing to a sum either."""
+    monkeypatch.setattr(agreement, "HEARD_WITHIN_S", 0.0)
+    def check(transport: Any) -> None:
+        if transport.worker_rank == 1:
+            transport.total(np.zeros((WORKERS, 32)))
+        else:
+            agreement.check(transport, "the weather", ["fine"])
+
+    with pytest.raises(ProtocolError, match=r"^worker 1 has made another call where others compare the weather"):
+        Stage(WORKERS).run(check)
+
+
 def test_a_schedule_begins_with_its_optimizer_and_goes_on_with_one_that_was_in_use() -> None:
     """A factor of 1/2 after every second update; W falls by the rate with every gradient of 1."""
     def scheduled(lr: float) -> Any:
@@ -292,19 +323,54 @@ def test_a_schedule_begins_with_its_optimizer_and_goes_on_with_one_that_was_in_u
     assert on_workers(check) == [[1, 1, 0.5, 8, 8, 4, 0.5, 0.25, 0.25]] * WORKERS
 
 
-def test_states_of_another_optimizer_are_refused_in_one_line(tmp_path: Any) -> None:
+@pytest.mark.parametrize("name, transport", [("ssgd", "worker"), ("asgd", "worker"), ("dsync", "ring_worker")])
+def test_states_that_cannot_be_loaded_are_refused_on_every_worker_which_may_go_on(tmp_path: Any, name: str,
+                                                                                  transport: str) -> None:
+    """Worker 0 alone reads; the others are told what it found, and wait for nothing."""
     file = str(tmp_path / "states")
 
-    def check(store: Store) -> None:
+    def check(transport: Any) -> Any:
+        store, out = kvstore.create(name, transport=transport), mx.nd.zeros(1)
+        store.set_optimizer(mx.optimizer.create("test"))
         store.init("3", mx.nd.zeros(1))
         store.push("3", mx.nd.ones(1))
-        store.save_optimizer_states(file)
+        store.barrier()
+        if store.rank == 0:
+            store.save_optimizer_states(file)
         store.set_optimizer(mx.optimizer.Adam())
-        store.load_optimizer_states(file)
+        with pytest.raises(ConfigError, match="worker 0 could not load the optimizer's state: the saved state is of "
+                                              "Test with optimizer/state, the global optimizer is Adam with "
+                                              "optimizer/state/0, optimizer/state/1; make it as it was"):
+            store.load_optimizer_states(file)
+        with pytest.raises(ConfigError, match=r"worker 0 could not load the optimizer's state: .*No such file"):
+            store.load_optimizer_states(str(tmp_path / "none"))
+        store.set_optimizer(mx.optimizer.create("test"))
+        store.push("3", mx.nd.ones(1))
+        store.barrier()
+        with store.global_weights():
+            store.pull("3", out=out)
+        return out.asscalar()
 
-    with pytest.raises(ConfigError, match="the saved state is of Test with optimizer/state, the global optimizer is "
-                                          "Adam with optimizer/state/0, optimizer/state/1; make it as it was"):
-        on_workers(check)
+    stage = Stage(WORKERS)
+    assert stage.run(check, make=getattr(stage, transport)) == [6.0 if name == "asgd" else 2.0] * WORKERS
+
+
+def test_if_who_tells_the_servers_of_an_optimizer_is_lost_another_worker_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time nobody has told them."""
+    led = [False, True]
+    monkeypatch.setattr(Session, "leads", property(lambda session: led.pop(0)))
+
+    def check(transport: Any) -> None:
+        store, out = kvstore.create("asgd", transport=transport), mx.nd.zeros(1)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+        store.init("3", out)
+        store.pushpull("3", mx.nd.ones(1), out=out)
+        store.set_optimizer(mx.optimizer.create("test"))
+        store.pushpull("3", mx.nd.ones(1), out=out)
+        assert out.asscalar() == -0.5 + 1
+
+    Stage(1).run(check)
+    assert not led
 
 
 @pytest.mark.parametrize("when", ["at once", "after a step"])

@@ -425,6 +425,7 @@ def stepping(store: Any, optimizer: str = "sgd", **params: Any) -> Tuple[Any, An
     ("adam", {"optimizer_local": "none"}, ""),
     ("adam", {"lr_local": 0.1}, ""),
     ("nag", {}, ""),
+    ("lars", {}, ""),  # plain steps at its rate are far larger
 ])
 def test_local_steps_that_are_next_to_none_are_told_of_once(capfd: pytest.CaptureFixture[str], optimizer: str,
                                                             options: Dict[str, Any], said: str) -> None:
