@@ -2,7 +2,7 @@
 
     ConfigError(ValueError)        an option, a file or an environment that cannot work; nothing has started yet
     KVStoreError(RuntimeError)
-    ├── RoundTimeoutError          an answer did not come within its deadline
+    ├── RoundTimeoutError          an answer, or a disk's, did not come within its deadline
     ├── WorkerLostError            a process of the job died
     ├── StoreClosedError           the store is used after close()
     ├── DivergedError              a gradient, or the loss, is infinite or not a number

@@ -155,9 +155,7 @@ class FrontEnd(Generic[L]):
             raise ConfigError("join: every worker has to know that others may end before it; make the store with "
                               "uneven=\"join\"")
         self.begin()
-        if self.under_way:
-            raise ProtocolError(f"join in the middle of iteration {self.iteration + 1}: some of its gradients have "
-                                "been handed in, and not all; end it first")
+        self._check_between("join")
         self._joined = True
         while self._iterate():
             self.session.wait()
@@ -412,6 +410,11 @@ class FrontEnd(Generic[L]):
         self._check_usable()
         if not self.lanes:
             raise ConfigError(f"{what} before the first step: there is no state yet")
+
+    def _check_between(self, call: str) -> None:
+        if self.under_way:
+            raise ProtocolError(f"{call} in the middle of iteration {self.iteration + 1}: some of its gradients have "
+                                "been handed in, and not all; end it first")
 
     def _check_not_begun(self, what: str) -> None:
         if self.lanes:

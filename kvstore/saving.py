@@ -74,7 +74,7 @@ def load_worker(session: Session, saved: Saved) -> None:
 
 def check_form(saved: Saved, key: str) -> None:
     """ConfigError unless the JSON of a state has this entry, as every state of this version has."""
-    if key not in saved[1]:
+    if not isinstance(saved[1], dict) or key not in saved[1]:
         raise ConfigError("the saved state is of another version of odsgd, which kept it in another form; go on with "
                           "that version, or begin anew")
 

@@ -26,8 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from kvstore.buckets import Parameter  # noqa: E402  (the path comes first)
-from kvstore.transports.virtual import description, times  # noqa: E402
-from kvstore.transports.virtual.description import LayerTimes, Quantity, VirtualCluster  # noqa: E402
+from kvstore.transports.virtual import times  # noqa: E402
+from kvstore.transports.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
+from odsgd.config.files import read_cluster  # noqa: E402
 from odsgd.lab.bench import models, systems  # noqa: E402
 from odsgd.lab.bench.described import passes  # noqa: E402
 from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
@@ -112,7 +113,7 @@ def job(row: Measured, profile: VirtualCluster) -> Job:
 
 
 def compute(model: str, seconds: float, spread: float, forward: float = 0.0) -> LayerTimes:
-    return dataclasses.replace(passes(model, seconds, forward), draws=description.Draws("lognormal", (spread,)))
+    return dataclasses.replace(passes(model, seconds, forward), draws=Draws("lognormal", (spread,)))
 
 
 def predict(row: Measured, profile: VirtualCluster) -> Dict[str, Any]:
@@ -130,7 +131,7 @@ def keep(key: str, value: Any) -> None:
 
 
 def validate_rows(profile: str, pages: Sequence[str]) -> None:
-    read = description.read(profile)
+    read = read_cluster(profile)
     found = [predict(row, read) for page in pages for row in rows(Path(page))]
     for one in found:
         print(f"{one['page']:9} {one['model']:6} {one['workers']:2} {one['compute_ms']:7} {one['rate']:8} "
@@ -202,7 +203,7 @@ def virtual(one: Stale, profile: VirtualCluster) -> Dict[int, int]:
 
 
 def validate_staleness(profile: str) -> None:
-    read, found = description.read(profile), []
+    read, found = read_cluster(profile), []
     for one in STALE:
         counted, computed = real(one), virtual(one, read)
         found.append({**one._asdict(), "real": counted, "virtual": computed})

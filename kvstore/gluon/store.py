@@ -22,7 +22,7 @@ from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
 from kvstore.front import FrontEnd
-from kvstore.gluon import batch, scaling
+from kvstore.gluon import batch, scaling, waits
 from kvstore.gluon.lanes import Keyed, Lane
 from kvstore.gluon.waits import Waits
 from kvstore.job import agreement, control
@@ -256,7 +256,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
         begun.add(self)
-        control.pulse.more["waited_s"] = self._waits.told
+        control.pulse.more["waited_s"] = waits.told
 
     def wait(self) -> None:
         super().wait()
@@ -283,7 +283,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         lr_mult, wd_mult = 1.0, 1.0
         if self.session.optimizer is not None:
             lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
-        return Parameter(key, name, tuple(value.shape), _dtype(value), lr_mult, wd_mult)
+        return Parameter(key, name, tuple(value.shape), np.dtype(value.dtype).name, lr_mult, wd_mult)
 
     def _named(self) -> Dict[Any, Any]:
         """A trainer's parameters."""
@@ -335,9 +335,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     def _settle(self, call: str, settings: List[str]) -> None:
         """All workers make this call now, with these settings, and nothing is in flight. Collective; waits."""
-        if self.under_way:
-            raise ProtocolError(f"{call} in the middle of iteration {self.iteration + 1}: some of its gradients have "
-                                "been handed in, and not all; end it first")
+        self._check_between(call)
         self.barrier()
         agreement.check(self.session.transport, f"what they call now ({call})", [call, *settings])
 
@@ -521,15 +519,6 @@ def _as_list(value: Any) -> List[NDArray]:
 
 def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
     return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
-
-
-def _dtype(array: NDArray) -> str:
-    return _dtype_name(array.dtype)
-
-
-@functools.lru_cache(maxsize=None)
-def _dtype_name(dtype: Any) -> str:
-    return np.dtype(dtype).name
 
 
 scaling.teach(mx.gluon.Trainer, Store)

@@ -246,6 +246,11 @@ def trusted() -> bool:
     return bool(os.environ.get("ODSGD_SECRET"))
 
 
+def secure() -> bool:
+    """Whether it tells nothing to hosts that ssh does not know (`--secure`)."""
+    return bool(os.environ.get("ODSGD_SECURE"))
+
+
 def job_key() -> bytes:
     secret = os.environ.get("ODSGD_SECRET")
     if not secret:

@@ -32,7 +32,7 @@ Arrived = Callable[[int, np.ndarray], None]
 
 
 class Courier:
-    """One end of a connection, with a thread each way. `lost(reason)` is called once, when the other end is gone."""
+    """One end of a connection, with a thread each way. When the other end is gone each may call `lost(reason)`."""
 
     def __init__(self, connection: socket.socket, room: Room, arrived: Arrived, lost: Callable[[str], None]) -> None:
         self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost

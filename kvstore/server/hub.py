@@ -36,7 +36,6 @@ class Hub:
         self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
         self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
-        self._closed = False
         self._listener = courier.listen()
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
@@ -50,19 +49,11 @@ class Hub:
         mx.nd.waitall()
         return {key: engine.view(self._arrays[key][1])[:size] for key, size in sizes.items()}
 
-    def close(self) -> None:
-        """Take no more connections."""
-        self._closed = True
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
     def _welcome(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                if self._closed:
-                    return
                 time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
                 continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()  # a stranger may be silent

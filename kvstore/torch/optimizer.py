@@ -7,7 +7,7 @@
 """
 import contextlib
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
 
 import numpy as np
 import torch
@@ -92,7 +92,8 @@ class Optimizer(torch.optim.Optimizer):
         self._order: Dict[str, None] = {}  # as gradients appeared first
         self._arrivals: Optional[Arrivals] = None
         self._rates: List[float] = []  # of the groups, in the iteration that began last
-        self._frozen = {name: not tensor.requires_grad for name, tensor in self._own()}
+        self._own = [(self._names.get(id(tensor), ""), tensor, not tensor.requires_grad)  # frozen ones as well
+                     for group in self.param_groups for tensor in group["params"]]
         self._ran: Set[torch.nn.Module] = set()
         self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
         self._at_step: List[TensorLane] = []
@@ -220,9 +221,9 @@ class Optimizer(torch.optim.Optimizer):
         if translation.fixed(self.param_groups) != self._fixed:
             raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
                               "the learning rate may change")
-        for name, tensor in self._own():
-            if self._frozen[name] == tensor.requires_grad:
-                was, now = ("frozen", "no longer") if self._frozen[name] else ("trained", "frozen now")
+        for name, tensor, frozen in self._own:
+            if frozen == tensor.requires_grad:
+                was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
                 raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
                                   "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
                                   "while it stands still (docs/pytorch.md)")
@@ -231,10 +232,6 @@ class Optimizer(torch.optim.Optimizer):
                               "odsgd.torch.GradScaler in its place, with the same arguments")
 
     # -- before the first step ---------------------------------------------------------------------------------
-
-    def _own(self) -> List[Tuple[str, torch.Tensor]]:
-        """The optimizer's parameters, frozen ones as well."""
-        return [(self._names.get(id(tensor), ""), tensor) for group in self.param_groups for tensor in group["params"]]
 
     def _described(self) -> List[Parameter]:
         """The parameters to train, in the model's order."""

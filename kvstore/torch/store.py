@@ -144,15 +144,15 @@ class TorchStore(FrontEnd[TensorLane]):
 
     def end_step(self) -> None:
         """All buckets have been sent: the parameters are to hold what comes of it."""
-        changed = next((one.name for one in self._trained.values() if one.changed), None)
-        if changed is not None:
-            raise ProtocolError(f"the gradient of {changed} was changed after it had left; to clip gradients, or "
-                                "to add them up, run backward() under `with optimizer.no_sync():` (docs/pytorch.md)")
+        for one in self._trained.values():
+            if one.changed:
+                raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
+                                    "to add them up, run backward() under `with optimizer.no_sync():` "
+                                    "(docs/pytorch.md)")
+            one.forget()
         self._steps = []
         for lane in self.lanes:
             lane.due = lane.w
-        for one in self._trained.values():
-            one.forget()
 
     def show(self, lanes: Iterable[TensorLane]) -> None:
         """Let the parameters of these buckets hold the weights of the next iteration. Waits for them."""

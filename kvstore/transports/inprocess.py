@@ -22,20 +22,21 @@ import numpy as np
 from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import RoundTimeoutError, WorkerLostError
+from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
 from kvstore.job import control
 from kvstore.server.shard import Shard
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
+from kvstore.transports.virtual.description import MOST_WORKERS
 from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.wire.codecs import Plain, codec
 from kvstore.wire.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.wire.finite import Look
-from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic
+from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traffic, Transport
 from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz
 
-_threads = ThreadPoolExecutor(1000)
+_threads = ThreadPoolExecutor(MOST_WORKERS)
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
@@ -163,14 +164,20 @@ class Stage:
         def body(worker_rank: int) -> Any:
             first[worker_rank].turn.acquire()
             try:
-                return function(make(worker_rank))
+                return None if self._failure else function(make(worker_rank))
             except BaseException as error:  # raised again below
                 self._failure = self._failure or error
             finally:
                 self._hand_over()
 
         self._waiting += first
-        called = [_threads.submit(body, worker_rank) for worker_rank in range(self.num_workers)]
+        called = []
+        try:
+            for worker_rank in range(self.num_workers):
+                called.append(_threads.submit(body, worker_rank))
+        except RuntimeError as error:  # those that wait for their turn then end without having begun
+            self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
+                                        f"{len(called)} threads, and no more ({error}); take fewer workers")
         self._hand_over()
         results = [one.result() for one in called]
         if self._failure is not None:
@@ -379,20 +386,33 @@ def _travel_round(terms: List[_Term]) -> None:
         term.late.arrived = True
 
 
-class InProcess(Wired):
+class _Staged(Transport):
+    """What workers of all kinds have of their `Stage`."""
+
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        self._stage = stage
+        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))
+
+
+class InProcess(_Staged, Wired):
     """One worker's end of a `Stage`."""
 
     looks_at_all = True
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
-        super().__init__(worker_rank, synchronous=True)  # until `plan` says otherwise
-        self._stage = stage
-        self.num_workers = stage.num_workers
+        _Staged.__init__(self, stage, worker_rank)
+        Wired.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
         self._last: Dict[int, Pending] = {}
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._synchronous = not traffic.asynchronous
-        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        return super().plan(parameters, traffic)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
@@ -437,9 +457,6 @@ class InProcess(Wired):
         send = wire.compose_fetch(after, FETCH_TAG)
         return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, wire)
 
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._stage.total(self.worker_rank, np.array(array, np.float32))
-
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}
 
@@ -452,38 +469,23 @@ class InProcess(Wired):
                 self._stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
 
 
-class InProcessRing(Ring):
+class InProcessRing(_Staged, Ring):
     """One worker of a `Stage` without a shard."""
-
-    looks_at_all = True
-
-    def __init__(self, stage: Stage, worker_rank: int) -> None:
-        self._stage = stage
-        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         term = _Term(Round(0, str(bucket), self._codec), array, out, self.look(bucket))
         return self._stage.sum(self.worker_rank, bucket, term)
 
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._stage.total(self.worker_rank, np.array(array, np.float32))
 
-
-class InProcessSharded(Sharded):
+class InProcessSharded(_Staged, Sharded):
     """The same, with a part of every bucket."""
 
-    looks_at_all = True
-
-    def __init__(self, stage: Stage, worker_rank: int) -> None:
-        self._stage = stage
-        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
-
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        buckets = plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+        buckets = super().plan(parameters, traffic)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         return buckets
 
@@ -500,6 +502,3 @@ class InProcessSharded(Sharded):
         whole = np.zeros(bucket.size, np.float32)
         whole[self.part(bucket)] = mine
         return self.total(whole)
-
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._stage.total(self.worker_rank, np.array(array, np.float32))

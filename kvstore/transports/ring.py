@@ -14,7 +14,7 @@ from kvstore.job import control, software
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 from kvstore.wire.codecs import codec
-from kvstore.wire.interfaces import Pending, Ring, Traffic
+from kvstore.wire.interfaces import Pending, Ring, Traffic, Transport
 
 
 class Views:
@@ -35,14 +35,19 @@ class Views:
         return kept[1]
 
 
-class MpiRing(Ring):
-    """One session on the ring of this process."""
-
-    looks_at_all = True  # there is no server to do it
+class MpiTransport(Transport):
+    """One session of this process, by MPI."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
         self._process, self._views = process(timeout_s), Views()
         self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._process.rounds.total(array)
+
+
+class MpiRing(MpiTransport, Ring):
+    """On the ring of this process."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._codec = codec(traffic.codec)
@@ -56,9 +61,6 @@ class MpiRing(Ring):
 
     def _begin(self, round_: Round, array: NDArray, out: NDArray, done: engine.Done) -> None:
         self._process.rounds.begin(round_, self._views.of(array), self._views.of(out), done)
-
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._process.rounds.total(array)
 
 
 class _Process:

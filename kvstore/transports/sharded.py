@@ -12,8 +12,7 @@ import numpy as np
 from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.job import control
-from kvstore.transports.ring import Views, process
+from kvstore.transports.ring import MpiTransport
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, on_ring, owned, reduce_scatter
 from kvstore.wire.codecs import Plain
 from kvstore.wire.interfaces import Pending, Sharded, Traffic
@@ -87,14 +86,8 @@ def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Mes
     yield from allgather(worker_rank, Plain(), mine.view(np.uint8), blocks, scratch)
 
 
-class MpiSharded(Sharded):
-    """One session of this process."""
-
-    looks_at_all = True  # there is no server to do it
-
-    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process, self._views = process(timeout_s), Views()
-        self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
+class MpiSharded(MpiTransport, Sharded):
+    """With a part of every bucket."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
@@ -132,6 +125,3 @@ class MpiSharded(Sharded):
         round_.cuts = self._cuts[bucket.id]
         self._process.rounds.finish(round_, whole, whole)
         return whole
-
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._process.rounds.total(array)

@@ -29,7 +29,7 @@ class Codec:
     """Floats to bytes and back. An instance belongs to one thread: it may keep room to work in."""
 
     residual: ClassVar[bool] = False
-    """Whether it is of use only if its errors are kept and sent later (`coded.Push`)."""
+    """Whether it is of use only if its errors are kept and sent later (`coded.CodedPush`)."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         """`threshold`: for those that have one."""

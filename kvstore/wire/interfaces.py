@@ -251,6 +251,8 @@ class AsynchronousServers(Servers):
 class Ring(Transport):
     """Workers that add."""
 
+    looks_at_all = True  # there is no server to do it
+
     def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
         """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""
         raise NotImplementedError
@@ -258,6 +260,8 @@ class Ring(Transport):
 
 class Sharded(Transport):
     """Workers that each own a part of every bucket."""
+
+    looks_at_all = True
 
     def part(self, bucket: Bucket) -> slice:
         """What this worker owns of it; may be empty, or all."""

@@ -1,13 +1,12 @@
 """Saved state as bytes: arrays as .npz, JSON as an array of bytes. Nothing is ever unpickled."""
 import io
 import json
-import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, Dict, Tuple, Union
 
 import numpy as np
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.wire.interfaces import State
 
 
@@ -40,13 +39,16 @@ def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
 
 
 def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
-    """The inverse of `write_npz`; ConfigError in one line for what is no such file."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        return arrays, array_text(arrays.pop("meta"))
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"`{path}`: expected arrays and their `meta`, got {error}") from None
+    """The inverse of `write_npz`; OSError for what cannot be opened, ConfigError in one line for what is no such file.
+    """
+    with open(path, "rb") as opened:  # NumPy leaves a broken one open
+        try:
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            return arrays, array_text(arrays.pop("meta"))
+        except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
+            raise ConfigError(f"`{path}`: expected arrays and their `meta`, got {type(error).__name__} "
+                              f"({shown(str(error))})") from None
 
 
 def by_bucket(arrays: Dict[str, np.ndarray]) -> State:

@@ -7,6 +7,8 @@ from typing import Any, Union
 import yaml
 
 from kvstore.errors import ConfigError, shown
+from kvstore.transports.virtual import description
+from kvstore.transports.virtual.description import VirtualCluster
 
 YAML_NBYTES, YAML_DEPTH, YAML_SCALAR = 1 << 18, 20, 4096
 
@@ -29,7 +31,8 @@ def read_text(path: Union[str, Path], what: str, most_nbytes: int, encoding: str
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and with neither aliases, of which a few lines can stand for more than a machine holds, nor deep nests."""
+    """Safe, and with neither aliases, of which a few lines can stand for more than a machine holds, nor deep nests, nor
+    a key that stands twice, of which YAML would take the last."""
 
     depth = 0
 
@@ -47,10 +50,28 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        mapping, seen = super().construct_mapping(node, deep), set()
+        for key, _ in node.value:
+            label = self.construct_object(key, deep=True)
+            if label in seen:
+                raise yaml.YAMLError(f"`{label}` stands twice, in line {key.start_mark.line + 1}; leave one out")
+            seen.add(label)
+        return mapping
 
-def read_yaml_file(path: str) -> Any:
+
+def read_cluster(path: str, **given: Any) -> VirtualCluster:
+    """The cluster that a YAML file describes; what is wrong names the file and the key. `given` wins over the file."""
+    values = read_yaml_file(path, "the description of a cluster in YAML")
+    try:
+        return description.of({} if values is None else values, **given)
+    except ConfigError as error:
+        raise ConfigError(f"`{shown(path)}`: {error}") from None
+
+
+def read_yaml_file(path: str, what: str = "a configuration in YAML") -> Any:
     """What a YAML file holds."""
-    text = read_text(path, "a configuration in YAML", YAML_NBYTES)
+    text = read_text(path, what, YAML_NBYTES)
     try:
         return yaml.load(text, _Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError,

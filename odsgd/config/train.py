@@ -28,7 +28,7 @@ from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, inte
 from kvstore.transports.virtual import description
 from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.config import methods
-from odsgd.config.files import read_yaml_file
+from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, UMASK, Compute
 from odsgd.config.names import GLUON_MODELS, MODELS
@@ -315,8 +315,8 @@ class TrainConfig:
         assert self.cluster is not None
         given = {} if self.workers is None else {"workers": self.workers}
         if self.cluster == VIRTUAL:
-            return description.of({"compute": {"draws": "lognormal:0.1"}, **given})
-        return description.read(self.cluster, **given)
+            return description.of({"compute": {"draws": "lognormal:0.1"}}, **given)
+        return read_cluster(self.cluster, **given)
 
     def optimizer_arguments(self) -> Dict[str, Any]:
         """Arguments of the global optimizer, as gluon.Trainer takes them."""

@@ -1,4 +1,5 @@
 """The launcher's door: agents that something else has started (mpirun, srun, Kubernetes) come to it by themselves."""
+import errno
 import functools
 import os
 import selectors
@@ -17,6 +18,8 @@ ANSWERED_WITHIN_S = 30.0
 """How long a visitor has to prove itself; an agent may come up on a busy machine, and nobody waits for a stranger."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
 """Visitors beside the agents that are awaited. More wait, and who is there for so long has to make room for them."""
+AGAIN_S = 0.5
+"""For so long nobody is let in where too many files are open; the loop would turn for nothing else."""
 BACKLOG = 1024
 
 
@@ -38,7 +41,7 @@ class Door:
         self.listener = socket.create_server((address, port), backlog=BACKLOG)
         self.listener.setblocking(False)
         self._visitors: List[handshake.Visitor] = []
-        self._full = False
+        self._full, self._again_at = False, 0.0
 
     def serve(self, selector: selectors.BaseSelector, arrived: Callable[[Outpost], object]) -> None:
         """Become a part of the loop that asks `selector` and calls the functions it finds there.
@@ -54,7 +57,7 @@ class Door:
         for visitor in self._visitors[:]:
             if time.monotonic() - visitor.since > within_s:
                 self._take(visitor).close()
-        if self._full and len(self._visitors) < self._room():
+        if self._full and len(self._visitors) < self._room() and time.monotonic() >= self._again_at:
             self._full = False
             self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
 
@@ -64,14 +67,21 @@ class Door:
     def _accept(self) -> None:
         try:
             connection, _ = self.listener.accept()
-        except OSError:  # gone again, or too many files are open
+        except OSError as error:  # else it has gone again
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._again_at = time.monotonic() + AGAIN_S
+                self._fill()
             return
         visitor = handshake.Visitor(connection, self.secret)
         self._visitors.append(visitor)
         self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, visitor))
         if len(self._visitors) >= self._room():
-            self._full = True
-            self._selector.unregister(self.listener)
+            self._fill()
+
+    def _fill(self) -> None:
+        """Nobody else is let in for now."""
+        self._full = True
+        self._selector.unregister(self.listener)
 
     def _heard(self, visitor: handshake.Visitor) -> None:
         if visitor not in self._visitors:  # turned away in this very turn of the loop

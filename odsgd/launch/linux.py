@@ -2,6 +2,7 @@
 import ctypes
 import os
 import re
+import resource
 import signal
 import sys
 from typing import Dict, List, Sequence, Set
@@ -35,6 +36,15 @@ def _limit(files: Sequence[str]) -> int:
 def _text(path: str) -> str:
     with open(path, encoding="ascii") as file:
         return file.read()
+
+
+def allow_files(number: int) -> bool:
+    """Let this process, and those that it starts, have so many files open, as far as it may; whether it has."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most == number
 
 
 def adopt_orphans() -> None:

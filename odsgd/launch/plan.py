@@ -49,7 +49,7 @@ OURS = frozenset((
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
     "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "PMI_FD", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 MISLEADING = frozenset(("PORT",))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
@@ -284,6 +284,8 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
     if job.live:
         env["ODSGD_LIVE"] = "1"
+    if job.secure:
+        env["ODSGD_SECURE"] = "1"
     if job.launcher == "local" or job.secure:
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)

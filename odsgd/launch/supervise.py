@@ -13,7 +13,7 @@ import time
 from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
-from odsgd.launch import early, overview, pmi, pods, reach, slurm, tunnel
+from odsgd.launch import early, linux, overview, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.channel import Message
@@ -43,6 +43,9 @@ ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
+FILES, FILES_PER_PROCESS = 256, 4
+"""Open ones that a job on other hosts needs here: for all of it, and at most for a process, which may have an agent of
+its own, with three to ssh."""
 DOORS: Dict[str, Callable[[Job, Plan], Door]] = {"mpi": open_mpirun, "slurm": slurm.open_step,
                                                  "kubernetes": pods.open_door}
 """Of the launchers whose agents come by themselves."""
@@ -55,8 +58,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     before: Optional[Attempt] = None
     roll, restarts = Roll(job), 0
     root = root_uri(job)
-    warning = exposure(root)
-    if warning and not job.secure:
+    for warning in filter(None, (None if job.secure else exposure(root), _allow_files(job))):
         console.say(warning)
     with early.heeded(), contextlib.closing(Notice()) as notice:
         reach.check_programs(job)
@@ -92,6 +94,15 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             else:
                 restarts += 1
     raise AssertionError("there is no end of restarts")
+
+
+def _allow_files(job: Job) -> Optional[str]:
+    """Let the launcher have as many files open as agents on other hosts take; a warning, if it may not."""
+    files = FILES + FILES_PER_PROCESS * (job.num_workers + job.num_servers)
+    if job.launcher == "local" or linux.allow_files(files):
+        return None
+    return (f"warning: the launcher may have fewer files open than the {files} that such a job can need; if agents do "
+            "not come, raise the limit (`ulimit -Hn`)")
 
 
 def root_uri(job: Job) -> str:

@@ -30,13 +30,13 @@ import socket
 import threading
 from concurrent import futures
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple, cast
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from kvstore import saving
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError, shown
+from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.gluon.store import Store
 from kvstore.job import agreement, control
 from kvstore.wire.interfaces import Export
@@ -163,7 +163,11 @@ class Draft:
         """Wait for the files, and make the checkpoint count; what to warn of. Collective."""
         store = self._store
         self._fetch(self._export.left)
-        self._thread.join()
+        within_s = store.session.timeout_s
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            raise RoundTimeoutError(f"checkpoint {self.iteration} was not written to `{self._folder}` within "
+                                    f"{within_s:g} s: its disk is very slow, or gone. Check it, or raise `timeout_s`")
         if self._error is not None:
             raise self._error
         self._files.update(_gather_digests(store, self._files[worker_file(store.rank)]))
@@ -498,13 +502,9 @@ def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None
 def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
     """The arrays and the JSON of a file of a checkpoint."""
     try:
-        with open(path, "rb") as file:  # NumPy leaves a broken one open
-            return read_npz(cast(Path, file))
-    except ConfigError:
-        raise
-    except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
-        raise DamagedError(f"`{path}`: expected arrays and their `meta`, got {type(error).__name__} "
-                           f"({shown(str(error))})") from None
+        return read_npz(path)
+    except (OSError, ConfigError) as error:
+        raise DamagedError(str(error)) from None
 
 
 # --- between workers --------------------------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
+from kvstore.job import control
 from odsgd.training.disk import replacing
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
-SSH_OPTIONS = ("-o", "StrictHostKeyChecking=no", "-o", "BatchMode=yes", "-o", "ConnectTimeout=20",
-               "-o", "ServerAliveInterval=15")
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
+ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
+"""As the launcher's; not in a job with --secure."""
 
 
 class DepotError(KVStoreError):
@@ -99,7 +101,8 @@ class RemoteDepot(Depot):
         if program is None:
             raise ConfigError(f"checkpoint_to: {words[0]} is not a program on this machine; install ssh, or name a "
                               "folder")
-        self._ssh, self._host = [program, *words[1:], *SSH_OPTIONS, host], host
+        options = SSH_OPTIONS if control.secure() else (*ANY_HOST_KEY, *SSH_OPTIONS)
+        self._ssh, self._host = [program, *words[1:], *options, host], host
 
     def put(self, path: Path, iteration: int) -> None:
         target = self._path(iteration, path.name)

@@ -29,7 +29,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
 from kvstore.tracing import recorder
@@ -54,7 +54,7 @@ def run(config: TrainConfig) -> int:
     transport = _transport(config)
     try:
         Training(config, transport).run()
-    except (ConfigError, DivergedError, DepotError) as error:
+    except (ConfigError, DivergedError, DepotError, RoundTimeoutError) as error:
         return _give_up(config, error)
     except OSError as error:
         why = disk.full(error, str(config.out))

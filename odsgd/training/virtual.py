@@ -16,7 +16,7 @@ from kvstore.transports.virtual.transport import VirtualStage
 from kvstore.wire.interfaces import Transport
 from odsgd.config.train import TrainConfig
 from odsgd.lab import tracing
-from odsgd.training import data, models
+from odsgd.training import data, disk, models
 from odsgd.training.train import Training
 
 COPIES = 9
@@ -43,8 +43,11 @@ def run(config: TrainConfig) -> int:
         if trace is not None:
             stage.finish_trace()
             print(tracing.finish(Path(trace)))
-    except (ConfigError, KVStoreError) as error:
-        print(f"odsgd train: {error}", file=sys.stderr)
+    except (ConfigError, KVStoreError, OSError) as error:
+        why = disk.full(error, str(config.out)) if isinstance(error, OSError) else str(error)
+        if why is None:
+            raise
+        print(f"odsgd train: {why}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     return 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvstore.transports.virtual import description
+from odsgd.config.files import read_cluster
 from tests.jobs import launch
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,7 +17,7 @@ def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
     launch(2, 1, [sys.executable, "-m", "odsgd", "profile", "--dataset", "digits", "--kvstore", "ssgd",
                   "--emulate-compute", "100ms", "--write", str(path)], timeout_s=250)
-    cluster, values = description.read(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
+    cluster, values = read_cluster(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
     assert cluster.workers == 2 and cluster.compute.iteration == pytest.approx(0.1)
     assert 1e7 < cluster.links.goodput < 1e12, "of this machine's loopback"
     assert set(values["links"]) == {"goodput", "latency", "message", "processor"}

@@ -25,6 +25,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
 from kvstore.wire import codecs
+from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
 from odsgd.launch import cli, handshake, kubernetes, pmi
@@ -107,6 +108,26 @@ def test_a_configuration_in_yaml(content: bytes) -> None:
         return
     path = written("config.yaml", content)
     holds(lambda: TrainConfig.from_flags(["--config", str(path)]).to_yaml())
+
+
+CLUSTER = """workers: 3
+servers: 2
+compute: {iteration: 0.1s, forward: 0.3, layers: {a: [1ms, 2ms]}, draws: lognormal:0.1, speeds: {2: 0.5}}
+links: {goodput: 1gbit, latency: 50us}
+hosts: {server1: {goodput: 10gbit}}
+racks: {hosts: 2}
+worker: {stores: {easgd: 1ms}}
+codecs: {float16: 1ms}
+"""
+
+
+@fed(texts(CLUSTER), BILLION.encode(), b"\xff\xfe", b"? [1]", b"workers: 2001-99-99", b"[" * 3000, b"7", b"3: 4",
+     b"servers: 2000000000\nhosts: {server0: {}}", b"hosts: {server0: {}, server0: {}}",
+     b"hosts: {" + b"x" * 1000 + b": {a: b}}", b"links: " + b"x" * 4000,
+     b"workers: 131072\nhosts: {" + b", ".join(b"worker%d: {}" % m for m in range(3000)) + b"}")
+def test_the_description_of_a_cluster(content: bytes) -> None:
+    path = written("cluster.yaml", content)
+    holds(lambda: read_cluster(str(path), workers=131072))
 
 
 TRIAL = {"paper": "sasgd", "item": "figure-1", "scale": "paper", "cell": "n1", "seed": 0}

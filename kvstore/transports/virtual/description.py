@@ -1,4 +1,4 @@
-"""What a virtual cluster is like: workers, servers, links, and how long everything takes. A YAML file, checked.
+"""What a virtual cluster is like: workers, servers, links, and how long everything takes. Tables, as of YAML, checked.
 
     workers: 30
     servers: 1
@@ -17,13 +17,11 @@ import math
 import re
 from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
-import yaml
-
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
 from kvstore.options import Kind, as_text, convert, integer, name, option, real
 
 MOST_WORKERS = 2 ** 17
-"""More would take a day; a larger number is a slip of the pen."""
+"""And servers. More would take a day; a larger number is a slip of the pen."""
 
 TRANSPORTS = ("server", "ring")
 
@@ -179,7 +177,7 @@ class ServerCost(_Checked):
 
 @dataclasses.dataclass(frozen=True)
 class VirtualCluster(_Checked):
-    """All of it, checked. Made from keywords, or by `read` from a file."""
+    """All of it, checked. Made from keywords, or by `of` from tables."""
 
     workers: int = option(2, integer(1), "number of workers")
     servers: int = option(1, integer(1), "number of servers; a ring has none")
@@ -198,14 +196,16 @@ class VirtualCluster(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.workers > MOST_WORKERS:
-            raise ConfigError(f"workers: {self.workers} are more than can be computed, expected at most {MOST_WORKERS}")
+        for key, number in (("workers", self.workers), ("servers", self.servers)):
+            if number > MOST_WORKERS:
+                raise ConfigError(f"{key}: {number} are more than can be computed, expected at most {MOST_WORKERS}")
         if self.placement == "beside" and self.servers > self.workers:
             raise ConfigError(f"servers: {self.servers} servers have no place beside {self.workers} workers; take "
                               f"{self.workers} at most, or `placement: apart`")
+        names = set(self.host_names() if self.hosts else ())
         for label in self.hosts:
-            if label not in self.host_names():
-                raise unknown("host", label, self.host_names()[:30])
+            if label not in names:
+                raise unknown("host", label, self.host_names()[:20])
         for worker in self.compute.speeds:
             if worker >= self.workers:
                 raise ConfigError(f"compute.speeds: there is no worker {worker}; they are 0 to {self.workers - 1}")
@@ -237,26 +237,12 @@ PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Ra
                                 "server": ServerCost}
 
 
-def read(path: str, **given: Any) -> VirtualCluster:
-    """The cluster that a YAML file describes; what is wrong names the file and the key. `given` wins over the file."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            values = yaml.load(file, _Loader) or {}
-    except OSError as error:
-        raise ConfigError(f"`{path}`: {error.strerror}; expected the description of a cluster") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{path}`: {' '.join(str(error).split())}") from None
-    try:
-        return of({**_mapping("the file", values), **given})
-    except ConfigError as error:
-        raise ConfigError(f"`{path}`: {error}") from None
-
-
-def of(values: Mapping[str, Any]) -> VirtualCluster:
-    """The same from a table of tables."""
+def of(values: Any, **given: Any) -> VirtualCluster:
+    """The cluster that a table of tables describes; what is wrong names the key. `given` wins over the table."""
+    values = {**_mapping("a cluster", values), **given}
     parts = {key: _made(kind, key, values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
     links = dataclasses.asdict(parts.get("links", Link()))
-    hosts = {str(label): _made(Link, f"hosts.{label}", {**links, **_mapping(f"hosts.{label}", own)})
+    hosts = {str(label): _made(Link, f"hosts.{shown(label)}", {**links, **_mapping(f"hosts.{shown(label)}", own)})
              for label, own in _mapping("hosts", values.get("hosts") or {}).items()}
     return _made(VirtualCluster, "", {**values, **parts, "hosts": hosts})
 
@@ -292,18 +278,5 @@ def _made(kind: Type[Part], where: str, values: Any) -> Part:
 
 def _mapping(where: str, value: Any) -> Dict[str, Any]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected keys with values, got `{value}`")
+        raise ConfigError(f"{where}: expected keys with values, got `{shown(value)}`")
     return value
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in node.value:
-            label = self.construct_object(key, deep=True)
-            if label in seen:
-                raise yaml.YAMLError(f"`{label}` stands twice, in line {key.start_mark.line + 1}; leave one out")
-            seen.add(label)
-        return super().construct_mapping(node, deep)

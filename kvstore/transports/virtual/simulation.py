@@ -274,7 +274,7 @@ class Simulation:
         if len(begun) == 1:
             ready = self.ready(worker_rank)
             if rested:
-                ready = max(ready, self._now, *(self._heard(lane) for lane in self._lanes[worker_rank]))
+                ready = max(ready, self._now, *(lane.arrived for lane in self._lanes[worker_rank]))
             self._agenda.push((ready, START, worker_rank, 0, 0, 0))
 
     def rest(self, worker_rank: int) -> None:
@@ -295,13 +295,8 @@ class Simulation:
         return now
 
     def _last(self) -> int:
-        heard = [self._heard(lane) for lanes in self._lanes for lane in lanes]
+        heard = [lane.arrived for lanes in self._lanes for lane in lanes]
         return max(*map(max, self._weights), *self._computed, *heard)
-
-    @staticmethod
-    def _heard(lane: _Lane) -> int:
-        """When the last answer came."""
-        return lane.arrived
 
     def ready(self, worker_rank: int) -> int:
         """When the weights after a worker's last iteration are there."""

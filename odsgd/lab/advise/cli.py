@@ -7,8 +7,8 @@ from typing import List, Sequence
 
 from kvstore.buckets import Parameter
 from kvstore.errors import ConfigError
-from kvstore.transports.virtual import description
 from kvstore.wire.codecs import WITHOUT_RESIDUAL
+from odsgd.config.files import read_cluster
 from odsgd.lab.advise import figure, report
 from odsgd.lab.advise.candidates import candidates, linked
 from odsgd.lab.advise.changes import changes
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 def of_profile(config: AdviseConfig) -> Oracle:
     """The cluster and the model that are asked for."""
-    cluster = description.read(config.profile)
+    cluster = read_cluster(config.profile)
     return Oracle(linked(cluster, config.rate) if config.rate else cluster, _parameters(config))
 
 

@@ -5,7 +5,7 @@ import re
 from typing import Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
-from kvstore.transports.virtual import description
+from odsgd.config.files import read_cluster
 
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
@@ -65,7 +65,7 @@ def parse_host_rates(values: Sequence[str]) -> Dict[int, str]:
 
 def described(path: str) -> Dict[int, str]:
     """The rates of the hosts that the description of a virtual cluster has, in the order of their numbers."""
-    cluster = description.read(path)
+    cluster = read_cluster(path)
     if cluster.racks is not None:
         raise ConfigError(f"`{path}`: racks: an emulated cluster has one switch; leave them out")
     hosts = range(min(len(cluster.host_names()), MOST_HOSTS + 1))

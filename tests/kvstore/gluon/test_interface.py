@@ -15,6 +15,7 @@ from kvstore.gluon.store import Store
 from kvstore.job import agreement
 from kvstore.session import Session
 from kvstore.transports.inprocess import Stage
+from kvstore.wire.saved import npz, text_array
 
 WORKERS, ROUNDS = 3, 4
 SHAPES = {"3": (2, 3), "4": (5,), 99: (40, 30)}
@@ -328,6 +329,9 @@ def test_states_that_cannot_be_loaded_are_refused_on_every_worker_which_may_go_o
                                                                                   transport: str) -> None:
     """Worker 0 alone reads; the others are told what it found, and wait for nothing."""
     file = str(tmp_path / "states")
+    others = {"empty": b"", "an array": b"\x93NUMPY" + bytes(100), "a list": npz({"meta": text_array([])})}
+    for other, content in others.items():
+        (tmp_path / other).write_bytes(content)
 
     def check(transport: Any) -> Any:
         store, out = kvstore.create(name, transport=transport), mx.nd.zeros(1)
@@ -344,6 +348,9 @@ def test_states_that_cannot_be_loaded_are_refused_on_every_worker_which_may_go_o
             store.load_optimizer_states(file)
         with pytest.raises(ConfigError, match=r"worker 0 could not load the optimizer's state: .*No such file"):
             store.load_optimizer_states(str(tmp_path / "none"))
+        for other in others:
+            with pytest.raises(ConfigError, match="worker 0 could not load the optimizer's state: "):
+                store.load_optimizer_states(str(tmp_path / other))
         store.set_optimizer(mx.optimizer.create("test"))
         store.push("3", mx.nd.ones(1))
         store.barrier()

@@ -5,12 +5,14 @@ import types
 
 import pytest
 
+import kvstore
 from kvstore.buckets import Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
 from kvstore.gluon import waits
 from kvstore.gluon.lanes import Keyed
 from kvstore.gluon.waits import Waits
+from kvstore.job import control
 
 
 class Clock:
@@ -62,3 +64,20 @@ def test_an_iteration_that_is_looked_at_stands_for_those_since_the_last(monkeypa
             engine.push(lambda: time.sleep(0.02), one.grads, one.weights)
         mx.nd.waitall()
     assert of.seconds >= 6 * 0.02
+
+
+def test_a_beat_tells_how_long_all_stores_of_a_process_have_been_waited_for() -> None:
+    """As the two networks of a GAN have; a store that is gone has been waited for, too."""
+    waited = []
+    for seconds in (5.0, 7.0):
+        store, net = kvstore.create("local"), mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+        with mx.autograd.record():
+            net(mx.nd.ones((1, 1))).backward()
+        trainer.step(1)
+        mx.nd.waitall()
+        waited.append(control.pulse.more["waited_s"]())
+        store._waits.seconds += seconds
+    del store, trainer
+    assert control.pulse.more["waited_s"]() - waited[0] == pytest.approx(12.0, abs=1.0)

@@ -3,7 +3,7 @@ import contextlib
 import os
 import queue
 import socket
-from typing import Any, Iterator, List, Tuple
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
@@ -61,10 +61,8 @@ def add(key: int, pushed: NDArray, stored: NDArray) -> None:
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    made = Hub(2, PATIENCE_S, add)
-    yield made
-    made.close()
+def hub() -> Hub:
+    return Hub(2, PATIENCE_S, add)
 
 
 def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub: Hub) -> None:

@@ -9,6 +9,7 @@ import yaml
 
 from kvstore.transports.virtual import description
 from odsgd.cli import main
+from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
 from odsgd.lab.profile import cli, passes, wire
 from odsgd.lab.profile.processor import Price, price
@@ -17,7 +18,7 @@ from odsgd.lab.profile.processor import Price, price
 def profiled(tmp_path: Path, *flags: str) -> Dict[str, Any]:
     path = tmp_path / "cluster.yaml"
     assert main(["profile", "--dataset", "digits", "--write", str(path), *flags]) == 0
-    description.read(str(path))
+    read_cluster(str(path))
     values: Dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
     return values
 

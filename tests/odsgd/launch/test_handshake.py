@@ -3,9 +3,12 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
+import resource
 import selectors
 import socket
 import threading
+import time
 from typing import Iterator, List, Optional, Sequence
 
 import pytest
@@ -97,6 +100,25 @@ def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(laun
     orders, fd = arrive(launcher.orders())
     assert json.loads(heard(fd)) == {"do": "ping"}
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launcher: Launcher) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as visitor:
+        free = os.dup(visitor.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            visitor.connect(launcher.at)
+            deadline = time.monotonic() + PATIENCE_S / 6
+            while launcher.door.listener in launcher.selector.get_map():
+                assert time.monotonic() < deadline, "the loop does nothing but ask who is at the door"
+                time.sleep(0.001)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _, fd = arrive(launcher.orders())
+        assert heard(fd) and launcher.let_in == ["worker 1"]
 
 
 def test_an_agent_of_slurm_gets_the_orders_of_its_node(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from odsgd.launch import linux
 from odsgd.launch.linux import MPI_MEMORY, descendants
+from tests.jobs import ROOT
 
 PARENT = "import subprocess; subprocess.Popen(['cat']).wait()"
 
@@ -30,6 +31,15 @@ def test_a_container_has_the_processors_of_its_limit(files: List[str], cores: in
     monkeypatch.setattr(linux, "CPU_LIMITS", (paths,))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert linux.cores() == cores
+
+
+def test_as_many_files_are_allowed_as_may_be_and_never_fewer() -> None:
+    program = ("import resource; from odsgd.launch.linux import allow_files\n"
+               "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
+               "for number in (50, 200, 1000):\n"
+               "    print(allow_files(number), *resource.getrlimit(resource.RLIMIT_NOFILE))")
+    told = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    assert told.stdout.splitlines() == ["True 100 300", "True 200 300", "False 300 300"]
 
 
 def test_children_of_children_are_descendants_and_parents_are_not() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, RoundTimeoutError
 from kvstore.wire.saved import read_npz
 from odsgd.training import checkpoint, weights
 from odsgd.training.depot import Depot
@@ -159,6 +159,19 @@ def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_p
         assert one[1] == other[1] and all(np.array_equal(one[0][key], other[0][key]) for key in one[0])
     one, other = (mx.nd.load(str(tmp_path / kind / "1" / "weights.params")) for kind in ("draft", "saved"))
     assert all(np.array_equal(one[key].asnumpy(), other[key].asnumpy()) for key in one)
+
+
+def test_a_disk_that_takes_nothing_is_not_waited_for_longer_than_for_another_process(tmp_path: Path,
+                                                                                          trained: Trained) -> None:
+    trained[0].session.timeout_s = 0.2
+    disk = tmp_path / "1" / "worker-0.npz.tmp"
+    disk.parent.mkdir()
+    os.mkfifo(disk)  # which waits for a reader
+    try:
+        with pytest.raises(RoundTimeoutError, match=f"checkpoint 1 was not written to `{tmp_path}/1` within 0.2 s"):
+            save(tmp_path, trained, steps=0)
+    finally:
+        os.close(os.open(disk, os.O_RDONLY | os.O_NONBLOCK))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from odsgd.training import checkpoint
 from odsgd.training.depot import Depot, DepotError, RemoteDepot, depot
-from tests.integration.launching import stand_in_ssh
+from tests.integration.launching import executable, stand_in_ssh
 
 
 @pytest.fixture(params=["folder", "host"])
@@ -100,6 +100,16 @@ def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) 
     failures = second.failures(60.0)
     assert len(failures) == 1 and failures[0].startswith("the second place of checkpoints: ")
     assert "No such file" in failures[0] and second.failures() == []
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n'))
+    monkeypatch.setenv("ODSGD_SECURE", "1" if secure else "")
+    assert made("me@backup:/data").iterations() == []
+    asked = (tmp_path / "asked").read_text()
+    assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=no" in asked) is not secure
 
 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:

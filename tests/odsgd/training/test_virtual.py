@@ -6,7 +6,7 @@ from typing import Any, Dict
 import pytest
 
 from kvstore import algorithms
-from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from odsgd.config.train import TrainConfig
 from odsgd.training import virtual
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
@@ -55,6 +55,13 @@ def test_a_synchronous_run_has_the_bits_of_workers_without_virtual_time(tmp_path
     options = {key: value for key, value in RUN.items() if key != "workers"}
     train_together([tiny(tmp_path / "scripted", kvstore=store, **options, **METHODS.get(store, {}))] * WORKERS)
     assert same_bits(final_weights(out), final_weights(tmp_path / "scripted"))
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    assert virtual.run(tiny(tmp_path, **RUN, cluster="virtual", kvstore="ssgd")) == EXIT_FAILURE
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"odsgd train: cannot write `{tmp_path}") and complaint.count("\n") == 1
 
 
 def test_metrics_have_virtual_seconds_beside_real_ones(tmp_path: Path) -> None:
