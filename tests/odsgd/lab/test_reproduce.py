@@ -137,7 +137,7 @@ def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_g
     ("state: small\n    measures", "state: smal\n    measures", "unknown state `smal`.*did you mean `small`"),
     ("[accuracy, staleness]", "[acuracy]", "unknown measure `acuracy` in .*: figure-1; did you mean `accuracy`"),
     ("minus: ssgd.accuracy", "minus: sgd.accuracy", "unknown cell `sgd`.*did you mean `ssgd`"),
-    ("below: 30", "minus: 30", "expected above, below or both"),
+    ("below: 30", "over: ssgd.accuracy", "expected above, below or both"),
     (", why: \"not run\"", "", "claim rest: expected either tests, or the reason"),
     ("kind: bars", "kind: pie", "expected a curve over epoch or seconds or hours"),
     ("scales: {small", "scales: {tiny", "unknown scale `tiny`"),

@@ -91,7 +91,7 @@ def test_a_file_decides_about_the_workers_unless_a_flag_does(tmp_path: Path) -> 
     (dict(cluster="virtual", kvstore="odsgd", codec="float16"), "no codecs on the way to servers and back"),
     (dict(cluster="virtual", kvstore="asgd", codec_weights="quantize"), "no codecs on the way to servers and back"),
     (dict(cluster="virtual", kvstore="ssgd", transport="sharded"), "no transport `sharded`; take `server` or `ring`"),
-    (dict(cluster="nowhere.yaml"), "`nowhere.yaml`: No such file"),
+    (dict(cluster="nowhere.yaml"), "cannot read `nowhere.yaml`, the description of a cluster in YAML: No such file"),
 ])
 def test_what_does_not_go_together_is_told_before_anything_starts(options: Dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
