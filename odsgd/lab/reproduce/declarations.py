@@ -10,6 +10,7 @@
         cluster: {…}                            … and the virtual cluster that they run on
         scales:
           small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
+                                                `times: {lr: 0.125}`: factors of the cells' options
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
@@ -85,6 +86,7 @@ class Scale:
 
     name: str
     options: Mapping[str, Any]
+    times: Mapping[str, float]
     cluster: Mapping[str, Any]
     differs: Tuple[str, ...]
 
@@ -207,10 +209,12 @@ class Trial:
         shared = {**self.item.options, **self.scale.options}
         store = {**shared, **self.cell.options}.get("kvstore")
         goes = {key: value for key, value in shared.items() if not methods.takers(key) or store in methods.takers(key)}
+        own = {key: value * self.scale.times[key] if key in self.scale.times else value
+               for key, value in self.cell.options.items()}
         cluster = {**self.item.cluster, **self.scale.cluster, **self.cell.cluster, "seed": self.seed}
         if self.cell.real:
             cluster = {"real": True, "workers": cluster.get("workers", 2), "servers": cluster.get("servers", 1)}
-        return {"options": {**FIXED, **goes, **self.cell.options, "seed": self.seed}, "cluster": cluster}
+        return {"options": {**FIXED, **goes, **own, "seed": self.seed}, "cluster": cluster}
 
     @property
     def folder(self) -> str:
@@ -294,8 +298,9 @@ def _item(paper: str, name: str, value: Any, where: str) -> Item:
 def _scale(name: str, value: Any, where: str) -> Scale:
     if name not in SCALES:
         raise unknown("scale", name, SCALES, where=f" in {where}")
-    values = _table(value, where, set(), {"options", "cluster", "differs"})
-    return Scale(name, values.get("options", {}), values.get("cluster", {}), tuple(values.get("differs", ())))
+    values = _table(value, where, set(), {"options", "times", "cluster", "differs"})
+    return Scale(name, values.get("options", {}), values.get("times", {}), values.get("cluster", {}),
+                 tuple(values.get("differs", ())))
 
 
 def _cell(name: str, value: Any, where: str) -> Cell:
