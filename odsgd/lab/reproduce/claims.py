@@ -2,13 +2,15 @@
 
 Each comparison of a claim is a number of each seed: a cell's measure, alone or against another cell's with the same
 seed, which has the same first weights and the same order of the data. Its mean has a 95 % confidence interval by
-Student's t. The interval inside what the claim says: it holds. Wholly outside: it does not. Else, and with a single
-seed, it cannot be told. A claim holds if all its comparisons do, and does not if one does not.
+Student's t. The interval inside what the claim says: the comparison holds. Else, and with a single seed, it cannot be
+told, unless the interval is wholly outside. That one is wider where a claim has k comparisons, with a confidence of
+1 - 0.05 / k (Bonferroni's), since a claim does not hold if one of them does not, and one of many may be outside by
+chance. It holds if all of them do.
 """
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Tuple
 
 from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, Measure, estimate
@@ -36,33 +38,37 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     for scale in of.scales if claim.comparisons else ():
         cells = runs.get((of.name, scale), {})
         if cells and claim.scale in (None, scale):
-            found = _all(scale, of, claim.comparisons, cells)
+            found = _all(scale, of, claim, cells)
             if found.verdict != OPEN:
                 return found
     return found
 
 
-def _all(scale: str, item: Item, comparisons: Sequence[Comparison], cells: Mapping[str, Seeds]) -> Ruling:
+def _all(scale: str, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ruling:
     """Of all comparisons together; what has the same measure and the same bounds is told together."""
-    rulings = [_one(item, one, cells) for one in comparisons]
+    telling = {name: {seed: result for seed, result in seeds.items() if seed >= claim.from_seed}
+               for name, seeds in cells.items()}
+    rulings = [_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons]
     verdicts = [one.verdict for one in rulings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     told: Dict[str, List[str]] = {}
-    for comparison, one in zip(comparisons, rulings):
+    for comparison, one in zip(claim.comparisons, rulings):
         told.setdefault(f"{MEASURES[comparison.of[1]].label}, {_expected(comparison)}", []).append(one.because)
-    return Ruling(verdict, f"{scale}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
+    by = f"{scale}, seeds from {claim.from_seed} on" if claim.from_seed else scale
+    return Ruling(verdict, f"{by}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
 
 
-def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds]) -> Ruling:
+def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Ruling:
+    """Of one of a claim's comparisons."""
     name, (cell, measure) = _words(item, one), one.of
     mine, others = cells.get(cell, {}), cells.get(one.other[0], {}) if one.other else None
     seeds = sorted(set(mine) if others is None else set(mine) & set(others))
     if not seeds:
         return Ruling(OPEN, f"{name} not run")
     values = [_number(one, MEASURES[measure], mine[seed], others[seed] if others else None) for seed in seeds]
-    found = estimate(values)
+    found, wide = estimate(values), estimate(values, 1 - (1 - CONFIDENCE) / comparisons)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
-               else FAILS if found.high <= one.above or one.below <= found.low else OPEN)
+               else FAILS if wide.high <= one.above or one.below <= wide.low else OPEN)
     return Ruling(verdict, f"{name} = {_interval(found)}")
 
 

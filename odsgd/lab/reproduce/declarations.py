@@ -15,13 +15,15 @@
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
         grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …
-        pictures: [{kind: curve, x: epoch, y: accuracy}]
-        claims:
+        pictures:
+          - {kind: curve, x: epoch, y: accuracy}
+          - {kind: bars, y: speed, over: {ssgd-4: [asgd-4, odsgd-4]}}     how many times those of another cell
+        claims:                                 or the name of an item that has the same
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
 A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper` is told by runs at the
-paper's scale only.
+paper's scale only, and one with `from_seed: 3` by other seeds than those that suggested it.
 """
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ class Comparison:
 class Claim:
     """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
 
-    `scale`: the only one at which it can be told; None: at any.
+    `scale`: the only one at which it can be told; None: at any. `from_seed`: the first seed that tells.
     """
 
     name: str
@@ -117,16 +119,20 @@ class Claim:
     comparisons: Tuple[Comparison, ...]
     why: str
     scale: Optional[str]
+    from_seed: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`."""
+    """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`, each
+    as it is or divided by that of the cell `over` it.
+    """
 
     kind: str
     x: str
     y: str
     cells: Tuple[str, ...]
+    over: Mapping[str, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,8 +246,9 @@ def read_paper(path: Path) -> Paper:
     """The same from any file."""
     values = _table(read_yaml_file(str(path)), f"`{path}`", {"title", "cite", "items"})
     for key, value in values["items"].items():
-        if isinstance(value, dict) and isinstance(value.get("cells"), str):
-            value["cells"] = _cells_of(values["items"], value["cells"], f" after cells of {key} in `{path}`")
+        for part in ("cells", "claims"):
+            if isinstance(value, dict) and isinstance(value.get(part), str):
+                value[part] = _shared(values["items"], value[part], part, f" after {part} of {key} in `{path}`")
     items = {key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in values["items"].items()}
     for item in items.values():
         if item.cells_of is not None and item.cells_of not in items:
@@ -270,11 +277,11 @@ def named(names: Sequence[str]) -> List[Item]:
     return list({item.full_name: item for item in found}.values())
 
 
-def _cells_of(items: Mapping[str, Any], name: str, where: str) -> Any:
-    """The cells of another item, as they are written there."""
+def _shared(items: Mapping[str, Any], name: str, part: str, where: str) -> Any:
+    """The cells or claims of another item, as they are written there."""
     if name not in items:
         raise unknown("item", name, items, where=where)
-    return items[name].get("cells")
+    return items[name].get(part, {})
 
 
 def _item(paper: str, name: str, value: Any, where: str) -> Item:
@@ -317,22 +324,23 @@ def _spread(cell: Cell, option: str, choices: Sequence[Any]) -> Iterator[Cell]:
 
 
 def _picture(value: Any, where: str) -> Picture:
-    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells"})
+    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over"})
     if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in AXES:
         raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram or bars; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
-    return Picture(values["kind"], x, y, tuple(values.get("cells", ())))
+    over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
+    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over)
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:
-    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale"})
+    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale", "from_seed"})
     if values.get("scale", SCALES[0]) not in SCALES:
         raise unknown("scale", values["scale"], SCALES, where=f" of {where}")
     if bool(values.get("tests")) == bool(values.get("why")):
         raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
     return Claim(name, values["says"], values["where"],
                  tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""),
-                 values.get("scale"))
+                 values.get("scale"), values.get("from_seed", 0))
 
 
 def _comparison(value: Any, where: str) -> Comparison:
@@ -352,7 +360,8 @@ def _split(text: str) -> Tuple[str, str]:
 def _check_names(item: Item, runs: Item, where: str) -> None:
     """Cells and measures that are named exist."""
     sides = [side for claim in item.claims for one in claim.comparisons for side in (one.of, one.other) if side]
-    cells = [*(cell for cell, _ in sides), *(cell for picture in item.pictures for cell in picture.cells)]
+    cells = [*(cell for cell, _ in sides),
+             *(cell for picture in item.pictures for cell in (*picture.cells, *picture.over.values()))]
     for cell in cells:
         if cell not in runs.cells:
             raise unknown("cell", cell, runs.cells, where=f" in {where}")

@@ -123,7 +123,7 @@ class Estimate(NamedTuple):
     seeds: int
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate:
     """Mean and interval by Student's t.
 
     >>> "{:.3f}, {:.3f} to {:.3f}".format(*estimate([1.0, 2.0, 3.0]))
@@ -135,7 +135,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean, n = statistics.fmean(values), len(values)
     if n < 2 or any(map(math.isnan, values)):
         return Estimate(mean, -math.inf, math.inf, n)
-    half = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2)) * statistics.stdev(values) / math.sqrt(n)
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * statistics.stdev(values) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 

@@ -32,7 +32,8 @@ Written by `odsgd reproduce --report` from the files in [data](data) alone; do n
 of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds with the standard
 deviation. A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval
 (Student's t), which covers chance in training, not in the choice of the test set, and has no width where all seeds
-agree. Many claims are tested, so one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
+agree; what speaks against a claim of several differences has to be surer by their number. Many claims are tested, so
+one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
 
 
 def load(paper: Paper, folder: Path) -> Runs:

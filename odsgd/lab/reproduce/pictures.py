@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import collections
+import math
 import statistics
 from pathlib import Path
-from typing import Any, Counter, List, Mapping
+from typing import Any, Counter, Iterator, List, Mapping, Optional
 
 from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce.claims import Seeds
-from odsgd.lab.reproduce.declarations import Item, Picture
+from odsgd.lab.reproduce.declarations import Cell, Item, Picture
 from odsgd.lab.reproduce.measures import MEASURES, spread
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
@@ -70,11 +71,15 @@ def _histograms(axes: Any, item: Item, picture: Picture, names: List[str], cells
 
 
 def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
-    """A measure of each cell with its deviation over seeds, and the paper's number where it gives one."""
+    """A measure of each cell with its deviation over seeds, and the paper's number where it gives one; or both divided
+    by those of other cells.
+    """
     measure = MEASURES[picture.y]
-    ours = [spread([measure.of(result) for result in cells[name].values()]) for name in names]
-    papers = [(place, item.cells[name].paper[picture.y]) for place, name in enumerate(names)
-              if picture.y in item.cells[name].paper]
+    names = [name for name in names if picture.over.get(name, name) in cells]
+    ours = [spread([measure.of(result) / _base(picture, name, cells, seed) for seed, result in cells[name].items()])
+            for name in names]
+    papers = [(place, value) for place, name in enumerate(names)
+              for value in _papers(picture, item.cells[name], item.cells.get(picture.over.get(name, "")))]
     height = 0.4 if papers else 0.7
     axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
               label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours])
@@ -83,4 +88,20 @@ def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapp
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels([item.cells[name].label for name in names], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel(measure.label)
+    bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
+    axes.set_xlabel(f"{measure.label}: times {', '.join(bases)}" if bases else measure.label)
+
+
+def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) -> float:
+    """What a cell's measure is divided by: that of another with the same seed, if there is one; or their mean."""
+    if name not in picture.over:
+        return 1.0
+    seeds, measure = cells[picture.over[name]], MEASURES[picture.y]
+    return statistics.fmean(measure.of(seeds[one]) for one in ([seed] if seed in seeds else seeds))
+
+
+def _papers(picture: Picture, cell: Cell, base: Optional[Cell]) -> Iterator[float]:
+    """The paper's number of a bar, if it gives what it takes."""
+    given = [one.paper.get(picture.y, math.nan) for one in (cell, *([base] if base else []))]
+    if not any(map(math.isnan, given)):
+        yield given[0] / (given[1] if base else 1)

@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from odsgd.cli import main
-from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
+from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
 from tests.jobs import ROOT
@@ -91,6 +91,14 @@ def test_what_all_cells_share_goes_to_the_stores_that_take_it(tmp_path: Path) ->
     assert softsync.asked["options"]["n"] == 2 and "n" not in asgd.asked["options"]
 
 
+def test_a_scale_multiplies_the_options_of_cells(tmp_path: Path) -> None:
+    text = TINY.replace("options: {kvstore: ssgd}", "options: {kvstore: ssgd, lr: 0.4}").replace(
+        'small: {differs', 'small: {times: {lr: 0.125, lr_local: 0.5}, differs')
+    asgd, ssgd = declared(tmp_path, text).items["figure-1"].trials("small", 1)
+    assert ssgd.asked["options"]["lr"] == 0.05 and asgd.asked["options"]["lr"] == 0.05  # 0.4 / 8, and that of all
+    assert "lr_local" not in ssgd.asked["options"]
+
+
 def test_other_options_have_a_folder_of_their_own(tmp_path: Path) -> None:
     before, after = (next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
                      for text in (TINY, TINY.replace("lr: 0.05", "lr: 0.06")))
@@ -103,6 +111,12 @@ def test_cells_can_be_those_of_another_item_and_one_for_each_value_of_a_grid(tmp
     cells = items["figure-3"].cells
     assert [*cells] == ["asgd-1", "asgd-2", "ssgd-1", "ssgd-2"] and [*items["figure-1"].cells] == ["asgd", "ssgd"]
     assert cells["ssgd-2"].options == {"kvstore": "ssgd", "lr": 0.2} and cells["ssgd-2"].label == "SSGD, lr 0.2"
+
+
+def test_claims_can_be_those_of_another_item(tmp_path: Path) -> None:
+    items = declared(tmp_path, TINY + "  figure-3: {caption: Again., state: small, scales: {small: {}}, "
+                     "cells: figure-1, claims: figure-1}\n").items
+    assert items["figure-3"].claims == items["figure-1"].claims and len(items["figure-3"].claims) == 3
 
 
 def best_rates(grid: Mapping[str, Mapping[int, Result]], size: int) -> Dict[str, List[float]]:
@@ -139,6 +153,7 @@ def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_g
     ("minus: ssgd.accuracy", "minus: sgd.accuracy", "unknown cell `sgd`.*did you mean `ssgd`"),
     ("below: 30", "over: ssgd.accuracy", "expected above, below or both"),
     (", why: \"not run\"", "", "claim rest: expected either tests, or the reason"),
+    ("kind: bars", "kind: bars, over: {sgd: [ssgd]}", "unknown cell `sgd`"),
     ("kind: bars", "kind: pie", "expected a curve over epoch or seconds or hours"),
     ("scales: {small", "scales: {tiny", "unknown scale `tiny`"),
     ("cells_of: figure-1", "cells_of: figure-7", "unknown item `figure-7` after cells_of of figure-2"),
@@ -264,6 +279,32 @@ def test_a_claim_holds_only_if_all_of_it_does(tiny: Paper) -> None:
     verdicts = [claims.ruling(tiny, item, claim, runs).verdict for claim in (item.claims[0], item.claims[1], both)]
     assert verdicts == [claims.HOLDS, claims.FAILS, claims.FAILS]
     assert claims.ruling(tiny, item, item.claims[2], runs) == claims.Ruling(claims.OPEN, "not run")
+
+
+def test_one_of_many_comparisons_speaks_against_a_claim_only_if_it_is_surer(tiny: Paper) -> None:
+    item = tiny.items["figure-1"]
+    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
+                    for seed, value in enumerate(values)}
+             for name, values in (("asgd", (0.9, 0.82, 0.98)), ("ssgd", (0.7, 0.2, 0.2)))}
+    # 20, 62 and 78 points: 53.3, and 17.3 from seed to seed by the root of three. Student's t is 4.30 at 95 %, so the
+    # interval begins at -21.1; at 98.33 % it is 7.65, and the interval begins at -79.
+    surely = dataclasses.replace(item.claims[1].comparisons[0], below=-24)
+    alone = dataclasses.replace(item.claims[1], comparisons=(surely,))
+    among = dataclasses.replace(item.claims[1], comparisons=(surely, *item.claims[0].comparisons * 2))
+    runs = {("figure-1", "small"): cells}
+    assert claims.ruling(tiny, item, alone, runs).verdict == claims.FAILS
+    assert claims.ruling(tiny, item, among, runs).verdict == claims.OPEN
+
+
+def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) -> None:
+    seeds = {seed: made(dataclasses.replace(trial, seed=seed), [0.9]) for seed in range(5)}
+    item = tiny.items["figure-1"]
+    verdicts = {}
+    for first in (0, 3, 4, 5):
+        claim = dataclasses.replace(item.claims[0], from_seed=first)
+        verdicts[first] = claims.ruling(tiny, item, claim, {("figure-1", "small"): {"asgd": seeds}})
+    assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
+    assert "2 seeds" in verdicts[3].because and verdicts[3].because.startswith("small, seeds from 3 on: ")
 
 
 def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
@@ -422,6 +463,22 @@ def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, t
         results.write(made(trial, [accuracy]), tmp_path / trial.file)
         texts.append(pages.pages([tiny], tmp_path)[tmp_path / "tiny.md"])
     assert texts[0] != texts[1] and "50.00" in texts[0] and "50.01" in texts[1]
+
+
+def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("{kind: bars}", "{kind: bars, over: {ssgd: [asgd]}}").replace(
+        "SSGD, options: {kvstore: ssgd}", "SSGD, options: {kvstore: ssgd}, paper: {accuracy: 66}"))
+    item = paper.items["figure-1"]
+    picture = item.pictures[2]
+    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
+                    for seed, value in enumerate(values)} for name, values in (("asgd", (0.9, 0.8)), ("ssgd", (0.6,)))}
+    assert picture.cells == ("asgd",)
+    # seed 1 has no other to be divided by, so it is by the mean
+    assert [pictures._base(picture, "asgd", cells, seed) for seed in (0, 1)] == pytest.approx([60, 60])
+    assert [*pictures._papers(picture, item.cells["asgd"], item.cells["ssgd"])] == [1.5]
+    assert [*pictures._papers(picture, item.cells["ssgd"], None)] == [66]
+    pictures.draw(item, picture, cells, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").stat().st_size > 1000
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
