@@ -49,6 +49,7 @@ def test_a_model_takes_small_images_grey_or_in_colour(model: str, shape: Tuple[i
     ("sasgd_cnn", (3, 32, 32), 10, 506_378, {"conv3": (128, 256, 2, 2), "dense0": (10, 128)}),  # "about 0.5 million"
     ("vgg_f", (3, 224, 224), 1000, 60_834_536 + 2 * (64 + 4 * 256 + 2 * 4096),  # "243 MB", and BatchNorm
      {"conv0": (64, 3, 11, 11), "dense0": (4096, 6 * 6 * 256), "dense2": (1000, 4096)}),
+    ("alexnet", (3, 224, 224), 1000, 61_100_840, {}),  # Gluon's; one paper's has "~72 million"
 ])
 def test_the_papers_networks_have_the_papers_sizes(model: str, shape: Tuple[int, int, int], classes: int,
                                                    parameters: int, shapes: Dict[str, Tuple[int, ...]]) -> None:
