@@ -135,14 +135,14 @@ def test_the_rates_of_what_has_run_beyond_the_papers_are_the_best_of_their_grids
     runs = pages.load(beyond, ROOT / "docs" / "results")
     for item, _ in runs:
         if item.startswith("figure-"):
-            best = best_rates(runs[f"table-{item.split('-')[1]}", "small"], 6)
+            best = best_rates(runs[f"table-{item.split('-')[1]}", "small"], 12)
             assert all(cell.options["lr"] in best[cell.name] for cell in beyond.items[item].cells.values()), item
 
 
 def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_grid() -> None:
     paper = paper_called("sasgd")
     runs = pages.load(paper, ROOT / "docs" / "results")
-    best = best_rates(runs["figure-9-rates", "small"], 6)
+    best = best_rates(runs["figure-9-rates", "small"], 9)
     cells = paper.items["figure-7"].cells.values()
     assert len(cells) == 24 and all(cell.options["lr"] in best[cell.options["kvstore"]] for cell in cells)
 
