@@ -187,7 +187,7 @@ def _made_with(runs: Runs) -> List[str]:
     versions: Dict[str, Set[str]] = collections.defaultdict(set)
     for result in all_results:
         for key, value in result.versions.items():
-            versions[key].add(value)
+            versions[key].update(value.split(", "))
         versions["processor"].add("{cpu}, {cores} cores, a thread for each run".format(**result.machine))
     hours = sum(result.seconds for result in all_results) / 3600
     lines = [["", ""], *([key, ", ".join(sorted(values))] for key, values in sorted(versions.items()))]

@@ -15,6 +15,7 @@ import pytest
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
 from odsgd.cli import main
+from odsgd.lab.command import output
 from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
@@ -357,8 +358,10 @@ def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(tmp_path: Path,
-                                                                                    trial: Trial) -> None:
+def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(
+        tmp_path: Path, tiny: Paper, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = ["a1", "b2-dirty", "a1"]
+    monkeypatch.setattr(run, "output", lambda command: commits.pop(0))
     folders, said = in_folders(tmp_path), [""]
     started = run._start(trial, folders, said.append)
     assert started and started.process.wait(100) == 0
@@ -370,6 +373,8 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
     result = results.read_of(trial, folders.results)
     assert result and result.numbers() == whole.numbers() and result.starts == 3
+    assert whole.versions["commit"] == "a1" and result.versions["commit"] == "a1, b2-dirty"
+    assert "| commit | a1, b2-dirty |" in pages.pages([tiny], folders.results)[folders.results / "tiny.md"]
 
 
 def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
@@ -380,6 +385,42 @@ def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run.run([trial], folders, 1, time.monotonic() + 100, said.append) == run.Counts(0, 0, 1)
     assert said[-1].endswith(f"left to the command that is running it in `{folder}`")
+
+
+def test_a_trial_that_another_command_finishes_meanwhile_is_not_left(tmp_path: Path, trial: Trial) -> None:
+    folders = in_folders(tmp_path)
+    folder = folders.runs / trial.folder
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        counts = run.run([trial], folders, 1, time.monotonic() + 100,
+                         lambda text: results.write(made(trial, [0.5]), folders.results / trial.file))
+    assert counts == run.Counts(0, 0, 0)
+
+
+@pytest.mark.slow
+def test_two_commands_run_nothing_twice(tmp_path: Path, tiny: Paper) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    trials = list(tiny.items["figure-1"].trials("small", 1))
+    others: List[run.Counts] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.endswith("asgd, small, seed 0: begins") and not others:  # the other command meanwhile runs the rest
+            others.append(run.run(trials, folders, 1, time.monotonic() + 100, said.append))
+        if ": done: " in text:
+            with open(folders.runs / trials[0].folder / "lock") as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    assert run.run(trials, folders, 1, time.monotonic() + 100, say) == run.Counts(1, 0, 0)
+    assert others == [run.Counts(1, 0, 1)]
+    assert said[-1] == "tiny/figure-1 ssgd, small, seed 0: another command has finished it"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these files are in no repository")
+def test_the_commit_is_that_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert output(["git", "rev-parse", "--show-toplevel"]) == str(ROOT)
 
 
 def test_no_time_is_no_run(tmp_path: Path, tiny: Paper) -> None:
