@@ -7,6 +7,7 @@ keeps two commands from one trial until its result is written.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -133,11 +134,16 @@ def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
 
 
 def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
-    """Run a trial that is over once more, in a folder that goes again afterwards."""
-    with tempfile.TemporaryDirectory(prefix="odsgd-again-") as scratch:
-        there = Folders(folders.data, Path(scratch) / "results", Path(scratch) / "runs")
-        run([trial], there, 1, float("inf"), say)
+    """Run a trial that is over once more, in a folder that goes again afterwards, unless the run fails."""
+    scratch = Path(tempfile.mkdtemp(prefix="odsgd-again-"))
+    there = Folders(folders.data, scratch / "results", scratch / "runs")
+    failed = 0
+    try:
+        failed = run([trial], there, 1, float("inf"), say).failed
         result = results.read_of(trial, there.results)
+    finally:
+        if not failed:
+            shutil.rmtree(scratch)
     if result is None:
         raise ConfigError(f"{trial}: its second run failed, as said above")
     return result
@@ -147,18 +153,25 @@ def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Option
     """Begin, or go on with, the training of a trial; None while another command runs it, or if one has finished it."""
     folder = folders.runs / trial.folder
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w", encoding="utf-8")  # noqa: SIM115  as long as the training
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        say(f"{trial}: left to the command that is running it in `{folder}`")
-        return None
-    if not _missing([trial], folders):
-        lock.close()
-        say(f"{trial}: another command has finished it")
-        return None
-    config = configuration(trial, folder, folders.data)
+    with contextlib.ExitStack() as unless_started:
+        lock = unless_started.enter_context(open(folder / "lock", "w", encoding="utf-8"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say(f"{trial}: left to the command that is running it in `{folder}`")
+            return None
+        if not _missing([trial], folders):
+            say(f"{trial}: another command has finished it")
+            return None
+        config = configuration(trial, folder, folders.data)
+        process = _train(trial, config, folder, lock, say)
+        unless_started.pop_all()
+    return _Running(trial, config, folder, process, lock)
+
+
+def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
+           say: Callable[[str], None]) -> subprocess.Popen[bytes]:
+    """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
     from odsgd.training.checkpoint import complete
     there = complete(folder / "checkpoints")
@@ -171,10 +184,9 @@ def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Option
     with open(folder / COMMITS, "a", encoding="utf-8") as commits:
         commits.write(output(["git", "describe", "--always", "--dirty", "--exclude", "*"]) + "\n")
     with open(folder / "train.log", "ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
-                                   start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
-    return _Running(trial, config, folder, process, lock)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
+                                start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
 
 
 def _stop(running: Sequence[_Running]) -> None:

@@ -7,13 +7,14 @@ import math
 import os
 import re
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
 from odsgd.lab.command import output
 from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
@@ -357,6 +358,36 @@ def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeyp
     assert capsys.readouterr().out.endswith(f"{path}: other numbers than before, from epoch 3 on\n")
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders go that are made for a while."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_second_run_that_fails_leaves_its_log(tmp_path: Path, scratch: Path) -> None:
+    text = TINY.replace("model: mlp", "model: mlp, weights: /nonexistent")
+    trial = next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
+    said: List[str] = []
+    with pytest.raises(ConfigError, match="its second run failed"):
+        run.again(trial, run.Folders(None, tmp_path, tmp_path), said.append)
+    log = re.search(r"all of it is in `(.*)`", said[-1])
+    assert log and log[1].startswith(str(scratch)) and "/nonexistent" in Path(log[1]).read_text()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_second_run_can_be_stopped(tmp_path: Path, tiny: Paper, trial: Trial, scratch: Path, number: int,
+                                     status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "SOURCES", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
+    monkeypatch.setattr(cli, "_say", lambda text: signal.raise_signal(number))
+    results.write(made(trial, [0.5]), tmp_path / "result.json")
+    assert main(["reproduce", "--again", f"{tmp_path}/result.json"]) == status
+    assert not [*scratch.iterdir()]
+
+
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(
         tmp_path: Path, tiny: Paper, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,7 +512,10 @@ def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, t
     ("od-sgd/table-6", "dataset `cifar10` needs data_dir, the folder of its files (--data-dir DIR)"),
     ("od-sgd/table-1 --data-dir FOLDER", "FOLDER/train-images-idx3-ubyte"),
     ("od-sgd/table-6 --data-dir FOLDER/none", "no folder `FOLDER/none`"),
-    ("--again FOLDER/none.json", "cannot read `FOLDER/none.json`, the result of a run"),
+    ("--list od-sgd/table-6", "`od-sgd/table-6` is not used with --list; leave it out"),
+    ("--report --seeds 3", "`--seeds` is not used with --report"),
+    ("--report --list", "`--report` is not used with --list"),
+    ("--again FOLDER/none.json --cells x", "`--cells` is not used with --again"),
 ])
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, complaint: str) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) if "FOLDER" in word else word for word in flags.split()]
@@ -492,10 +526,32 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_list_has_every_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_is_not_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--again", f"{tmp_path}/none.json"]) == EXIT_USAGE
+    assert f"cannot read `{tmp_path}/none.json`, the result of a run" in capsys.readouterr().err
+
+
+def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
+                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list", "--results", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [item.full_name for item in ITEMS]
+    words: Dict[str, List[str]] = {}  # by item: its state, its line, and the one below
+    state = ""
+    for line in capsys.readouterr().out.splitlines():
+        if re.match(r"  \S", line):
+            words[line.split()[0]] = [state, line]
+        elif line.startswith("   "):
+            words[[*words][-1]].append(line.strip())
+        else:
+            state = line
+    assert {*words} == {item.full_name for item in ITEMS}
+    assert words["sasgd/figure-3"] == [
+        "Runs here, smaller:", words["sasgd/figure-3"][1], "Caffe's CIFAR-10 network, which computes a fifth as long, "
+        "for the paper's"]
+    assert words["od-sgd/figure-19"][2:] == ["the runs of table-6"]
+    assert words["od-sgd/table-3"][0] == "Needs ImageNet or GPUs; a preset is ready:"
+    assert words["od-sgd/table-3"][2:] == ["preset configs/imagenet_resnet50_k80.yaml"]
+    assert words["sasgd/figure-8"][::2] == ["Cannot be had:", "The data are the authors' own and not public."]
+    assert all(len(words[item.full_name]) == 3 for item in ITEMS if item.state in ("small", "preset", "none"))
 
 
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
