@@ -17,7 +17,7 @@ import pytest
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
 from odsgd.lab.command import output
-from odsgd.lab.reproduce import claims, cli, measures, pages, results, run
+from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
 from tests.jobs import ROOT
@@ -323,8 +323,8 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
     assert len(shown) == 4 and all((folders.results / name).stat().st_size > 1000 for name in shown)
     assert "| The rest. | 3 | **cannot be told** | not run |" in page
-    assert "1 of 1" not in page and "Of 2 tables and figures of 1 papers 2 have results" in texts[
-        folders.results / "README.md"]
+    assert "1 of 1" not in page
+    assert "2 have results here, 0 at the paper's scale and 2 smaller." in texts[folders.results / "README.md"]
 
 
 @pytest.mark.slow
@@ -486,6 +486,41 @@ def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) 
         results.write(made(trial, accuracies), tmp_path / trial.file)
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| ASGD | **45.00** (98.00) |\n| SSGD | - (65.00) |" in text
+
+
+def test_methods_without_a_seed_in_common_have_nothing_side_by_side(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("[accuracy, staleness]", "[accuracy, seconds90]"))
+    for cell, seed in (("asgd", 0), ("ssgd", 1)):
+        trial = paper.trial("figure-1", "small", cell, seed)
+        assert trial
+        results.write(made(trial, [0.95]), tmp_path / trial.file)
+    assert "| ASGD |  |\n| SSGD |  |" in pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+
+
+def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(tiny: Paper, trial: Trial) -> None:
+    from matplotlib.figure import Figure
+    fast, slow = (made(trial, accuracies) for accuracies in ([0.5, 0.7], [0.7, 0.9, 0.95]))
+    for row in slow.rows:
+        row[-1] = 3 * float(row[-1] or 0)
+    for seeds in ({0: fast, 1: slow}, {0: slow, 1: fast}):
+        axes: Any = Figure().add_subplot()
+        pictures._curves(axes, trial.item, trial.item.pictures[0], ["asgd"], {"asgd": seeds})
+        line, = axes.lines
+        assert list(line.get_xdata()) == pytest.approx([0.02, 0.04])  # hours: means of 36 and 108 s, of 72 and 216 s
+        assert list(line.get_ydata()) == pytest.approx([60, 80])
+
+
+def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) -> None:
+    text = TINY.replace("scales: {small:", "scales: {paper: {}, small:") + (
+        "  figure-3: {caption: c, state: small, scales: {small: {}}, options: {dataset: digits, kvstore: ssgd}, "
+        "cells: {a: {label: A}}}\n")
+    paper = declared(tmp_path, text)
+    for item, scale, cell in (("figure-1", "paper", "asgd"), ("figure-1", "small", "asgd"), ("figure-3", "small", "a")):
+        trial = paper.trial(item, scale, cell, 0)
+        assert trial
+        results.write(made(trial, [0.5]), tmp_path / trial.file)
+    overview = pages.pages([paper], tmp_path)[tmp_path / "README.md"]
+    assert "Of 3 tables and figures of 1 papers 3 have results here, 2 at the paper's scale and 1 smaller." in overview
 
 
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
