@@ -8,15 +8,16 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import time
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
-from odsgd.lab.command import aligned, pyplot
+from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce import pages, results
-from odsgd.lab.reproduce.declarations import SCALES, SOURCES, Item, Trial, named, paper_called, papers
+from odsgd.lab.reproduce.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
 from odsgd.lab.reproduce.run import Folders, again, run
 
 DESCRIPTION = """\
@@ -27,11 +28,18 @@ goes on from its checkpoint when the same command is given again.
   odsgd reproduce staleness-aware-asgd/figure-1 --data-dir DIR --seeds 3 --budget 2h
   odsgd reproduce --report"""
 
+USED = {"list": ("results",), "report": ("results",), "again": ("data_dir",)}
+"""What goes with each of these; a run takes all else."""
+
+MOST_WORDS = 110
+"""Characters of a line of `--list` that says how or why."""
+
 
 def main(argv: Sequence[str]) -> int:
     """Do what is asked; 70 if a run failed, or came out otherwise than before."""
     parser = _parser()
     asked = parser.parse_args(argv)
+    _check_used(parser, argv)
     if asked.list:
         print(listed(asked.results))
         return 0
@@ -41,10 +49,22 @@ def main(argv: Sequence[str]) -> int:
         return 0
     folders = Folders(asked.data_dir, asked.results, asked.runs)
     if asked.again:
-        return _again(asked.again, folders)
+        return _ended(lambda: _again(asked.again, folders))
     if not asked.items:
         raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --list, --report or --again FILE")
-    return _run(chosen(named(asked.items), asked.scale, asked.cells, asked.seeds), folders, asked.jobs, asked.budget)
+    trials = chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
+    return _ended(lambda: _run(trials, folders, asked.jobs, asked.budget))
+
+
+def _check_used(parser: Parser, argv: Sequence[str]) -> None:
+    """ConfigError for an argument that has no effect beside another."""
+    nothing = argparse.Namespace(**dict.fromkeys(vars(parser.parse_args([]))))  # instead of the defaults
+    given = {name: value for name, value in vars(parser.parse_args(argv, nothing)).items() if value not in (None, [])}
+    for action in [name for name in USED if name in given]:
+        for name, value in given.items():
+            if name not in (action, *USED[action]):
+                argument = shown(value[0]) if name == "items" else f"--{name.replace('_', '-')}"
+                raise ConfigError(f"`{argument}` is not used with --{action}; leave it out")
 
 
 def _parser() -> Parser:
@@ -52,7 +72,7 @@ def _parser() -> Parser:
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures, or a whole PAPER")
-    add("--list", action="store_true", help="every table and figure, with its state")
+    add("--list", action="store_true", help="every table and figure by its state, and how many of its cells have run")
     add("--report", action="store_true", help="write the pages from the results that are there")
     add("--again", metavar="FILE", type=Path, help="run what a result's file has once more, and compare the numbers")
     add("--scale", choices=SCALES, help="the paper's, or a smaller one (default: the smaller one where there is one)")
@@ -102,14 +122,19 @@ def chosen(items: Sequence[Item], scale: Any, glob: str, seeds: int) -> List[Tri
     return sorted(picked, key=lambda trial: trial.seed)
 
 
-def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:
+def _ended(work: Callable[[], int]) -> int:
+    """What `work` returns, or the status after Ctrl-C; Ctrl-C and SIGTERM end its trainings with it."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        counts = run(trials, folders, jobs, time.monotonic() + budget_s, _say)
+        return work()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:
+    counts = run(trials, folders, jobs, time.monotonic() + budget_s, _say)
     there = len(trials) - counts.finished - counts.failed - counts.left
     _say(f"{counts.finished} runs finished, {there} were there, {counts.failed} failed, {counts.left} are left"
          f"{'; the same command goes on with them' if counts.left else ''}")
@@ -135,15 +160,38 @@ def _again(file: Path, folders: Folders) -> int:
 
 
 def listed(folder: Path) -> str:
-    """Every table and figure with its state."""
-    lines = [["table or figure", "state", "cells that have run", "shows"]]
+    """Every table and figure by its state: the cells that have run, what it shows; below that, how or why."""
+    found: Dict[str, List[Tuple[str, str, str, str]]] = {state: [] for state in STATES}
     for paper in papers():
         runs = pages.load(paper, folder)
-        lines += [[item.full_name, item.state, pages.progress(paper, item, runs) or "-", item.caption]
-                  for item in paper.items.values()]
-    words = [line[-1] for line in lines]
-    return "\n".join(f"{cells}  {caption}" for cells, caption in zip(
-        aligned([line[:-1] for line in lines]).splitlines(), words))
+        for item in paper.items.values():
+            found[item.state].append((item.full_name, pages.progress(paper, item, runs), item.caption,
+                                      _because(item)))
+    name_width, runs_width = (max(len(row[place]) for rows in found.values() for row in rows) for place in (0, 1))
+    lines: List[str] = []
+    for state, rows in found.items():
+        lines += ["", f"{STATES[state][0].upper()}{STATES[state][1:]}:"]
+        for name, progress, caption, because in rows:
+            lines.append(f"  {name:{name_width}}  {progress:{runs_width}}  {caption}")
+            lines += [f"      {because}"] if because else []
+    return "\n".join(lines[1:])
+
+
+def _because(item: Item) -> str:
+    """How an item is smaller here than in its paper, which preset is ready for it, or why it cannot be had."""
+    how = ""
+    if item.state == "none":
+        how = _plain(item.note)
+    elif item.cells_of:
+        how = f"the runs of {item.cells_of}"
+    elif item.state == "small":
+        how = textwrap.shorten(_plain("".join(item.scales["small"].differs[:1])), MOST_WORDS, placeholder=" …")
+    return "; ".join(filter(None, [how, f"preset configs/{item.preset}" if item.preset else ""]))
+
+
+def _plain(text: str) -> str:
+    """Without Markdown's links."""
+    return re.sub(r"\[(.*?)\]\(.*?\)", r"\1", text)
 
 
 def _say(text: str) -> None:

@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
-from odsgd.lab.reproduce.declarations import BEYOND, STATES, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
 
@@ -92,14 +92,16 @@ def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
     for cell in items[0].cells.values():
         lines.append([cell.label, *(_soon(found.get(cell.name), found) for found in means)])
     return ["## Side by side", f"{MEASURES[SOON].label[0].upper()}{MEASURES[SOON].label[1:]}, and in brackets the "
-            "accuracy at the end; means over the seeds that all have. A dash: not reached by all. In bold the fastest "
-            "of each figure.",
+            "accuracy at the end; means over the seeds that all have. A dash: not reached by all. Empty: not run, or "
+            "no seed that all have. In bold the fastest of each figure.",
             piped(lines)]
 
 
 def _common_means(cells: Mapping[str, Seeds]) -> Dict[str, Dict[str, float]]:
-    """By cell, means over the seeds that all cells have."""
+    """By cell, means over the seeds that all cells have; of no cell, if there is no such seed."""
     common = set.intersection(*(set(seeds) for seeds in cells.values()))
+    if not common:
+        return {}
     return {name: {measure: statistics.fmean(MEASURES[measure].of(seeds[seed]) for seed in common)
                    for measure in (SOON, "accuracy")} for name, seeds in cells.items()}
 
@@ -117,7 +119,8 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     shared = f" The runs are those of [{of.title}](#{of.name})." if of is not item else ""
     preset = f" Preset: [{item.preset}](../../configs/{item.preset})." if item.preset else ""
     note = f" {item.note}" if item.note else ""
-    parts = [f"## {item.title}", f"{item.caption} *{STATES[item.state].capitalize()}.*{note}{preset}{shared}"]
+    state = f"{STATES[item.state][0].upper()}{STATES[item.state][1:]}"
+    parts = [f"## {item.title}", f"{item.caption} *{state}.*{note}{preset}{shared}"]
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
         for scale in scales or list(item.scales.values())[-1:]:
@@ -188,7 +191,7 @@ def _made_with(runs: Runs) -> List[str]:
     versions: Dict[str, Set[str]] = collections.defaultdict(set)
     for result in all_results:
         for key, value in result.versions.items():
-            versions[key].add(value)
+            versions[key].update(value.split(", "))
         versions["processor"].add("{cpu}, {cores} cores, a thread for each run".format(**result.machine))
     hours = sum(result.seconds for result in all_results) / 3600
     lines = [["", ""], *([key, ", ".join(sorted(values))] for key, values in sorted(versions.items()))]
@@ -200,8 +203,9 @@ def _made_with(runs: Runs) -> List[str]:
 
 def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     items = [(paper, item) for paper in papers for item in paper.items.values() if item.state != "own"]
-    results_of = [(paper, item) for paper, item in items if any(
-        (paper.runs_of(item).name, scale) in loaded[paper.name] for scale in paper.runs_of(item).scales)]
+    full, small = ([(paper, item) for paper, item in items if (paper.runs_of(item).name, scale) in loaded[paper.name]]
+                   for scale in SCALES)
+    results_of = full + [one for one in small if one not in full]
     states = collections.Counter(item.state for _, item in items)
     rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
                for paper, item in items for claim in item.claims}
@@ -211,9 +215,10 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
         f"All methods beside each other, which is in none of the papers: [beyond the papers]({BEYOND}.md).",
-        f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here. Of "
-        f"{len(rulings)} claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be "
-        f"told: of {unrun} of these nothing has run.",
+        f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here, "
+        f"{len(full)} at the paper's scale and {len(results_of) - len(full)} smaller. Of {len(rulings)} claims "
+        f"{verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told: of "
+        f"{unrun} of these nothing has run.",
         piped([["tables and figures", "number"], *counts]), "## Claims",
         *(_claims(paper, rulings) for paper in papers),
         "## Tables and figures", _items(items, loaded)]

@@ -5,12 +5,13 @@ import collections
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Counter, Iterator, List, Mapping, Optional
+from typing import Any, Counter, Iterator, List, Mapping, Optional, Sequence
 
 from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce.claims import Seeds
 from odsgd.lab.reproduce.declarations import Cell, Item, Picture
 from odsgd.lab.reproduce.measures import MEASURES, spread
+from odsgd.lab.reproduce.results import Result
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
           "train_accuracy": ("train_accuracy", "training accuracy, %"),
@@ -39,21 +40,26 @@ def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -
 
 
 def _curves(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
-    """The mean over seeds, and the range of them."""
+    """The mean over seeds, of x too, and the range of them."""
     column, label = CURVES[picture.y]
     for number, name in enumerate(names):
         results = list(cells[name].values())
-        xs = [value / PER_UNIT[picture.x] for value in
-              results[0].column("epoch" if picture.x == "epoch" else "virtual_seconds")]
-        ys = [[100 - 100 * value if "error" in picture.y else 100 * value for value in result.column(column)]
-              for result in results]
-        points = list(zip(*ys))
+        xs = [statistics.fmean(values) / PER_UNIT[picture.x] for values in
+              _by_epoch(results, "epoch" if picture.x == "epoch" else "virtual_seconds")]
+        points = [[100 - 100 * value if "error" in picture.y else 100 * value for value in values]
+                  for values in _by_epoch(results, column)]
         line, = axes.plot(xs, list(map(statistics.fmean, points)), label=item.cells[name].label, linewidth=1.3,
                           linestyle="-" if number < COLOURS else "--")
         axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=line.get_color(),
                           linewidth=0)
     axes.set_xlabel("epoch" if picture.x == "epoch" else f"{picture.x}, virtual time")
     axes.set_ylabel(label)
+
+
+def _by_epoch(results: Sequence[Result], column: str) -> List[List[float]]:
+    """A number of all seeds, at each epoch that all have."""
+    seeds = [dict(zip(result.column("epoch"), result.column(column))) for result in results]
+    return [[seed[epoch] for seed in seeds] for epoch in seeds[0] if all(epoch in seed for seed in seeds)]
 
 
 def _histograms(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:

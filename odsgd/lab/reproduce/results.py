@@ -4,7 +4,7 @@
     paper, item, scale, cell, seed
     asked        options and virtual cluster, as declared
     config       all options, as resolved
-    versions     of what decides about bits, and the commit
+    versions     of what decides about bits, and the commit, or the commits if the run was taken up again with another
     machine      processor, cores
     parameters   of the network
     starts       how often the run was begun or taken up again

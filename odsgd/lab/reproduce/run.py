@@ -3,10 +3,11 @@ by side.
 
 A trial that was stopped, by the budget or by a kill, goes on from its newest checkpoint when it is next asked for. One
 that is over becomes a file of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
-keeps two commands from one trial.
+keeps two commands from one trial until its result is written.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -36,6 +37,9 @@ POLL_S = 0.2
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
 """Of every run: one core. Several trials side by side fill the machine better than one on all cores does."""
+
+COMMITS = "commits"
+"""File in a run's folder: the code that each of its starts ran, a line each."""
 
 NOT_KEPT = ("data_dir", "out", "cluster", "resume")
 """Options that say where things are on one machine."""
@@ -92,57 +96,82 @@ def configuration(trial: Trial, folder: Path, data: Optional[Path]) -> TrainConf
 
 def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, say: Callable[[str], None]) -> Counts:
     """Run what is not there yet, `jobs` at a time, until `deadline` (`time.monotonic`)."""
-    waiting = [trial for trial in trials if results.read_of(trial, folders.results) is None]
+    waiting = _missing(trials, folders)
     check(waiting, folders.data)
     running: List[_Running] = []
-    finished = failed = elsewhere = 0
+    elsewhere: List[Trial] = []
+    finished = failed = 0
     try:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < jobs:
                 trial = waiting.pop(0)
                 started = _start(trial, folders, say)
-                running += [started] if started else []
-                elsewhere += not started
+                if started:
+                    running.append(started)
+                else:
+                    elsewhere.append(trial)
             time.sleep(POLL_S)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
-                one.lock.close()
-                if one.process.returncode:
-                    failed += 1
-                    say(f"{one.trial}: failed: {_last_line(one.folder / 'train.log')}")
-                elif _lacks_staleness(one):
-                    waiting.insert(0, one.trial)
-                else:
-                    finished += 1
-                    say(f"{one.trial}: done: {_kept(one, folders)}")
+                with one.lock:
+                    if one.process.returncode:
+                        failed += 1
+                        say(f"{one.trial}: failed: {_last_line(one.folder / 'train.log')}")
+                    elif _lacks_staleness(one):
+                        waiting.insert(0, one.trial)
+                    else:
+                        finished += 1
+                        say(f"{one.trial}: done: {_kept(one, folders)}")
     finally:
         _stop(running)
-    return Counts(finished, failed, len(waiting) + len(running) + elsewhere)
+    left = [*waiting, *(one.trial for one in running), *elsewhere]
+    return Counts(finished, failed, len(_missing(left, folders)))
+
+
+def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
+    """Those without a result."""
+    return [trial for trial in trials if results.read_of(trial, folders.results) is None]
 
 
 def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
-    """Run a trial that is over once more, in a folder that goes again afterwards."""
-    with tempfile.TemporaryDirectory(prefix="odsgd-again-") as scratch:
-        there = Folders(folders.data, Path(scratch) / "results", Path(scratch) / "runs")
-        run([trial], there, 1, float("inf"), say)
+    """Run a trial that is over once more, in a folder that goes again afterwards, unless the run fails."""
+    scratch = Path(tempfile.mkdtemp(prefix="odsgd-again-"))
+    there = Folders(folders.data, scratch / "results", scratch / "runs")
+    failed = 0
+    try:
+        failed = run([trial], there, 1, float("inf"), say).failed
         result = results.read_of(trial, there.results)
+    finally:
+        if not failed:
+            shutil.rmtree(scratch)
     if result is None:
         raise ConfigError(f"{trial}: its second run failed, as said above")
     return result
 
 
 def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Optional[_Running]:
-    """Begin, or go on with, the training of a trial; None while another command runs it."""
+    """Begin, or go on with, the training of a trial; None while another command runs it, or if one has finished it."""
     folder = folders.runs / trial.folder
     folder.mkdir(parents=True, exist_ok=True)
-    lock = open(folder / "lock", "w", encoding="utf-8")  # noqa: SIM115  as long as the training
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        say(f"{trial}: left to the command that is running it in `{folder}`")
-        return None
-    config = configuration(trial, folder, folders.data)
+    with contextlib.ExitStack() as unless_started:
+        lock = unless_started.enter_context(open(folder / "lock", "w", encoding="utf-8"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            say(f"{trial}: left to the command that is running it in `{folder}`")
+            return None
+        if not _missing([trial], folders):
+            say(f"{trial}: another command has finished it")
+            return None
+        config = configuration(trial, folder, folders.data)
+        process = _train(trial, config, folder, lock, say)
+        unless_started.pop_all()
+    return _Running(trial, config, folder, process, lock)
+
+
+def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
+           say: Callable[[str], None]) -> subprocess.Popen[bytes]:
+    """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
     from odsgd.training.checkpoint import complete
     there = complete(folder / "checkpoints")
@@ -152,11 +181,12 @@ def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Option
     command = [*([*program, "launch", "-n", str(cluster["workers"]), "-s", str(cluster["servers"]), "--"]
                  if trial.cell.real else []),
                *program, "train", "--config", str(folder / "train.yaml"), *(["--resume"] if there else [])]
+    with open(folder / COMMITS, "a", encoding="utf-8") as commits:
+        commits.write(output(["git", "describe", "--always", "--dirty", "--exclude", "*"]) + "\n")
     with open(folder / "train.log", "ab") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                   env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
-                                   start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
-    return _Running(trial, config, folder, process, lock)
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
+                                start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
 
 
 def _stop(running: Sequence[_Running]) -> None:
@@ -199,13 +229,13 @@ def collected(trial: Trial, folder: Path) -> Result:
     starts = [event for event in events if event["event"] == "start"]
     epochs = {event["epoch"]: event for event in events if event["event"] == "epoch"}  # written again: the later counts
     counted = [event for event in events if event["event"] == "staleness"]
-    commit = output(["git", "describe", "--always", "--dirty", "--exclude", "*"])
+    commits = (folder / COMMITS).read_text(encoding="utf-8").split()
     return Result(
         trial={"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
                "seed": trial.seed},
         asked=trial.asked,
         config={key: value for key, value in starts[-1]["config"].items() if key not in NOT_KEPT and value is not None},
-        versions={**starts[-1]["versions"], "commit": commit},
+        versions={**starts[-1]["versions"], "commit": ", ".join(dict.fromkeys(commits))},
         machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
         parameters=starts[-1]["parameters"],
         starts=len(starts),

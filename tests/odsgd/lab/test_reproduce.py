@@ -7,14 +7,16 @@ import math
 import os
 import re
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
-from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
+from odsgd.lab.command import output
 from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
@@ -362,8 +364,8 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
     assert len(shown) == 4 and all((folders.results / name).stat().st_size > 1000 for name in shown)
     assert "| The rest. | 3 | **cannot be told** | not run |" in page
-    assert "1 of 1" not in page and "Of 2 tables and figures of 1 papers 2 have results" in texts[
-        folders.results / "README.md"]
+    assert "1 of 1" not in page
+    assert "2 have results here, 0 at the paper's scale and 2 smaller." in texts[folders.results / "README.md"]
 
 
 @pytest.mark.slow
@@ -397,9 +399,41 @@ def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeyp
     assert capsys.readouterr().out.endswith(f"{path}: other numbers than before, from epoch 3 on\n")
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders go that are made for a while."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_second_run_that_fails_leaves_its_log(tmp_path: Path, scratch: Path) -> None:
+    text = TINY.replace("model: mlp", "model: mlp, weights: /nonexistent")
+    trial = next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
+    said: List[str] = []
+    with pytest.raises(ConfigError, match="its second run failed"):
+        run.again(trial, run.Folders(None, tmp_path, tmp_path), said.append)
+    log = re.search(r"all of it is in `(.*)`", said[-1])
+    assert log and log[1].startswith(str(scratch)) and "/nonexistent" in Path(log[1]).read_text()
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_second_run_can_be_stopped(tmp_path: Path, tiny: Paper, trial: Trial, scratch: Path, number: int,
+                                     status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "SOURCES", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
+    monkeypatch.setattr(cli, "_say", lambda text: signal.raise_signal(number))
+    results.write(made(trial, [0.5]), tmp_path / "result.json")
+    assert main(["reproduce", "--again", f"{tmp_path}/result.json"]) == status
+    assert not [*scratch.iterdir()]
+
+
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(tmp_path: Path,
-                                                                                    trial: Trial) -> None:
+def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(
+        tmp_path: Path, tiny: Paper, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = ["a1", "b2-dirty", "a1"]
+    monkeypatch.setattr(run, "output", lambda command: commits.pop(0))
     folders, said = in_folders(tmp_path), [""]
     started = run._start(trial, folders, said.append)
     assert started and started.process.wait(100) == 0
@@ -411,6 +445,8 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
     result = results.read_of(trial, folders.results)
     assert result and result.numbers() == whole.numbers() and result.starts == 3
+    assert whole.versions["commit"] == "a1" and result.versions["commit"] == "a1, b2-dirty"
+    assert "| commit | a1, b2-dirty |" in pages.pages([tiny], folders.results)[folders.results / "tiny.md"]
 
 
 def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
@@ -421,6 +457,42 @@ def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert run.run([trial], folders, 1, time.monotonic() + 100, said.append) == run.Counts(0, 0, 1)
     assert said[-1].endswith(f"left to the command that is running it in `{folder}`")
+
+
+def test_a_trial_that_another_command_finishes_meanwhile_is_not_left(tmp_path: Path, trial: Trial) -> None:
+    folders = in_folders(tmp_path)
+    folder = folders.runs / trial.folder
+    folder.mkdir(parents=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        counts = run.run([trial], folders, 1, time.monotonic() + 100,
+                         lambda text: results.write(made(trial, [0.5]), folders.results / trial.file))
+    assert counts == run.Counts(0, 0, 0)
+
+
+@pytest.mark.slow
+def test_two_commands_run_nothing_twice(tmp_path: Path, tiny: Paper) -> None:
+    folders, said = in_folders(tmp_path), [""]
+    trials = list(tiny.items["figure-1"].trials("small", 1))
+    others: List[run.Counts] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.endswith("asgd, small, seed 0: begins") and not others:  # the other command meanwhile runs the rest
+            others.append(run.run(trials, folders, 1, time.monotonic() + 100, said.append))
+        if ": done: " in text:
+            with open(folders.runs / trials[0].folder / "lock") as lock, pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    assert run.run(trials, folders, 1, time.monotonic() + 100, say) == run.Counts(1, 0, 0)
+    assert others == [run.Counts(1, 0, 1)]
+    assert said[-1] == "tiny/figure-1 ssgd, small, seed 0: another command has finished it"
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these files are in no repository")
+def test_the_commit_is_that_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert output(["git", "rev-parse", "--show-toplevel"]) == str(ROOT)
 
 
 def test_no_time_is_no_run(tmp_path: Path, tiny: Paper) -> None:
@@ -455,6 +527,41 @@ def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) 
         results.write(made(trial, accuracies), tmp_path / trial.file)
     text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
     assert "| ASGD | **45.00** (98.00) |\n| SSGD | - (65.00) |" in text
+
+
+def test_methods_without_a_seed_in_common_have_nothing_side_by_side(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("[accuracy, staleness]", "[accuracy, seconds90]"))
+    for cell, seed in (("asgd", 0), ("ssgd", 1)):
+        trial = paper.trial("figure-1", "small", cell, seed)
+        assert trial
+        results.write(made(trial, [0.95]), tmp_path / trial.file)
+    assert "| ASGD |  |\n| SSGD |  |" in pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+
+
+def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(tiny: Paper, trial: Trial) -> None:
+    from matplotlib.figure import Figure
+    fast, slow = (made(trial, accuracies) for accuracies in ([0.5, 0.7], [0.7, 0.9, 0.95]))
+    for row in slow.rows:
+        row[-1] = 3 * float(row[-1] or 0)
+    for seeds in ({0: fast, 1: slow}, {0: slow, 1: fast}):
+        axes: Any = Figure().add_subplot()
+        pictures._curves(axes, trial.item, trial.item.pictures[0], ["asgd"], {"asgd": seeds})
+        line, = axes.lines
+        assert list(line.get_xdata()) == pytest.approx([0.02, 0.04])  # hours: means of 36 and 108 s, of 72 and 216 s
+        assert list(line.get_ydata()) == pytest.approx([60, 80])
+
+
+def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) -> None:
+    text = TINY.replace("scales: {small:", "scales: {paper: {}, small:") + (
+        "  figure-3: {caption: c, state: small, scales: {small: {}}, options: {dataset: digits, kvstore: ssgd}, "
+        "cells: {a: {label: A}}}\n")
+    paper = declared(tmp_path, text)
+    for item, scale, cell in (("figure-1", "paper", "asgd"), ("figure-1", "small", "asgd"), ("figure-3", "small", "a")):
+        trial = paper.trial(item, scale, cell, 0)
+        assert trial
+        results.write(made(trial, [0.5]), tmp_path / trial.file)
+    overview = pages.pages([paper], tmp_path)[tmp_path / "README.md"]
+    assert "Of 3 tables and figures of 1 papers 3 have results here, 2 at the paper's scale and 1 smaller." in overview
 
 
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
@@ -497,7 +604,10 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     ("od-sgd/table-6", "dataset `cifar10` needs data_dir, the folder of its files (--data-dir DIR)"),
     ("od-sgd/table-1 --data-dir FOLDER", "FOLDER/train-images-idx3-ubyte"),
     ("od-sgd/table-6 --data-dir FOLDER/none", "no folder `FOLDER/none`"),
-    ("--again FOLDER/none.json", "cannot read `FOLDER/none.json`, the result of a run"),
+    ("--list od-sgd/table-6", "`od-sgd/table-6` is not used with --list; leave it out"),
+    ("--report --seeds 3", "`--seeds` is not used with --report"),
+    ("--report --list", "`--report` is not used with --list"),
+    ("--again FOLDER/none.json --cells x", "`--cells` is not used with --again"),
 ])
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, complaint: str) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) if "FOLDER" in word else word for word in flags.split()]
@@ -508,10 +618,32 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "runs").exists()
 
 
-def test_the_list_has_every_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_is_not_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "--again", f"{tmp_path}/none.json"]) == EXIT_USAGE
+    assert f"cannot read `{tmp_path}/none.json`, the result of a run" in capsys.readouterr().err
+
+
+def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
+                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "--list", "--results", str(tmp_path)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == [item.full_name for item in ITEMS]
+    words: Dict[str, List[str]] = {}  # by item: its state, its line, and the one below
+    state = ""
+    for line in capsys.readouterr().out.splitlines():
+        if re.match(r"  \S", line):
+            words[line.split()[0]] = [state, line]
+        elif line.startswith("   "):
+            words[[*words][-1]].append(line.strip())
+        else:
+            state = line
+    assert {*words} == {item.full_name for item in ITEMS}
+    assert words["sasgd/figure-3"] == [
+        "Runs here, smaller:", words["sasgd/figure-3"][1], "Caffe's CIFAR-10 network, which computes a fifth as long, "
+        "for the paper's"]
+    assert words["od-sgd/figure-19"][2:] == ["the runs of table-6"]
+    assert words["od-sgd/table-3"][0] == "Needs ImageNet or GPUs; a preset is ready:"
+    assert words["od-sgd/table-3"][2:] == ["preset configs/imagenet_resnet50_k80.yaml"]
+    assert words["sasgd/figure-8"][::2] == ["Cannot be had:", "The data are the authors' own and not public."]
+    assert all(len(words[item.full_name]) == 3 for item in ITEMS if item.state in ("small", "preset", "none"))
 
 
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
