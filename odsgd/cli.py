@@ -5,6 +5,9 @@ Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 an
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import signal
 import sys
 from typing import Iterable, List, Optional, Sequence
 
@@ -72,12 +75,28 @@ def _run(command: str, argv: List[str]) -> int:
         if command not in COMMANDS:
             label = "odsgd"
             raise unknown("command", command, COMMANDS)
-        return int(importlib.import_module(COMMANDS[command][0]).main(argv))
+        code = int(importlib.import_module(COMMANDS[command][0]).main(argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        if not _unread():
+            raise
+        return 128 + signal.SIGPIPE
     except ConfigError as error:
         print(f"{label}: {error}", file=sys.stderr)
         return EXIT_USAGE
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
+
+
+def _unread() -> bool:
+    """Whether nobody reads our output any more (`| head`); then nothing more is written there."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)  # an error is always told
+    if not poll.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
 def _usage() -> str:

@@ -1,5 +1,6 @@
 """The command ``odsgd``: dispatch, help, and how a mistake ends."""
 import importlib
+import signal
 import subprocess
 import sys
 import types
@@ -25,6 +26,14 @@ def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[st
 def test_no_command_is_bad_usage_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 64
     assert "usage: odsgd" in capsys.readouterr().out
+
+
+def test_output_that_nobody_reads_is_no_traceback() -> None:
+    command = [sys.executable, "-m", "odsgd", "reproduce", "--list"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (128 + signal.SIGPIPE, "")
 
 
 def test_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
