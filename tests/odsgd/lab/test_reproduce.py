@@ -144,7 +144,7 @@ def test_the_rates_of_what_has_run_beyond_the_papers_are_the_best_of_their_grids
 def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_grid() -> None:
     paper = paper_called("sasgd")
     runs = pages.load(paper, ROOT / "docs" / "results")
-    best = best_rates(runs["figure-9-rates", "small"], 9)
+    best = best_rates(runs["figure-9-rates", "small"], 11)
     cells = paper.items["figure-7"].cells.values()
     assert len(cells) == 24 and all(cell.options["lr"] in best[cell.options["kvstore"]] for cell in cells)
 
