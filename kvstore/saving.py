@@ -16,7 +16,7 @@ from kvstore import keeping
 from kvstore.buckets import Bucket
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from kvstore.session import Session
 from kvstore.wire.interfaces import AsynchronousServers, State
 from kvstore.wire.saved import array_text, text_array
@@ -77,6 +77,15 @@ def check_form(saved: Saved, key: str) -> None:
     if not isinstance(saved[1], dict) or key not in saved[1]:
         raise ConfigError("the saved state is of another version of odsgd, which kept it in another form; go on with "
                           "that version, or begin anew")
+
+
+def check_servers(saved: Saved, name: str) -> None:
+    """ConfigError unless this is a `server_state`, by its JSON."""
+    check_form(saved, "arrays")
+    names, *by_bucket = saved[1]["arrays"], *(one for label, one in saved[1].items() if label != "arrays")
+    if not (isinstance(names, list) and set(names) <= set(map(str, names)) and by_bucket and all(
+            isinstance(one, dict) and isinstance(one.get("optimizer"), dict) for one in by_bucket)):
+        raise ConfigError(f"`{shown(name)}` holds no state of servers, as `save_optimizer_states` writes it")
 
 
 def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:

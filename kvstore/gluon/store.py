@@ -347,8 +347,9 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if self.leads:
             try:
                 state, updates = saving.for_servers(self.session, saving.optimizer_alone(_states(fname)))
-            except (OSError, ConfigError) as error:
-                wrong = f"worker {self.rank} could not load the optimizer's state: {error}"
+            except Exception as error:  # also what a file of another content leads to: the others wait for a word
+                name = "" if isinstance(error, (OSError, ConfigError)) else f"{type(error).__name__}: "
+                wrong = f"worker {self.rank} could not load the optimizer's state: {name}{error}"
         wrong = agreement.from_one(self.session.transport, wrong.encode()).decode()
         if wrong:
             raise ConfigError(wrong)
@@ -485,7 +486,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 def _states(fname: str) -> Saved:
     """What `save_optimizer_states` wrote."""
     saved = read_npz(fname)
-    saving.check_form(saved, "arrays")
+    saving.check_servers(saved, fname)
     return saved
 
 

@@ -36,7 +36,7 @@ from kvstore.wire.interfaces import Opening, Pending, Ring, Sharded, State, Traf
 from kvstore.wire.messages import FETCH, HEADER
 from kvstore.wire.saved import by_bucket, un_npz
 
-_threads = ThreadPoolExecutor(MOST_WORKERS)
+_threads = [ThreadPoolExecutor(MOST_WORKERS)]
 """Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
@@ -174,8 +174,10 @@ class Stage:
         called = []
         try:
             for worker_rank in range(self.num_workers):
-                called.append(_threads.submit(body, worker_rank))
+                called.append(_threads[0].submit(body, worker_rank))
         except RuntimeError as error:  # those that wait for their turn then end without having begun
+            _threads[0].shutdown(wait=False)  # it keeps what it refused, and would be a thread short for it later
+            _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
             self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
                                         f"{len(called)} threads, and no more ({error}); take fewer workers")
         self._hand_over()

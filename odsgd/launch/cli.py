@@ -252,6 +252,7 @@ def _secured(job: plan.Job) -> plan.Job:
         if name in {**job.env, **job.env_worker}:
             raise ConfigError(f"--secure and --env {name}: with --secure the launcher says how MPI sends; leave one of "
                               "them out")
+    job = dataclasses.replace(job, known_hosts=True)
     if job.launcher == "local" and not job.num_servers:
         return dataclasses.replace(job, env_worker={**job.env_worker, **plan.KEPT_ON_LOOPBACK})
     if job.env.get("DMLC_LOCAL", "1") != "1":

@@ -69,6 +69,7 @@ class Job:
     slots: Tuple[Host, ...] = ()  # one entry per slot of the hostfile; none for a local job
     port: int = 0
     secure: bool = False  # connections between hosts are led through a tunnel
+    known_hosts: bool = False  # what processes copy goes to hosts that ssh knows, and to no others
     host_ip: Optional[str] = None
     sync_dst_dir: Optional[str] = None
     remote_python: str = sys.executable
@@ -284,7 +285,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
     if job.live:
         env["ODSGD_LIVE"] = "1"
-    if job.secure:
+    if job.known_hosts:
         env["ODSGD_SECURE"] = "1"
     if job.launcher == "local" or job.secure:
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))

@@ -164,9 +164,9 @@ class Draft:
         store = self._store
         self._fetch(self._export.left)
         within_s = store.session.timeout_s
-        self._thread.join(within_s)
+        self._thread.join(min(within_s, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
-            raise RoundTimeoutError(f"checkpoint {self.iteration} was not written to `{self._folder}` within "
+            raise RoundTimeoutError(f"checkpoint {self.iteration} was not written to `{shown(self._folder)}` within "
                                     f"{within_s:g} s: its disk is very slow, or gone. Check it, or raise `timeout_s`")
         if self._error is not None:
             raise self._error

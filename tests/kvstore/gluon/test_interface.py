@@ -329,7 +329,11 @@ def test_states_that_cannot_be_loaded_are_refused_on_every_worker_which_may_go_o
                                                                                   transport: str) -> None:
     """Worker 0 alone reads; the others are told what it found, and wait for nothing."""
     file = str(tmp_path / "states")
-    others = {"empty": b"", "an array": b"\x93NUMPY" + bytes(100), "a list": npz({"meta": text_array([])})}
+    others = {"empty": b"", "an array": b"\x93NUMPY" + bytes(100), "a list": npz({"meta": text_array([])}),
+              **{f"form {number}": npz({"meta": text_array(meta)}) for number, meta in enumerate([
+                  {"arrays": 3}, {"arrays": []}, {"arrays": [[]], "3": {"optimizer": {}}},
+                  {"arrays": ["local"], "store": name, "iteration": 3},  # a worker's
+                  {"arrays": ["optimizer/state"], "3": {"optimizer": {"class": "Test"}}}])}}
     for other, content in others.items():
         (tmp_path / other).write_bytes(content)
 
@@ -351,6 +355,8 @@ def test_states_that_cannot_be_loaded_are_refused_on_every_worker_which_may_go_o
         for other in others:
             with pytest.raises(ConfigError, match="worker 0 could not load the optimizer's state: "):
                 store.load_optimizer_states(str(tmp_path / other))
+        with pytest.raises(ConfigError, match=r"worker 0 could not load the optimizer's state: .*null"):
+            store.load_optimizer_states("\0")
         store.set_optimizer(mx.optimizer.create("test"))
         store.push("3", mx.nd.ones(1))
         store.barrier()

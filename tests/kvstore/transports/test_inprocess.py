@@ -17,11 +17,14 @@ def workers(number):
 assert workers(1001) == [1001] * 1001
 with open("/proc/self/statm") as file:
     own = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 26), own + (1 << 26)))
+resource.setrlimit(resource.RLIMIT_AS, (own + (1 << 26), resource.RLIM_INFINITY))
 try:
     workers(2000)
 except ConfigError as error:
     print(error)
+    begun = int(str(error).split("has begun ")[1].split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert workers(begun + 1) == [begun + 1] * (begun + 1)  # one more than there were threads
 """
 
 

@@ -9,6 +9,7 @@ from kvstore.errors import ConfigError
 from odsgd.cli import main
 from odsgd.launch import cli, supervise
 from odsgd.launch.hosts import Host
+from odsgd.launch.plan import make_plan
 
 
 @pytest.fixture
@@ -43,6 +44,15 @@ def test_secure_makes_a_tunnel_between_hosts_and_none_on_one_machine(hosts: str)
     assert not cli.parse(["-n", "1", "--secure", sys.executable]).secure
     assert cli.parse(["-n", "2", "-s", "0", "--secure", "-H", hosts, "x"]).secure
     assert cli.parse(["-n", "2", "-s", "0", "--secure", sys.executable]).env_worker["UCX_NET_DEVICES"] == "lo"
+
+
+@pytest.mark.parametrize("where", [[], ["-s", "0"], ["-H", "HOSTS"]])
+def test_with_secure_processes_copy_to_hosts_that_ssh_knows_alone(hosts: str, where: List[str]) -> None:
+    words = ["-n", "2", *(word.replace("HOSTS", hosts) for word in where)]
+    for secure in (False, True):
+        asked = cli.parse([*words, *(["--secure"] if secure else []), sys.executable])
+        plan = make_plan(asked, ("127.0.0.1", 4000), certificate="PEM" if asked.secure else "")
+        assert {process.env.get("ODSGD_SECURE") for process in plan.processes} == {"1" if secure else None}
 
 
 def test_auto_servers() -> None:

@@ -56,7 +56,6 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
     for process in plan.processes:
         assert (process.env["DMLC_LOCAL"], process.env["DMLC_NODE_HOST"], process.env["DMLC_PS_ROOT_URI"]) == (
             "1", "127.0.0.1", "127.0.0.1")
-        assert process.env["ODSGD_SECURE"] == "1"
     outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
     portals, none, others = (made for _, made in reach.portals(outposts))
