@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import math
 import statistics
+import textwrap
 from pathlib import Path
 from typing import Any, Counter, Iterator, List, Mapping, Optional, Sequence
 
@@ -32,7 +33,8 @@ def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -
     {"curve": _curves, "histogram": _histograms, "bars": _bars}[picture.kind](axes, item, picture, names, cells)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=8, frameon=False)
+    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncol": 2}  # bars reach everywhere else
+    axes.legend(fontsize=8, frameon=False, **(above if picture.kind == "bars" else {}))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
@@ -95,7 +97,7 @@ def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapp
     axes.set_yticklabels([item.cells[name].label for name in names], fontsize=8)
     axes.invert_yaxis()
     bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
-    axes.set_xlabel(f"{measure.label}: times {', '.join(bases)}" if bases else measure.label)
+    axes.set_xlabel(textwrap.fill(f"{measure.label}: times {'; '.join(bases)}" if bases else measure.label, 60))
 
 
 def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) -> float:
