@@ -14,7 +14,8 @@
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
-        grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …
+        grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …; then the
+                                                only measure is accuracy
         pictures:
           - {kind: curve, x: epoch, y: accuracy}
           - {kind: bars, y: speed, over: {ssgd-4: [asgd-4, odsgd-4]}}     how many times those of another cell
@@ -136,6 +137,25 @@ class Picture:
 
 
 @dataclasses.dataclass(frozen=True)
+class Grid:
+    """Cells of which each is run once with each value of an option."""
+
+    option: str
+    values: Tuple[Any, ...]
+    rows: Mapping[str, Cell]
+
+    def name(self, row: str, value: Any) -> str:
+        """Of the cell that one of `rows` with a value is."""
+        return f"{row}-{self.values.index(value) + 1}"
+
+    def cells(self) -> Dict[str, Cell]:
+        made = [dataclasses.replace(cell, name=self.name(row, value), label=f"{cell.label}, {self.option} {value}",
+                                    options={**cell.options, self.option: value})
+                for row, cell in self.rows.items() for value in self.values]
+        return {cell.name: cell for cell in made}
+
+
+@dataclasses.dataclass(frozen=True)
 class Item:
     """One table or figure of a paper."""
 
@@ -150,6 +170,7 @@ class Item:
     cluster: Mapping[str, Any]
     scales: Mapping[str, Scale]
     cells: Mapping[str, Cell]
+    grid: Optional[Grid]
     cells_of: Optional[str]
     pictures: Tuple[Picture, ...]
     claims: Tuple[Claim, ...]
@@ -292,13 +313,13 @@ def _item(paper: str, name: str, value: Any, where: str) -> Item:
         raise unknown("state", values["state"], STATES, where=f" of {where}")
     scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
     cells = {key: _cell(key, one, f"{where}, cell {key}") for key, one in values.get("cells", {}).items()}
-    for option, choices in values.get("grid", {}).items():
-        cells = {one.name: one for cell in cells.values() for one in _spread(cell, option, choices)}
+    grid = _grid(values, cells, where) if "grid" in values else None
     if values["state"] in SCALES[1:] and "cells_of" not in values and not (scales and cells):
         raise ConfigError(f"{where}: state `{values['state']}` needs cells and a scale, or cells_of")
     return Item(paper, name, values["caption"], values["state"], values.get("note", ""), values.get("preset"),
-                tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales, cells,
-                values.get("cells_of"), tuple(_picture(one, where) for one in values.get("pictures", ())),
+                tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales,
+                grid.cells() if grid else cells, grid, values.get("cells_of"),
+                tuple(_picture(one, where) for one in values.get("pictures", ())),
                 tuple(_claim(key, one, f"{where}, claim {key}") for key, one in values.get("claims", {}).items()))
 
 
@@ -316,11 +337,11 @@ def _cell(name: str, value: Any, where: str) -> Cell:
                 bool(values.get("real")))
 
 
-def _spread(cell: Cell, option: str, choices: Sequence[Any]) -> Iterator[Cell]:
-    """The cell with each value of an option."""
-    for number, choice in enumerate(choices, start=1):
-        yield dataclasses.replace(cell, name=f"{cell.name}-{number}", label=f"{cell.label}, {option} {choice}",
-                                  options={**cell.options, option: choice})
+def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> Grid:
+    if len(values["grid"]) != 1 or values.get("measures") != ["accuracy"]:
+        raise ConfigError(f"{where}: expected a grid of one option, and `measures: [accuracy]`")
+    (option, choices), = values["grid"].items()
+    return Grid(option, tuple(choices), cells)
 
 
 def _picture(value: Any, where: str) -> Picture:

@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
-from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Grid, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
 
@@ -125,7 +125,8 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
         for scale in scales or list(item.scales.values())[-1:]:
             parts += _differences(item, scale)
-            parts.append(piped(_table(item, runs.get((item.name, scale.name), {}))))
+            cells = runs.get((item.name, scale.name), {})
+            parts.append(piped(_grid(item.grid, cells) if item.grid else _table(item, cells)))
         if not item.scales:
             parts.append(piped(_table(item, {})))
     parts += [f"![{item.title}, {picture.kind}]({path})" for picture, _, path in _pictures(paper, item, runs)]
@@ -163,6 +164,18 @@ def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
             else:
                 line.append(_ours(name, seeds))
         lines.append([*line, *([str(len(seeds))] if item.scales else [])])
+    return lines
+
+
+def _grid(grid: Grid, cells: Mapping[str, Seeds]) -> List[List[str]]:
+    """Accuracies, those of a value in a column; the best of each line in bold."""
+    accuracy, values = MEASURES["accuracy"], sorted(grid.values)
+    lines = [[f"{accuracy.label}, by {grid.option}", *map(str, values)]]
+    for row, cell in grid.rows.items():
+        found = [cells.get(grid.name(row, value), {}) for value in values]
+        means = [statistics.fmean(map(accuracy.of, seeds.values())) if seeds else -math.inf for seeds in found]
+        lines.append([cell.label, *(f"**{_ours('accuracy', seeds)}**" if seeds and mean == max(means)
+                                    else _ours("accuracy", seeds) for seeds, mean in zip(found, means))])
     return lines
 
 

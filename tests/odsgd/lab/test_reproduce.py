@@ -52,6 +52,12 @@ items:
 """
 
 
+GRID = """
+  figure-3:
+    {caption: Rates., state: own, measures: [accuracy], scales: {small: {}}, cells: figure-1, grid: {lr: [0.2, 0.1]}}
+"""
+
+
 def declared(folder: Path, text: str = TINY) -> Paper:
     path = folder / "tiny.yaml"
     path.write_text(text, encoding="utf-8")
@@ -108,11 +114,21 @@ def test_other_options_have_a_folder_of_their_own(tmp_path: Path) -> None:
 
 
 def test_cells_can_be_those_of_another_item_and_one_for_each_value_of_a_grid(tmp_path: Path) -> None:
-    items = declared(tmp_path, TINY + "  figure-3: {caption: Rates., state: own, scales: {small: {}}, cells: figure-1, "
-                     "grid: {lr: [0.1, 0.2]}}\n").items
+    items = declared(tmp_path, TINY + GRID).items
     cells = items["figure-3"].cells
     assert [*cells] == ["asgd-1", "asgd-2", "ssgd-1", "ssgd-2"] and [*items["figure-1"].cells] == ["asgd", "ssgd"]
-    assert cells["ssgd-2"].options == {"kvstore": "ssgd", "lr": 0.2} and cells["ssgd-2"].label == "SSGD, lr 0.2"
+    assert cells["ssgd-2"].options == {"kvstore": "ssgd", "lr": 0.1} and cells["ssgd-2"].label == "SSGD, lr 0.1"
+
+
+def test_a_grid_is_a_table_of_accuracies_by_value_with_the_best_in_bold(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY + GRID)
+    for cell, seed, accuracy in (("asgd-1", 0, 0.5), ("asgd-2", 0, 0.9), ("asgd-2", 1, 0.2), ("ssgd-2", 0, 0.7)):
+        trial = paper.trial("figure-3", "small", cell, seed)
+        assert trial
+        results.write(made(trial, [accuracy]), tmp_path / trial.file)
+    text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+    assert ("| test accuracy, %, by lr | 0.1 | 0.2 |\n|---|---:|---:|\n"
+            "| ASGD | **55.00 ± 49.50** | 50.00 |\n| SSGD | **70.00** | not run |") in text
 
 
 def test_claims_can_be_those_of_another_item(tmp_path: Path) -> None:
@@ -158,6 +174,7 @@ def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_g
     ("kind: bars", "kind: bars, over: {sgd: [ssgd]}", "unknown cell `sgd`"),
     ("kind: bars", "kind: pie", "expected a curve over epoch or seconds or hours"),
     ("scales: {small", "scales: {tiny", "unknown scale `tiny`"),
+    ("[accuracy, staleness]\n", "[staleness]\n    grid: {lr: [0.1]}\n", "expected a grid of one option"),
     ("cells_of: figure-1", "cells_of: figure-7", "unknown item `figure-7` after cells_of of figure-2"),
     ("    caption: \"Digits, twice.\"\n", "", "figure-1: expected caption, state"),
 ])
