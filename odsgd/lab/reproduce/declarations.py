@@ -10,7 +10,7 @@
         cluster: {…}                            … and the virtual cluster that they run on
         scales:
           small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
-                                                `times: {lr: 0.125}`: factors of the cells' options
+                                                `times: {lr: 0.125}`: factors of options
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
@@ -236,12 +236,12 @@ class Trial:
         shared = {**self.item.options, **self.scale.options}
         store = {**shared, **self.cell.options}.get("kvstore")
         goes = {key: value for key, value in shared.items() if not methods.takers(key) or store in methods.takers(key)}
-        own = {key: value * self.scale.times[key] if key in self.scale.times else value
-               for key, value in self.cell.options.items()}
+        options = {key: value * self.scale.times[key] if key in self.scale.times else value
+                   for key, value in {**goes, **self.cell.options}.items()}
         cluster = {**self.item.cluster, **self.scale.cluster, **self.cell.cluster, "seed": self.seed}
         if self.cell.real:
             cluster = {"real": True, "workers": cluster.get("workers", 2), "servers": cluster.get("servers", 1)}
-        return {"options": {**FIXED, **goes, **own, "seed": self.seed}, "cluster": cluster}
+        return {"options": {**FIXED, **options, "seed": self.seed}, "cluster": cluster}
 
     @property
     def folder(self) -> str:
