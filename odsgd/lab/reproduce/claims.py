@@ -1,7 +1,8 @@
 """Whether a claim of a paper holds in our runs.
 
 Each comparison of a claim is a number of each seed: a cell's measure, alone or against another cell's with the same
-seed, which has the same first weights and the same order of the data. Its mean has a 95 % confidence interval by
+seed, which has the same first weights and the same order of the data; or two cells' difference or quotient against that
+of two others. Its mean has a 95 % confidence interval by
 Student's t. The interval inside what the claim says: the comparison holds. Else, and with a single seed, it cannot be
 told, unless the interval is wholly outside. That one is wider where a claim has k comparisons, with a confidence of
 1 - 0.05 / k (Bonferroni's), since a claim does not hold if one of them does not, and one of many may be outside by
@@ -10,10 +11,10 @@ chance. It holds if all of them do.
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
-from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, Measure, estimate
+from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, estimate
 from odsgd.lab.reproduce.results import Result
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "cannot be told"
@@ -53,38 +54,45 @@ def _all(scale: str, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ru
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     told: Dict[str, List[str]] = {}
     for comparison, one in zip(claim.comparisons, rulings):
-        told.setdefault(f"{MEASURES[comparison.of[1]].label}, {_expected(comparison)}", []).append(one.because)
+        told.setdefault(f"{MEASURES[comparison.sides[0][1]].label}, {_expected(comparison)}", []).append(one.because)
     by = f"{scale}, seeds from {claim.from_seed} on" if claim.from_seed else scale
     return Ruling(verdict, f"{by}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
 
 
 def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Ruling:
     """Of one of a claim's comparisons."""
-    name, (cell, measure) = _words(item, one), one.of
-    mine, others = cells.get(cell, {}), cells.get(one.other[0], {}) if one.other else None
-    seeds = sorted(set(mine) if others is None else set(mine) & set(others))
+    name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], one.ratio)
+    seeds = sorted(set.intersection(*(set(cells.get(cell, {})) for cell, _ in one.sides)))
     if not seeds:
         return Ruling(OPEN, f"{name} not run")
-    values = [_number(one, MEASURES[measure], mine[seed], others[seed] if others else None) for seed in seeds]
+    values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], one.ratio)
+              for seed in seeds]
     found, wide = estimate(values), estimate(values, 1 - (1 - CONFIDENCE) / comparisons)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
                else FAILS if wide.high <= one.above or one.below <= wide.low else OPEN)
     return Ruling(verdict, f"{name} = {_interval(found)}")
 
 
-def _number(one: Comparison, measure: Measure, mine: Result, other: object) -> float:
-    value = measure.of(mine)
-    if not isinstance(other, Result) or one.other is None:
-        return value
-    against = MEASURES[one.other[1]].of(other)
-    if one.ratio:
-        return value / against if against else math.nan
-    return value - against
+def _number(sides: Sequence[float], ratio: bool) -> float:
+    """Of one side, two or four: the first against the second, and that against the same of the others.
+
+    >>> _number([3.0], False), _number([3.0, 2.0], False), _number([9.0, 3.0, 2.0, 1.0], True)
+    (3.0, 1.0, 1.5)
+    """
+    if len(sides) == 1:
+        return sides[0]
+    half = len(sides) // 2
+    mine, other = _number(sides[:half], ratio), _number(sides[half:], ratio)
+    if ratio:
+        return mine / other if other else math.nan
+    return mine - other
 
 
-def _words(item: Item, one: Comparison) -> str:
-    label = item.cells[one.of[0]].label
-    return f"({label}) {'/' if one.ratio else '-'} ({item.cells[one.other[0]].label})" if one.other else label
+def _words(labels: Sequence[str], ratio: bool) -> str:
+    if len(labels) == 1:
+        return labels[0][1:-1]
+    first, second = (f" {'/' if ratio else '-'} ".join(pair) for pair in (labels[:2], labels[2:]))
+    return f"{first} against {second}" if second else first
 
 
 def _interval(found: Estimate) -> str:

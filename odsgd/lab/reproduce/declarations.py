@@ -21,6 +21,7 @@
           - {kind: bars, y: speed, over: {ssgd-4: [asgd-4, odsgd-4]}}     how many times those of another cell
         claims:                                 or the name of an item that has the same
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
+                                                `than: {of: …, minus: …}` beside `minus`: the difference less another
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
 A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper` is told by runs at the
@@ -96,12 +97,13 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A number of our runs, and the open interval in which it has to lie: a cell's measure, alone or less, or divided
-    by, that of another cell.
+    """A number of our runs, and the open interval in which it has to lie.
+
+    `sides`, each a cell and a measure: one alone; two, the first less the second, or, if `ratio`, divided by it; or
+    four, the same of the first two less that of the others, or divided by it.
     """
 
-    of: Tuple[str, str]
-    other: Optional[Tuple[str, str]]
+    sides: Tuple[Tuple[str, str], ...]
     ratio: bool
     above: float
     below: float
@@ -365,11 +367,13 @@ def _claim(name: str, value: Any, where: str) -> Claim:
 
 
 def _comparison(value: Any, where: str) -> Comparison:
-    values = _table(value, where, {"of"}, {"minus", "over", "above", "below"})
+    values = _table(value, where, {"of"}, {"minus", "over", "than", "above", "below"})
     if not {"above", "below"} & set(values) or {"minus", "over"} <= set(values):
         raise ConfigError(f"{where}: expected above, below or both, and minus or over or neither; got {value}")
-    other = values.get("minus", values.get("over"))
-    return Comparison(_split(values["of"]), None if other is None else _split(other), "over" in values,
+    by = next((key for key in ("minus", "over") if key in values), None)
+    than = _table(values["than"], f"{where}, than", {"of", by}) if by and "than" in values else {}
+    sides = [one[key] for one in (values, than) for key in ("of", by) if key in one]
+    return Comparison(tuple(map(_split, sides)), by == "over",
                       float(values.get("above", -math.inf)), float(values.get("below", math.inf)))
 
 
@@ -380,7 +384,7 @@ def _split(text: str) -> Tuple[str, str]:
 
 def _check_names(item: Item, runs: Item, where: str) -> None:
     """Cells and measures that are named exist."""
-    sides = [side for claim in item.claims for one in claim.comparisons for side in (one.of, one.other) if side]
+    sides = [side for claim in item.claims for one in claim.comparisons for side in one.sides]
     cells = [*(cell for cell, _ in sides),
              *(cell for picture in item.pictures for cell in (*picture.cells, *picture.over.values()))]
     for cell in cells:

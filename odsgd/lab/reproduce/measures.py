@@ -10,8 +10,8 @@ from odsgd.lab.reproduce.results import Result
 
 CONFIDENCE = 0.95
 
-FEW = 5
-"""Epochs that `accuracy5` is averaged over."""
+FEW = 5 / 160
+"""Share of the epochs, the last, that `accuracy5` is averaged over: one at least."""
 
 
 class Measure(NamedTuple):
@@ -34,7 +34,8 @@ def _error(column: str) -> Callable[[Result], float]:
 
 
 def _smoothed(result: Result) -> float:
-    return 100 * statistics.fmean(result.column("test_accuracy")[-FEW:])
+    last = max(1, round(FEW * result.config["epochs"]))
+    return 100 * statistics.fmean(result.column("test_accuracy")[-last:])
 
 
 def _early(result: Result) -> float:
@@ -95,7 +96,7 @@ def _waiting(result: Result) -> float:
 
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
-    "accuracy5": Measure("test accuracy, mean of the last five epochs, %", ".2f", _smoothed),
+    "accuracy5": Measure("test accuracy, mean of the last five of 160 epochs, %", ".2f", _smoothed),
     "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
     "error": Measure("test error, %", ".2f", _error("test_accuracy")),
     "train_accuracy": Measure("training accuracy, %", ".2f", _last("train_accuracy")),

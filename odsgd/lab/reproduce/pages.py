@@ -138,10 +138,16 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
 
 
 def _differences(item: Item, scale: Scale) -> List[str]:
-    if not scale.differs:
+    """Of a smaller scale, what makes it smaller and what differs at the paper's, too."""
+    every = item.scales[SCALES[0]].differs if SCALES[0] in item.scales and scale.name != SCALES[0] else ()
+    if not scale.differs and not every:
         return [f"Scale `{scale.name}`:"]
     head = "Settings" if item.state == "own" else f"Scale `{scale.name}`. What differs from the paper"
-    return [f"{head}:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
+    parts = [f"{head}:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
+    if every:
+        parts.append("And, unless that says otherwise, what differs at every scale:\n\n"
+                     + "\n".join(f"- {one}" for one in every))
+    return parts
 
 
 def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
@@ -228,21 +234,21 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
         f"All methods beside each other, which is in none of the papers: [beyond the papers]({BEYOND}.md).",
-        f"Of {len(items)} tables and figures of {len(papers)} papers {len(results_of)} have results here, "
-        f"{len(full)} at the paper's scale and {len(results_of) - len(full)} smaller. Of {len(rulings)} claims "
-        f"{verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told: of "
+        f"Of {len(items)} tables and figures, or parts of one, of {len(papers)} papers {len(results_of)} have "
+        f"results here, {len(full)} at the paper's scale and {len(results_of) - len(full)} smaller. Of {len(rulings)} "
+        f"claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told: of "
         f"{unrun} of these nothing has run.",
         piped([["tables and figures", "number"], *counts]), "## Claims",
-        *(_claims(paper, rulings) for paper in papers),
+        _claims(items, rulings),
         "## Tables and figures", _items(items, loaded)]
     return "\n\n".join(parts) + "\n"
 
 
-def _claims(paper: Paper, rulings: Mapping[Tuple[str, str, str], Ruling]) -> str:
-    lines = [[f"[{item.title}]({paper.name}.md#{item.name})", claim.says,
-              f"**{rulings[paper.name, item.name, claim.name].verdict}**"]
-             for item in paper.items.values() for claim in item.claims]
-    return f"### {paper.title}\n\n" + _left([["", "claim", "verdict"], *lines])
+def _claims(items: Sequence[Tuple[Paper, Item]], rulings: Mapping[Tuple[str, str, str], Ruling]) -> str:
+    return _left([["", "claim", "verdict"], *(
+        [f"[{paper.title}, {item.title}]({paper.name}.md#{item.name})", claim.says,
+         f"**{rulings[paper.name, item.name, claim.name].verdict}**"]
+        for paper, item in items for claim in item.claims)])
 
 
 def _items(items: Sequence[Tuple[Paper, Item]], loaded: Mapping[str, Runs]) -> str:

@@ -99,11 +99,11 @@ def test_what_all_cells_share_goes_to_the_stores_that_take_it(tmp_path: Path) ->
     assert softsync.asked["options"]["n"] == 2 and "n" not in asgd.asked["options"]
 
 
-def test_a_scale_multiplies_the_options_of_cells(tmp_path: Path) -> None:
+def test_a_scale_multiplies_options(tmp_path: Path) -> None:
     text = TINY.replace("options: {kvstore: ssgd}", "options: {kvstore: ssgd, lr: 0.4}").replace(
         'small: {differs', 'small: {times: {lr: 0.125, lr_local: 0.5}, differs')
     asgd, ssgd = declared(tmp_path, text).items["figure-1"].trials("small", 1)
-    assert ssgd.asked["options"]["lr"] == 0.05 and asgd.asked["options"]["lr"] == 0.05  # 0.4 / 8, and that of all
+    assert ssgd.asked["options"]["lr"] == 0.05 and asgd.asked["options"]["lr"] == 0.00625  # 0.4 / 8, and 0.05 / 8
     assert "lr_local" not in ssgd.asked["options"]
 
 
@@ -192,8 +192,8 @@ def made(trial: Trial, accuracies: Sequence[Optional[float]], staleness: Optiona
                                          for n, accuracy in enumerate(accuracies)]
     names = {"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
              "seed": trial.seed}
-    return Result(names, trial.asked, {"n": 2, "batch_size": 16}, {"odsgd": "1"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0,
-                  rows, staleness)
+    config = {"n": 2, "batch_size": 16, "epochs": len(rows)}
+    return Result(names, trial.asked, config, {"odsgd": "1"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0, rows, staleness)
 
 
 @pytest.fixture
@@ -256,10 +256,12 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
     result.asked["cluster"].update(compute={"iteration": "900ms"}, workers=3)  # an iteration takes 3.6 s
     found = {name: measure.of(result) for name, measure in measures.MEASURES.items()}
     assert found == pytest.approx({
-        "accuracy": 60, "accuracy5": 40, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
+        "accuracy": 60, "accuracy5": 60, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
         "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "speed128": 128 * 60 / 216,
         "hours": 0.06, "throughput": 3 * 16 * 60 / 216, "iteration": 3600, "exposed": 2700, "waiting": 75,
         "seconds90": math.nan}, nan_ok=True)
+    result.config["epochs"] = 160  # of which five are averaged, also where rows of others were left out
+    assert measures.MEASURES["accuracy5"].of(result) == pytest.approx(40)
     rising = made(trial, [0.5, 0.8, 0.96])  # 0.9 after five eighths of the third epoch, the epochs being 36 s long
     assert measures.MEASURES["seconds90"].of(rising) == pytest.approx(2 * 36 + 36 * 0.625)
     assert math.isnan(measures.spread([1.0, math.nan])[1]) and math.isnan(measures.MEASURES["waiting"].of(rising))
@@ -313,6 +315,20 @@ def test_one_of_many_comparisons_speaks_against_a_claim_only_if_it_is_surer(tiny
     runs = {("figure-1", "small"): cells}
     assert claims.ruling(tiny, item, alone, runs).verdict == claims.FAILS
     assert claims.ruling(tiny, item, among, runs).verdict == claims.OPEN
+
+
+@pytest.mark.parametrize("by, above, found", [("minus", 2, "8"), ("over", 1, "1.111")])
+def test_a_comparison_may_be_against_another(tmp_path: Path, by: str, above: float, found: str) -> None:
+    same = "tests: [{of: asgd.accuracy, minus: ssgd.accuracy, below: 30}]"
+    more = (f"tests: [{{of: asgd.accuracy, {by}: ssgd.accuracy, than: {{of: asgd.early_accuracy, {by}: "
+            f"ssgd.early_accuracy}}, above: {above}}}]")
+    paper = declared(tmp_path, TINY.replace(same, more))
+    item = paper.items["figure-1"]
+    cells = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), values) for seed in (0, 1)}
+             for name, values in (("asgd", (0.4, 0.8)), ("ssgd", (0.4, 0.72)))}
+    ruled = claims.ruling(paper, item, item.claims[1], {("figure-1", "small"): cells})
+    words = "(ASGD) - (SSGD) against (ASGD) - (SSGD)" if by == "minus" else "(ASGD) / (SSGD) against (ASGD) / (SSGD)"
+    assert f"{words} = {found} (95 %" in ruled.because and ruled.verdict == claims.HOLDS
 
 
 def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) -> None:
@@ -578,7 +594,14 @@ def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) 
         assert trial
         results.write(made(trial, [0.5]), tmp_path / trial.file)
     overview = pages.pages([paper], tmp_path)[tmp_path / "README.md"]
-    assert "Of 3 tables and figures of 1 papers 3 have results here, 2 at the paper's scale and 1 smaller." in overview
+    assert ("Of 3 tables and figures, or parts of one, of 1 papers 3 have results here, 2 at the paper's scale and 1 "
+            "smaller.") in overview
+
+
+def test_a_smaller_scale_says_what_differs_at_every_scale_too(tmp_path: Path) -> None:
+    paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {differs: [the data]}, small:"))
+    text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+    assert "- all of it\n\nAnd, unless that says otherwise, what differs at every scale:\n\n- the data\n" in text
 
 
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
@@ -664,7 +687,7 @@ def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
 
 
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
-    chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp*", 1)
+    chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp[0-5]", 1)
     assert [trial.file for trial in chosen] == [f"data/od-sgd/table-6/small/wp{n}-0.json" for n in range(6)]
 
 
