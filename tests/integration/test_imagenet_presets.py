@@ -30,8 +30,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
 CROP = "--image-shape 3,112,112"
 """AlexNet's first dense layer is then a ninth of what it is with 224, with which two workers take 6 GB and 40 s."""
 
-RESNET50, RESNET18, ALEXNET = 25575912, 11689512, 27546408
-"""Parameters that learn, for 1000 classes; AlexNet's with that crop."""
+RESNET50, RESNET18, ALEXNET, VGG_F = 25575912, 11689512, 27546408, 32541544
+"""Parameters that learn, for 1000 classes; AlexNet's and VGG-F's with that crop."""
 
 
 @pytest.mark.parametrize("preset, parameters, flags", [
@@ -39,6 +39,8 @@ RESNET50, RESNET18, ALEXNET = 25575912, 11689512, 27546408
     ("imagenet_resnet50_v100", RESNET50, ""),
     ("imagenet_resnet50_v100_warmup", RESNET50, ""),
     ("imagenet_resnet18_pipesgd", RESNET18, "--warmup 1 --codec quantize"),
+    ("imagenet_resnet18_delayed", RESNET18, ""),
+    ("imagenet_vggf_delayed", VGG_F, CROP),
     ("imagenet_alexnet_pipesgd", ALEXNET, f"--warmup 1 {CROP}"),
     ("imagenet_alexnet_softsync", ALEXNET, f"--n 2 {CROP}"),
 ], ids=lambda value: value if isinstance(value, str) and value.startswith("imagenet") else "")
