@@ -1,4 +1,4 @@
-"""Pictures of our runs in the axes of the papers' figures."""
+"""Pictures of our runs, of what the papers' figures show: curves and histograms in their axes, and bars."""
 from __future__ import annotations
 
 import collections

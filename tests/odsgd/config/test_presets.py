@@ -40,7 +40,8 @@ def test_the_launcher_takes_the_command_that_a_preset_gives(path: Path, tmp_path
     hosts = tmp_path / "hosts"
     hosts.write_text("a\n")
     line, = re.findall(r"# launch +odsgd launch (.*)", opening(path).replace("\\\n#", ""))
-    line = line.replace("-H hosts", f"-H {hosts}").replace("odsgd train", f"{sys.executable} -m odsgd train")
+    line = line.replace("-H hosts", f"-H {hosts}").replace("DIR", str(tmp_path))
+    line = line.replace("odsgd train", f"{sys.executable} -m odsgd train")
     job = cli.parse(shlex.split(line))
     config = check_command(job.command)
     assert config is not None
