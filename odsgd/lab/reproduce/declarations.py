@@ -128,7 +128,7 @@ class Claim:
 @dataclasses.dataclass(frozen=True)
 class Picture:
     """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`, each
-    as it is or divided by that of the cell `over` it.
+    as it is or divided by that of the cell `over` it. `label` of that axis, if it is not the measure's.
     """
 
     kind: str
@@ -136,6 +136,7 @@ class Picture:
     y: str
     cells: Tuple[str, ...]
     over: Mapping[str, str]
+    label: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,12 +348,12 @@ def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> G
 
 
 def _picture(value: Any, where: str) -> Picture:
-    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over"})
+    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over", "label"})
     if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in AXES:
         raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram or bars; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
     over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
-    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over)
+    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""))
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:

@@ -97,7 +97,8 @@ def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapp
     axes.set_yticklabels([item.cells[name].label for name in names], fontsize=8)
     axes.invert_yaxis()
     bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
-    axes.set_xlabel(textwrap.fill(f"{measure.label}: times {'; '.join(bases)}" if bases else measure.label, 60))
+    label = f"{measure.label}: times {'; '.join(bases)}" if bases else measure.label
+    axes.set_xlabel(textwrap.fill(picture.label or label, 60))
 
 
 def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) -> float:
