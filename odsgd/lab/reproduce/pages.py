@@ -124,7 +124,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
         for scale in scales or list(item.scales.values())[-1:]:
-            parts += _differences(item, scale)
+            parts += _differences(item, scale, scales)
             cells = runs.get((item.name, scale.name), {})
             parts.append(piped(_grid(item.grid, cells) if item.grid else _table(item, cells)))
         if not item.scales:
@@ -137,17 +137,22 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     return parts
 
 
-def _differences(item: Item, scale: Scale) -> List[str]:
-    """Of a smaller scale, what makes it smaller and what differs at the paper's, too."""
+def _differences(item: Item, scale: Scale, shown: Sequence[Scale]) -> List[str]:
+    """Of a smaller scale, what makes it smaller, and what differs at the paper's, too, if that is not `shown`."""
     every = item.scales[SCALES[0]].differs if SCALES[0] in item.scales and scale.name != SCALES[0] else ()
     if not scale.differs and not every:
         return [f"Scale `{scale.name}`:"]
     head = "Settings" if item.state == "own" else f"Scale `{scale.name}`. What differs from the paper"
-    parts = [f"{head}:\n\n" + "\n".join(f"- {one}" for one in scale.differs)]
-    if every:
-        parts.append("And, unless that says otherwise, what differs at every scale:\n\n"
-                     + "\n".join(f"- {one}" for one in every))
+    parts = [_list(f"{head}:", scale.differs)]
+    if every and item.scales[SCALES[0]] in shown:
+        parts.append("And, unless that says otherwise, what differs at the paper's scale.")
+    elif every:
+        parts.append(_list("And, unless that says otherwise, what differs at every scale:", every))
     return parts
+
+
+def _list(head: str, points: Sequence[str]) -> str:
+    return f"{head}\n\n" + "\n".join(f"- {one}" for one in points)
 
 
 def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
@@ -233,7 +238,7 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     counts = [[text, str(states[state])] for state, text in STATES.items() if state != "own"]
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
-        f"All methods beside each other, which is in none of the papers: [beyond the papers]({BEYOND}.md).",
+        f"Methods of all papers beside each other, which is in none of them: [beyond the papers]({BEYOND}.md).",
         f"Of {len(items)} tables and figures, or parts of one, of {len(papers)} papers {len(results_of)} have "
         f"results here, {len(full)} at the paper's scale and {len(results_of) - len(full)} smaller. Of {len(rulings)} "
         f"claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told: of "

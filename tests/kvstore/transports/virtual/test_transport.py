@@ -8,6 +8,7 @@ import kvstore
 from kvstore import algorithms
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.transports.inprocess import Late
 from kvstore.transports.virtual.description import of
 from kvstore.transports.virtual.transport import VirtualStage
 from tests.scenarios import PLAIN, Scenario, train
@@ -52,6 +53,20 @@ def test_a_synchronous_method_has_the_same_bits_whatever_the_times(store: str) -
     changed, _, more = trained(store, compute={"iteration": "50ms", "speeds": {1: 0.3}}, seed=3)
     np.testing.assert_array_equal(path, changed)
     assert more > 2 * seconds
+
+
+def test_a_bucket_that_waits_is_looked_at_after_answers_to_its_own_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look(late: Late) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(late.__dict__["arrived"])
+
+    monkeypatch.setattr(Late, "arrived", property(look, lambda late, now: late.__dict__.update(arrived=now)),
+                        raising=False)
+    _, order, _ = trained("asgd", workers=16)
+    assert looks < 20 * len(order)  # 10; after every answer to any worker, it is 56
 
 
 def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
