@@ -136,7 +136,7 @@ class Stage:
         self._stored: Dict[int, NDArray] = {}
         self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
         self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
-        self._rounds: Dict[int, List[_Push]] = collections.defaultdict(list)  # not answered yet
+        self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # totals that each worker has asked for
         self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
@@ -262,7 +262,7 @@ class Stage:
         self._answer(bucket, [(worker_rank, answer, late)])
         return late
 
-    def _answer(self, bucket: Bucket, round_: List["_Push"]) -> None:
+    def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
         for _, buffer, late in round_:
             if late.look is not None:
                 late.look(buffer.there()[:-HEADER])
@@ -291,7 +291,7 @@ class Stage:
                 answer.decode(floats[:-HEADER])
             floats[-HEADER:] = coded.stored[-HEADER:]
 
-    def _answer_plain(self, bucket: Bucket, round_: List["_Push"]) -> None:
+    def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:
             round_.sort(key=operator.itemgetter(0))
         # All in place and past the engine, whose operators take longer, and have their turn behind all gradients that
@@ -334,7 +334,7 @@ class Stage:
         """All workers have come to one of their sums."""
 
 
-_Push = Tuple[int, Buffer, Late]
+Asked = Tuple[int, Buffer, Late]
 """A worker's rank, its message, and its answer."""
 
 

@@ -9,7 +9,6 @@ with the real arrays, when the simulation lets the question reach the bucket's r
 So the gradients of several workers are computed at a time, and no bit depends on it. A worker's buckets wait each for
 itself, in a coroutine (greenlet): what one server is asked first may reach its rule last.
 """
-import functools
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
@@ -20,7 +19,7 @@ from kvstore import algorithms
 from kvstore.buckets import Bucket, Parameter
 from kvstore.errors import ConfigError
 from kvstore.job import control
-from kvstore.transports.inprocess import InProcess, InProcessRing, InProcessSharded, Late, Stage
+from kvstore.transports.inprocess import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
 from kvstore.transports.rounds import on_ring
 from kvstore.transports.virtual import layout
 from kvstore.transports.virtual.description import VirtualCluster
@@ -43,6 +42,7 @@ class VirtualStage(Stage):
         self.simulation: Optional[Simulation] = None  # from the first session on
         self._questions: Dict[Tuple[int, int], Tuple[Bucket, Buffer, Late]] = {}  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
+        self.answered = [0] * cluster.workers  # questions of each worker that have their answers
 
     def worker(self, worker_rank: int) -> "VirtualWorker":
         return VirtualWorker(self, worker_rank)
@@ -131,6 +131,11 @@ class VirtualStage(Stage):
             self._answer(bucket, [(worker_rank, answer, late)])
             self.log.append(worker_rank)
 
+    def _answer(self, bucket: Bucket, round_: List[Asked]) -> None:
+        super()._answer(bucket, round_)
+        for worker_rank, _, _ in round_:
+            self.answered[worker_rank] += 1
+
     def idle(self) -> bool:
         """Let time go on."""
         if self.simulation is None or not self.simulation.advance():
@@ -192,8 +197,21 @@ class VirtualWorker(_Timed, InProcess):
         if self._synchronous:
             return super().each(function, items)
         waiting = [one for item in items for one in _until_it_waits(greenlet(function), item)]
+        seen = -1
+
+        def some_ready() -> bool:
+            """Asked for each answer that any worker gets, while hundreds of buckets wait, for those to this one."""
+            nonlocal seen
+            answered = self._stage.answered[self.worker_rank]
+            if seen == answered:
+                return False
+            if any(ready() for _, ready, _ in waiting):
+                return True
+            seen = answered
+            return False
+
         while waiting:
-            self._stage.wait_until(functools.partial(_some_ready, waiting), waiting[0][2])
+            self._stage.wait_until(some_ready, waiting[0][2])
             one = next(one for one in waiting if one[1]())
             waiting.remove(one)
             waiting += _until_it_waits(one[0])
@@ -208,10 +226,6 @@ def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
     """Go on with a bucket, until it is done (then nothing comes back) or waits."""
     asked = bucket.switch(*values)
     return [] if bucket.dead else [(bucket, *asked)]
-
-
-def _some_ready(waiting: Sequence[_Waiting]) -> bool:
-    return any(ready() for _, ready, _ in waiting)
 
 
 class VirtualRing(_Timed, InProcessRing):
