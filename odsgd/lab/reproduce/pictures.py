@@ -21,6 +21,9 @@ CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_acc
 
 PER_UNIT = {"epoch": 1, "seconds": 1, "hours": 3600}
 
+FEW = 7
+"""Curves whose legend finds room among them."""
+
 COLOURS = 10
 """After which they begin again, with dashed lines."""
 
@@ -28,13 +31,14 @@ COLOURS = 10
 def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -> None:
     """One picture of the cells that have run."""
     plt = pyplot("a picture")
-    figure, axes = plt.subplots(figsize=(6.4, 4))
     names = [name for name in (picture.cells or item.cells) if name in cells]
+    crowded = picture.kind != "bars" and len(names) > FEW
+    figure, axes = plt.subplots(figsize=(6.4, 5 if crowded else 4))
     {"curve": _curves, "histogram": _histograms, "bars": _bars}[picture.kind](axes, item, picture, names, cells)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncol": 2}  # bars reach everywhere else
-    axes.legend(fontsize=8, frameon=False, **(above if picture.kind == "bars" else {}))
+    axes.legend(fontsize=8, frameon=False, **(above if picture.kind == "bars" or crowded else {}))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
