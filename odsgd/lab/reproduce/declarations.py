@@ -16,7 +16,7 @@
                                                 `real: true`: a job of processes on this machine, not virtual
         grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …; then the
                                                 only measure is accuracy
-        pictures:
+        pictures:                               or the name of an item that has the same
           - {kind: curve, x: epoch, y: accuracy}
           - {kind: bars, y: speed, over: {ssgd-4: [asgd-4, odsgd-4]}}     how many times those of another cell
         claims:                                 or the name of an item that has the same
@@ -270,7 +270,7 @@ def read_paper(path: Path) -> Paper:
     """The same from any file."""
     values = _table(read_yaml_file(str(path)), f"`{path}`", {"title", "cite", "items"})
     for key, value in values["items"].items():
-        for part in ("cells", "claims"):
+        for part in ("cells", "pictures", "claims"):
             if isinstance(value, dict) and isinstance(value.get(part), str):
                 value[part] = _shared(values["items"], value[part], part, f" after {part} of {key} in `{path}`")
     items = {key: _item(path.stem, key, value, f"`{path}`: {key}") for key, value in values["items"].items()}
@@ -302,7 +302,7 @@ def named(names: Sequence[str]) -> List[Item]:
 
 
 def _shared(items: Mapping[str, Any], name: str, part: str, where: str) -> Any:
-    """The cells or claims of another item, as they are written there."""
+    """The cells, pictures or claims of another item, as they are written there."""
     if name not in items:
         raise unknown("item", name, items, where=where)
     return items[name].get(part, {})

@@ -133,8 +133,9 @@ def test_a_grid_is_a_table_of_accuracies_by_value_with_the_best_in_bold(tmp_path
 
 def test_claims_can_be_those_of_another_item(tmp_path: Path) -> None:
     items = declared(tmp_path, TINY + "  figure-3: {caption: Again., state: small, scales: {small: {}}, "
-                     "cells: figure-1, claims: figure-1}\n").items
+                     "cells: figure-1, pictures: figure-1, claims: figure-1}\n").items
     assert items["figure-3"].claims == items["figure-1"].claims and len(items["figure-3"].claims) == 3
+    assert items["figure-3"].pictures == items["figure-1"].pictures and len(items["figure-3"].pictures) == 3
 
 
 def best_rates(grid: Mapping[str, Mapping[int, Result]], size: int) -> Dict[str, List[float]]:
