@@ -92,8 +92,9 @@ def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
     for cell in items[0].cells.values():
         lines.append([cell.label, *(_soon(found.get(cell.name), found) for found in means)])
     return ["## Side by side", f"{MEASURES[SOON].label[0].upper()}{MEASURES[SOON].label[1:]}, and in brackets the "
-            "accuracy at the end; means over the seeds that all have. A dash: not reached by all. Empty: not run, or "
-            "no seed that all have. In bold the fastest of each figure.",
+            "accuracy at the end; means over the seeds that all have. Tests are one epoch apart: times are on a line "
+            "between two of them, or from 0 % at the start to the first. A dash: not reached by all. Empty: not run, "
+            "or no seed that all have. In bold the fastest of each figure.",
             piped(lines)]
 
 
