@@ -4,6 +4,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import resource
+import signal
 import sys
 from typing import Any, Iterator
 
@@ -14,10 +15,12 @@ _peak_mb = 0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the real stderr, which is not captured at this moment."""
+    """Keep the real stderr, which is not captured at this moment; hear Ctrl-C where a shell began this with `&`."""
     global _stderr
     os.close(_stderr)
     _stderr = os.dup(2)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # tests of an interruption raise it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
