@@ -108,7 +108,14 @@ def test_of_pytorch_the_newest_cpu_build_is_installed_and_no_other(machine: Mach
     assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,torch] torch==2.12.1+cpu"
     assert "has no CPU build of PyTorch" in the_error(machine.run("scripts/setup", "torch"))
     result = machine.run(".ci/run")  # goes on without it
-    assert result.returncode == 0 and "its tests are skipped" in result.stderr and machine.calls[-1] == "-m pytest"
+    assert result.returncode == 0 and "its tests are skipped" in result.stderr
+    assert machine.calls[-1] == "-m pytest -k torch"
+
+
+def test_pytorch_alone_in_a_fresh_clone_brings_mxnet_with_it(machine: Machine) -> None:
+    machine.add("python3")
+    assert machine.run("scripts/setup", "torch", TORCH="2.12.1+cpu").returncode == 0
+    assert machine.installs()[-1] == "-m pip install --no-build-isolation -e .[cpu,test,torch] torch==2.12.1+cpu"
 
 
 def test_a_changed_setup_installs_again_into_the_same_environment(machine: Machine) -> None:
@@ -249,12 +256,14 @@ def test_the_check_asks_every_tool_and_fails_if_one_complains(machine: Machine, 
 
 
 @pytest.mark.parametrize("wrong, status", [({"RUFF_STATUS": "2"}, 1), ({"PYTEST_STATUS": "3"}, 3), ({}, 0),
-                                           ({"RUFF_STATUS": "2", "PYTEST_STATUS": "3"}, 1)])
-def test_continuous_integration_checks_and_tests_and_tells_of_either(machine: Machine, wrong: Dict[str, str],
+                                           ({"RUFF_STATUS": "2", "PYTEST_STATUS": "3"}, 3)])
+def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Machine, wrong: Dict[str, str],
                                                                      status: int) -> None:
     machine.add("python3")
-    assert machine.run(".ci/run", **wrong).returncode == status
-    assert "-m ruff check ." in machine.calls and machine.calls[-1] == "-m pytest"
+    assert machine.run(".ci/run", TORCH="2.12.1+cpu", **wrong).returncode == status
+    tests, check, torch = (machine.calls.index(call) for call in ("-m pytest", "-m ruff check .", "-m pytest -k torch"))
+    assert tests < check < torch == len(machine.calls) - 1
+    assert "torch" not in " ".join(machine.calls[:tests])  # as a newcomer runs them
 
 
 def packaging() -> Dict[str, Any]:
