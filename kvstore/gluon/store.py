@@ -173,14 +173,20 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
             self.pushpull(one, grads, out=known.weights)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration."""
+        """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration.
+
+        Between the gradients of `key` and the last ones of their iteration it raises, unless `out` will hold the
+        weights anyway: those that the caller expects are not there before all keys have been handed in.
+        """
         self._check_usable()
         self._share()
         for one, outs in _each(key, out):
-            weight = self._known(one).weights[0]
-            for array in _as_list(outs):
-                if array is not weight and not (ignore_sparse and array.stype != "default"):
-                    weight.copyto(array)
+            weights = self._known(one).weights
+            others = [array for array in _as_list(outs) if not any(array is mine for mine in weights)
+                      and not (ignore_sparse and array.stype != "default")]
+            self._check_updated("pull", one, others)
+            for array in others:
+                weights[0].copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
@@ -189,6 +195,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._check_usable()
         self._share()
         for one, outs, rows in _each(key, out, row_ids):
+            self._check_updated("row_sparse_pull", one, _as_list(outs))
             weight, arrays = self._known(one).weights[0], _as_list(outs)
             ids = _as_list(rows)
             with mx.autograd.pause():  # as `init`
@@ -445,6 +452,14 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if key not in self._keyed:
             raise ConfigError(f"key {key} was not broadcast, nor initialized by `init`")
         return self._keyed[key]
+
+    def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
+        """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""
+        if key in self._handed and outs:
+            raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient was "
+                                f"pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; all "
+                                "are updated together, so push all before you pull, or call pushpull with `out` "
+                                "(docs/how-to/unchanged-scripts.md)")
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
         known, lanes = self._known(key), self._lanes_of.get(key)

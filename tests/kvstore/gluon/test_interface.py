@@ -3,6 +3,7 @@
 The optimizer `test` of MXNet adds the gradient, so that after n rounds W = W_0 + n mean_m g_m. MXNet's own stores add
 the workers up; these take the mean.
 """
+from functools import partial
 from typing import Any, Callable, List
 
 import numpy as np
@@ -218,6 +219,25 @@ def test_a_key_takes_part_once_in_every_round() -> None:
         store.push("3", mx.nd.zeros(1))
         with pytest.raises(ProtocolError, match="parameter 3 was handed in twice in iteration 0, while 1 others are"):
             store.push("3", mx.nd.zeros(1))
+
+    on_workers(check)
+
+
+def test_weights_that_lack_a_gradient_which_was_pushed_are_not_handed_out() -> None:
+    """In MXNet each key is updated by itself; a script that pushes and pulls one by one expects that."""
+    def check(store: Store) -> None:
+        outs = [mx.nd.zeros((1, 1)), mx.nd.zeros((1, 1))]
+        store.init(["3", "4"], outs)
+        store.push("3", mx.nd.ones((1, 1)))
+        for pull in (store.pull, partial(store.row_sparse_pull, row_ids=mx.nd.array([0]))):
+            with pytest.raises(ProtocolError, match=r"pull of key 3 in the middle of iteration 1: its gradient was "
+                                                    r"pushed, and 1 other keys .*push all before you pull.*\.md"):
+                pull("3", out=mx.nd.sparse.zeros("row_sparse", (1, 1)) if pull != store.pull else outs[0])
+        store.pull("4", out=outs[1])  # has all that it was given
+        store.pull("3", out=store._known("3").weights)  # will hold the next
+        store.push("4", mx.nd.ones((1, 1)))
+        store.pull(["3", "4"], out=outs)
+        assert all(is_everywhere(out, 1) for out in outs)
 
     on_workers(check)
 
