@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import json
 import os
+import select
 import sys
 import threading
 import time
@@ -37,7 +38,46 @@ def report(event: str, **fields: Any) -> None:
     if event == "connecting":
         pulse.start()
     with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that
-        os.write(int(descriptor), (json.dumps(dict(fields, event=event)) + "\n").encode())
+        _tell(int(descriptor), json.dumps(dict(fields, event=event)).encode(), event == "beat")
+
+
+TOLD_WITHIN_S = 1.0
+"""How long a report waits for room in the pipe: an agent that is stopped, or that waits itself, does not read it."""
+MOST_SHOWN = 1000
+"""Characters of an error that the launcher is told; the whole of it is printed."""
+_telling = threading.Lock()
+_untold = bytearray()  # reports that the pipe has not taken, the first perhaps in part
+os.register_at_fork(after_in_child=_untold.clear)
+
+
+def _tell(descriptor: int, line: bytes, beat: bool) -> None:
+    """Write a line, and never wait for ever. What does not fit goes with the next report; of beats one is enough.
+
+    The end of line before it keeps it apart from whatever another process has left half written.
+    """
+    if not _telling.acquire(timeout=TOLD_WITHIN_S):
+        return
+    try:
+        os.set_blocking(descriptor, False)
+        if not (beat and _untold):
+            _untold.extend(b"\n" + line + b"\n")
+        _flush(descriptor, time.monotonic() + (0.0 if beat else TOLD_WITHIN_S))
+    finally:
+        _telling.release()
+
+
+def _flush(descriptor: int, until: float) -> None:
+    """Write what is untold, as far as the pipe takes it by then."""
+    while _untold:
+        try:
+            del _untold[:os.write(descriptor, _untold)]
+        except BlockingIOError:
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not select.select([], [descriptor], [], left_s)[1]:
+                return
+        except OSError:
+            _untold.clear()
+            raise
 
 
 def launched() -> bool:
@@ -62,15 +102,23 @@ def share_python() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
 
 
+DEAD_WITHIN_S = 5.0
+"""A process that dies waits no longer for a reader of its last words, who may be stopped."""
+
+
 def die(message: str, status: int, consequence: bool = False) -> None:
     """End this process at once, saying why; `consequence`: another process is to blame, if one fails as well.
 
     Not sys.exit: ps-lite waits for every other process in its destructors, and would wait for ever.
     """
     name = "" if message.startswith((f"{who()}, ", f"{who()}: ")) else f"{who()}: "  # errors may say it themselves
+    with contextlib.suppress(RuntimeError):  # no thread begins once Python is ending
+        last = threading.Timer(DEAD_WITHIN_S, os._exit, [status])
+        last.daemon = True
+        last.start()
     try:
         print(f"{name}{message}", file=sys.stderr, flush=True)
-        report("failed", error=message.strip().splitlines()[-1], consequence=consequence)
+        report("failed", error=message.strip().splitlines()[-1][:MOST_SHOWN], consequence=consequence)
         sys.stdout.flush()
     finally:  # the reader of our output may be gone
         os._exit(status)

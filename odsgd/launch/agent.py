@@ -22,6 +22,7 @@ import tempfile
 import time
 from typing import Dict, Iterable, List, Optional, Set, Tuple
 
+from kvstore.errors import shown
 from kvstore.job.pulse import STACKS
 from odsgd.launch import handshake, hook, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
@@ -52,6 +53,8 @@ class Child:
     def __init__(self, name: str, popen: "subprocess.Popen[bytes]", streams: List[Stream]) -> None:
         self.name, self.popen, self.pid, self.streams = name, popen, popen.pid, streams
         self.progress_at = 0.0
+        self.garbled = False
+        """A report of it could not be read, as has been said."""
         self.asking = False
         """It asks for the other workers of its job, and has not met them yet."""
         self.beat: Message = {}
@@ -232,13 +235,21 @@ class Agent:
                                    "progress": progress})
 
     def _forward_report(self, child: Child, text: str) -> None:
-        with contextlib.suppress(ValueError):  # a process killed while it wrote
-            report = json.loads(text)
-            if isinstance(report, dict) and report.get("event") == "beat":
-                child.beat, child.beat_at = report, time.monotonic()
-            elif isinstance(report, dict):
-                child.asking = report.get("event") == "connecting"
-                self.channel.send({"event": "report", "process": child.name, "report": report})
+        report = _read_report(text)
+        if report is None:
+            self._unreadable(child, text)
+        elif report.get("event") == "beat":
+            child.beat, child.beat_at = report, time.monotonic()
+        elif report:
+            child.asking = report.get("event") == "connecting"
+            self.channel.send({"event": "report", "process": child.name, "report": report})
+
+    def _unreadable(self, child: Child, text: str) -> None:
+        """A line that two writers have mixed, or one cut off by a kill. What a process says next is whole again."""
+        if not child.garbled:
+            child.garbled = True
+            text = f"a report of {child.name} cannot be read and is lost: {shown(text)}"
+            self.channel.send({"event": "warning", "text": text})
 
     def _answer(self, name: str, line: Optional[str]) -> None:
         """To what its MPI has asked; it asks one question at a time, so that there is room for the answer."""
@@ -460,6 +471,15 @@ class Agent:
         self.selector.close()
         for fd in self.wakeup:
             os.close(fd)
+
+
+def _read_report(text: str) -> Optional[Message]:
+    """One report; empty for an empty line, None for what is none."""
+    try:
+        report = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) else None
 
 
 def _signal_group(pgid: int, number: int) -> None:

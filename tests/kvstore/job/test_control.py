@@ -1,13 +1,17 @@
 """Signed commands and deadlines."""
+import json
 import os
+import subprocess
+import sys
 import threading
 from typing import List, Tuple
 
 import pytest
 
-from kvstore.errors import ProtocolError
+from kvstore.errors import EXIT_DEADLINE, ProtocolError
 from kvstore.job import control
 from kvstore.job.control import Signer, Verifier, Watch
+from tests.jobs import ROOT
 
 KEY = b"the secret of the job"
 
@@ -69,10 +73,79 @@ def test_a_report_is_a_line_on_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None
     read, write = os.pipe()
     monkeypatch.setenv("ODSGD_REPORT_FD", str(write))
     control.report("failed", error="x")
-    assert os.read(read, 100) == b'{"error": "x", "event": "failed"}\n'
+    assert os.read(read, 100) == b'\n{"error": "x", "event": "failed"}\n'
     os.close(read)
     os.close(write)
     control.report("done")  # a launcher that is gone is no error
+
+
+DYING = """
+import os, sys, threading
+from kvstore.job import control
+while fill == "report" and not control._untold:
+    control.report("beat", at=1)
+if fill == "stderr":
+    threading.Thread(target=lambda: sys.stderr.write("x" * (1 << 20)), daemon=True).start()
+control.watch.begin("wait", 0.5, "nobody came")
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("fill", ["report", "stderr"])
+def test_a_deadline_ends_a_process_whose_agent_reads_no_more(fill: str) -> None:
+    agents = [os.pipe(), os.pipe()]  # as of one that is stopped: it has the other ends and does not look at them
+    (_, report), (_, stderr) = agents
+    process = subprocess.Popen([sys.executable, "-c", f"fill = {fill!r}\n{DYING}"], stderr=stderr, pass_fds=[report],
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "ODSGD_REPORT_FD": str(report)})
+    try:
+        assert process.wait(60) == EXIT_DEADLINE
+    finally:
+        process.kill()
+        process.wait()
+        for fd in (fd for pipe in agents for fd in pipe):
+            os.close(fd)
+
+
+def test_what_an_agent_had_no_room_for_comes_whole_with_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv("ODSGD_REPORT_FD", str(write))
+    monkeypatch.setattr(control, "TOLD_WITHIN_S", 0.05)
+    while not control._untold:
+        control.report("beat", text="b" * 10_000)
+    control.report("saved", iteration=7)
+    control.report("beat", text="one too many")
+    came = os.read(read, 1 << 20)
+    control.report("done")
+    came += os.read(read, 1 << 20)
+    assert [json.loads(line) for line in came.split(b"\n") if line][-2:] == [
+        {"event": "saved", "iteration": 7}, {"event": "done"}]
+    os.close(read)
+    os.close(write)
+
+
+def test_reports_of_many_threads_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    monkeypatch.setenv("ODSGD_REPORT_FD", str(write))
+    monkeypatch.setattr(control, "TOLD_WITHIN_S", 60.0)
+
+    def tell(name: int) -> None:
+        for number in range(20):
+            control.report("said", name=name, number=number, text="x" * 30_000)
+
+    threads = [threading.Thread(target=tell, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    lines: List[bytes] = []
+    rest = b""
+    while len(lines) < 80:
+        *whole, rest = (rest + os.read(read, 5_000)).split(b"\n")
+        lines += filter(None, whole)
+    for thread in threads:
+        thread.join()
+    said = [json.loads(line) for line in lines]
+    assert all([one["number"] for one in said if one["name"] == name] == list(range(20)) for name in range(4))
+    os.close(read)
+    os.close(write)
 
 
 def watched() -> Tuple[Watch, List[str], threading.Event]:

@@ -1,7 +1,10 @@
 """An agent: the environment that it hands on, and its tunnel."""
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from typing import List
 
 import pytest
@@ -55,3 +58,29 @@ def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -
         os.close(fd)
     agent.selector.close()
     shutil.rmtree(agent.folder)
+
+
+MIXED = """
+import os
+fd = int(os.environ["ODSGD_REPORT_FD"])
+os.write(fd, b'\\n{"event": "beat", "stale": [[1, 2')
+os.write(fd, b'\\n{"event": "done"}\\n')
+os.write(fd, b', 3]]}\\n')
+"""
+
+
+def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_once() -> None:
+    job = Job((sys.executable, "-c", MIXED), 1, 0)
+    sent = reach.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    with subprocess.Popen([sys.executable, *reach.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+        assert agent.stdin and agent.stdout
+        agent.stdin.write(json.dumps(sent).encode() + b"\n")
+        agent.stdin.flush()
+        said: List[Message] = []
+        while not said or said[-1]["event"] != "exit":
+            said.append(json.loads(agent.stdout.readline()))
+        agent.stdin.close()
+        agent.wait(60)
+    assert [one["report"] for one in said if one["event"] == "report"] == [{"event": "done"}]
+    assert [one["text"] for one in said if one["event"] == "warning"] == [
+        'a report of worker 0 cannot be read and is lost: {"event": "beat", "stale": [[1, 2']
