@@ -29,7 +29,7 @@ from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
-from kvstore.job import control
+from kvstore.job import control, ending
 from kvstore.saving import Saved
 from kvstore.session import Session
 from kvstore.staleness import Staleness
@@ -328,6 +328,7 @@ class FrontEnd(Generic[L]):
         self.lanes = lanes
         self._advise()
         if self.options.uneven == "join":
+            ending.follow()
             atexit.register(self._join_at_exit)
 
     def _advise(self) -> None:
@@ -390,9 +391,14 @@ class FrontEnd(Generic[L]):
 
     def _join_at_exit(self) -> None:
         """A worker that ends does not leave the others alone; one that has failed does."""
-        if not self._closed and not hasattr(sys, "last_type"):
-            print(f"{control.who()} ends after iteration {self.iteration}, and joins until the others have ended",
+        if self._closed:
+            return
+        ends = f"{control.who()} ends after iteration {self.iteration}, and"
+        if ending.failed():
+            print(f"{ends} does not join: its script ended by an error, or by a SystemExit other than `sys.exit(0)`",
                   file=sys.stderr, flush=True)
+        else:
+            print(f"{ends} joins until the others have ended", file=sys.stderr, flush=True)
             self.join()
 
     def _idle(self) -> None:

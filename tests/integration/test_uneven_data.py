@@ -28,6 +28,8 @@ for t in range(5 if store.rank == 1 else 9):
     mx.nd.waitall()
 if sys.argv[1] == "evaluates":
     store.barrier()
+if sys.argv[1] == "fails" and store.rank == 1:
+    sys.exit("bad data")
 print("weight %.4f" % net.weight.data().asscalar())
 """
 
@@ -58,3 +60,12 @@ def test_the_others_go_on_where_a_worker_that_has_ended_joins(store: str, server
     assert "not of one length" not in done.stderr
     ends = launch(2, servers, [word if word != "ends" else "evaluates" for word in words])
     assert ends.returncode == 0 and ends.stdout.count("| weight 0.") == 2, ends.stdout + ends.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_by_a_message_of_its_script_does_not_join(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = launch(2, 1, [sys.executable, str(script), "fails", "ssgd", json.dumps({"uneven": "join"})])
+    assert done.returncode == 1, done.stderr
+    assert "worker 1 ends after iteration 5, and does not join" in done.stderr and "weight" not in done.stdout
