@@ -425,7 +425,7 @@ class FrontEnd(Generic[L]):
     def _check_not_begun(self, what: str) -> None:
         if self.lanes:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer "
-                              "to go back")
+                              "for it")
 
 
 def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:

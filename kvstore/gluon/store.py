@@ -77,7 +77,11 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
 
     def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
-        """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``."""
+        """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``.
+
+        Before the first step.
+        """
+        self._check_not_begun("set_gradient_compression")
         params = dict(compression_params)
         try:
             codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
@@ -456,9 +460,9 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
         """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""
         if key in self._handed and outs:
-            raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient was "
-                                f"pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; all "
-                                "are updated together, so push all before you pull, or call pushpull with `out` "
+            raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient "
+                                f"was pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; "
+                                "all are updated together, so push all before you pull, or call pushpull with `out` "
                                 "(docs/how-to/unchanged-scripts.md)")
 
     def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:

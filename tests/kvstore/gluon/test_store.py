@@ -491,6 +491,8 @@ def test_gradient_compression_of_mxnet_is_a_codec() -> None:
         seen.append(net.weight.data().asscalar())
     assert seen == [1.0, 0.75, 0.75, 0.5]  # of every two gradients one is sent, as large as both
     assert (store.options.codec, store.options.codec_threshold) == ("2bit", 0.25)
+    with pytest.raises(ConfigError, match="set_gradient_compression after the first step; make a new store"):
+        store.set_gradient_compression({"type": "1bit"})
     (arrays, _), counted = store.worker_state(), store.memory()
     assert {name for name in arrays if "wire" in name} == {f"wire/residual/{name}" for name in net.collect_params()}
     assert counted["residual: what the codec has left of the gradients"] == 8
