@@ -14,6 +14,9 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 
 FLATS = 8  # whose views are kept
+LOOKED_AT = 64
+"""Elements of a bucket's largest parameter that are compared, since what is written through `.data` has no version."""
+BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
 class Trained:
@@ -24,6 +27,7 @@ class Trained:
         self.flat_grad: Optional[torch.Tensor] = None  # while a gradient is gathered that several buckets share
         self.staged: Optional[torch.Tensor] = None     # weights that several buckets bring, where memory is not flat
         self._sent: Optional[Tuple[torch.Tensor, int]] = None  # the gradient, and how often it had been written
+        self._version: Optional[int] = None  # how often the weights had been written when the store last did so
 
     def gradient(self) -> Optional[torch.Tensor]:
         """What is in `.grad`."""
@@ -45,6 +49,15 @@ class Trained:
         return self._sent is not None and (self.tensor.grad is not self._sent[0]
                                            or self._sent[0]._version != self._sent[1])
 
+    def hold(self) -> None:
+        """The weights are the store's now."""
+        self._version = self.tensor._version
+
+    @property
+    def written(self) -> bool:
+        """Whether something else has written the weights since."""
+        return self.tensor._version != self._version
+
     def forget(self) -> None:
         """The gradient will be another one."""
         self.flat_grad = self._sent = None
@@ -58,6 +71,9 @@ class TensorLane:
     def __init__(self, bucket: Bucket, trained: Dict[str, Trained]) -> None:
         self.bucket = bucket
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
+        flat = [part for part in self.parts if part[1].tensor.is_contiguous()]
+        self._largest = max(flat, key=lambda part: part[0].stop - part[0].start, default=None)
+        self._sample: Optional[torch.Tensor] = None
         self.w: Optional[NDArray] = None
         """The weights of the next iteration, once they are asked for."""
         self.due: Optional[NDArray] = None
@@ -105,6 +121,39 @@ class TensorLane:
                     one.tensor.view(-1)[segment.start:segment.stop].copy_(view)
                 else:
                     self._stage(one, segment, view)
+        self.hold()
+
+    def hold(self) -> None:
+        """The parameters hold the store's weights now."""
+        for _, one in self.parts:
+            one.hold()
+        sample = self._look()
+        self._sample = None if sample is None else sample.clone()
+
+    def written(self) -> Optional[str]:
+        """The name of a parameter that something else has written since."""
+        for _, one in self.parts:
+            if one.written:
+                return one.name
+        sample = self._look()
+        if self._largest is None or sample is None or self._sample is None or torch.equal(sample, self._sample):
+            return None
+        return self._largest[1].name
+
+    def holds(self, flat: NDArray) -> bool:
+        """Whether the parameters hold `flat`, whoever has written them."""
+        flat.wait_to_read()
+        return all(torch.equal(_part(one.tensor.detach(), segment), view.to(one.tensor))
+                   for view, (segment, one) in zip(self._of(flat), self.parts))
+
+    def _look(self) -> Optional[torch.Tensor]:
+        """A few elements of the largest parameter, as bits: what is not a number equals itself."""
+        if self._largest is None:
+            return None
+        segment, one = self._largest
+        step = -(-(segment.stop - segment.start) // LOOKED_AT)
+        whole = one.tensor.detach().view(BITS[one.tensor.element_size()])
+        return whole.view(-1)[segment.start:segment.stop:step] if whole.is_contiguous() else None
 
     def _stage(self, one: Trained, segment: Segment, view: torch.Tensor) -> None:
         """A part of a parameter whose elements lie in another order (channels_last)."""

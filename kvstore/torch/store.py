@@ -72,6 +72,7 @@ class TorchStore(FrontEnd[TensorLane]):
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         self.show(self.lanes)  # else the first module that is called would show them
+        self._check_weights()
         with super().showing(snapshot):
             yield
 
@@ -122,12 +123,15 @@ class TorchStore(FrontEnd[TensorLane]):
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
         self._open([TensorLane(bucket, self._trained)
                     for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
+        for lane in self.lanes:
+            lane.hold()
 
     # -- every step --------------------------------------------------------------------------------------------
 
     def begin_iteration(self, rates: Sequence[float]) -> bool:
         """At these learning rates of the groups. Returns whether any worker has a gradient."""
         self._check_usable()
+        self._check_weights()
         self._counting, rates = self._counts(*rates[:self._groups])
         if self._counting:
             self.session.multiplied(self._counting)
@@ -158,9 +162,30 @@ class TorchStore(FrontEnd[TensorLane]):
         """Let the parameters of these buckets hold the weights of the next iteration. Waits for them."""
         for lane in lanes:
             if lane.due is not None:
+                self._refuse(lane.written())
                 with self.session.deadline():
                     lane.show(lane.due)
                 lane.due = None
+
+    def _check_weights(self) -> None:
+        """ProtocolError if parameters hold others than the store's, whose next ones would take their place in silence.
+
+        What was put in their place for a while may have come back.
+        """
+        if self._shown is None:
+            written = [lane for lane in self.lanes if lane.due is None and lane.written()]
+            for lane in written:
+                if not lane.holds(self.session.w_local[lane.bucket.id]):
+                    self._refuse(lane.written())
+            for lane in written:
+                lane.hold()
+
+    @staticmethod
+    def _refuse(name: Optional[str]) -> None:
+        if name is not None:
+            raise ProtocolError(f"the weights of {name} were changed by the script, and the store's would take their "
+                                "place in silence; to constrain weights, do so in the forward pass; to put an average "
+                                "in place, do so inside `with store.global_weights():` (docs/pytorch.md)")
 
     def mean_gradients(self) -> None:
         """Let every ``.grad`` hold its mean over the workers. Collective; waits."""

@@ -434,6 +434,85 @@ def test_a_gradient_that_is_changed_after_it_has_left_is_told() -> None:
         optimizer.step()
 
 
+def clamp(net: Any) -> None:
+    with torch.no_grad():
+        for tensor in net.parameters():
+            if tensor.requires_grad:
+                tensor.clamp_(-0.001, 0.001)
+
+
+def clamp_data(net: Any) -> None:
+    for tensor in net.parameters():
+        tensor.data.clamp_(-0.001, 0.001)
+
+
+def put_others(net: Any) -> None:
+    for tensor in net.parameters():
+        tensor.data = tensor.data.clamp(-0.001, 0.001)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("change", [clamp, clamp_data, put_others])
+@pytest.mark.parametrize("bucket_nbytes", [400, None])
+def test_weights_that_the_script_changes_are_told_and_not_overwritten(bucket_nbytes: Any, change: Any,
+                                                                      waits: bool) -> None:
+    """Right after the step, before the next weights are shown; or after they are, before a gradient leaves."""
+    net = Net()
+    optimizer = local(net, **({} if bucket_nbytes is None else {"bucket_nbytes": bucket_nbytes}))
+    train(net, optimizer, batches(0, 3))
+    if waits:
+        optimizer.synchronize()
+    change(net)
+    with pytest.raises(ProtocolError, match=r"the weights of .* were changed by the script") as caught:
+        train(net, optimizer, batches(0, 1))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_weight_that_a_bucket_shares_is_told_whichever_part_is_changed() -> None:
+    net = Linear()
+    optimizer = local(net, bucket_nbytes=400)
+    assert net.w.numel() * 4 > 2 * 400
+    train(net, optimizer, batches(0, 2))
+    optimizer.synchronize()
+    with torch.no_grad():
+        net.w[-1] += 1
+    with pytest.raises(ProtocolError, match=r"the weights of w were changed"):
+        train(net, optimizer, batches(0, 1))
+
+
+def test_what_a_script_may_write_is_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
+    """An average in the place of the weights that comes back, also inside `global_weights`; a state before the first
+    step; buffers; gradients. The path stays that of a script that writes nothing."""
+    ours, alone = Net(), Net()
+    optimizer, theirs = local(ours), local(alone)
+    ours.load_state_dict({name: tensor * 0.5 for name, tensor in ours.state_dict().items()})
+    alone.load_state_dict(ours.state_dict())
+    for x in batches(0, 4):
+        train(alone, theirs, [x])
+        train(ours, optimizer, [x])
+        optimizer.synchronize()
+        kept = [tensor.detach().clone() for tensor in ours.parameters()]
+        clamp(ours)
+        with torch.no_grad():
+            for tensor, one in zip(ours.parameters(), kept):
+                tensor.copy_(one)
+        with optimizer._store.global_weights():
+            clamp(ours)
+    optimizer.synchronize()
+    for name, array in state_of(alone).items():
+        np.testing.assert_array_equal(state_of(ours)[name], array, err_msg=name)
+
+
+def test_weights_changed_in_vain_before_global_weights_are_told() -> None:
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 1))
+    optimizer.synchronize()
+    clamp(net)
+    with pytest.raises(ProtocolError, match=r"were changed by the script"), optimizer._store.global_weights():
+        pass
+
+
 class Called(torch.nn.Module):
     """Computes in its forward pass, and in a method beside it."""
 
