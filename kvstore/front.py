@@ -3,6 +3,7 @@ the end of a worker's data, what is saved. Numbers here are NumPy's; a front end
 """
 import atexit
 import contextlib
+import functools
 import sys
 from typing import (
     Any,
@@ -211,6 +212,11 @@ class FrontEnd(Generic[L]):
 
     def _own_weights(self) -> List[NDArray]:
         return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
+
+    @property
+    def shows_own(self) -> bool:
+        """Whether parameters may hold this worker's own weights now, and not the global ones."""
+        return bool(self.lanes) and not (self._closed or self._shown is not None or self.session.method.waits)
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
@@ -426,6 +432,13 @@ class FrontEnd(Generic[L]):
         if self.lanes:
             raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer "
                               "for it")
+
+
+@functools.lru_cache(maxsize=None)  # once
+def warn_of_own(store: str, other_ways: str = "") -> None:
+    """Where a script saves what `shows_own`."""
+    print(f"{control.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones are "
+          f"others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
 
 
 def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:

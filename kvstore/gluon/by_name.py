@@ -165,16 +165,11 @@ def _saving(save: Callable[..., Any], names: Callable[..., Iterable[str]]) -> Ca
         stores = getattr(sys.modules.get("kvstore.gluon.store"), "begun", ())
         own = [store for store in stores if store.holds_own(names(*arguments, **options))]
         if own:
-            _warn(own[0].name)
+            from kvstore.front import warn_of_own  # which imports MXNet
+            warn_of_own(own[0].name, ", or by odsgd.callbacks")
         return save(*arguments, **options)
 
     return save_parameters
-
-
-@functools.lru_cache(maxsize=None)  # once
-def _warn(store: str) -> None:
-    print(f"{control.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones are "
-          "others: save inside `with store.global_weights():`, on all workers, or by odsgd.callbacks", file=sys.stderr)
 
 
 def _check_updates(asked: Any) -> None:

@@ -284,7 +284,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     def holds_own(self, names: Iterable[str]) -> bool:
         """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
         mine = {known.parameter.name for known in self._keyed.values()}
-        return not (self._closed or self._shown is not None or self.session.method.waits) and not mine.isdisjoint(names)
+        return self.shows_own and not mine.isdisjoint(names)
 
     # -- the first step ------------------------------------------------------------------------------------------
 

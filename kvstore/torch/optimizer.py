@@ -14,6 +14,7 @@ import torch
 
 from kvstore.buckets import Bucket, Parameter
 from kvstore.errors import ConfigError, ProtocolError
+from kvstore.front import warn_of_own
 from kvstore.torch import translation
 from kvstore.torch.lanes import TensorLane
 from kvstore.torch.store import DTYPES, TorchStore
@@ -82,6 +83,7 @@ class Optimizer(torch.optim.Optimizer):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
                               "model, then the store")
+        _refuse_wrapped(model)
         translated = translation.translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._store, self._model = store, model
@@ -266,17 +268,21 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
         """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
         shares, and which know nothing of the copy."""
+        root = getattr(self._model, "_orig_mod", self._model)
+
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
             self._store.show(self._awaits.get(module, ()))
 
-        def saved(*_: Any) -> None:
+        def saved(module: torch.nn.Module, *_: Any) -> None:
             self.synchronize()
+            if module is root and self._store.shows_own:
+                warn_of_own(self._store.name)
 
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        getattr(self._model, "_orig_mod", self._model).register_state_dict_pre_hook(saved)
+        root.register_state_dict_pre_hook(saved)
         modules = [self._model] if _compiled(self._model) else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 
@@ -322,6 +328,19 @@ class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
             total = optimizer.sum_overflows(sum(one.item() for one in found))
             for one in found:
                 one.fill_(total)
+
+
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def _refuse_wrapped(model: torch.nn.Module) -> None:
+    """ConfigError where PyTorch would exchange gradients, too. By name, since to import all of them takes time."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(f"the model is in {kind.__name__}, which exchanges gradients itself, and the store "
+                                  "does so; leave the wrapper out: give the optimizer, od.Optimizer and the training "
+                                  "the model as it is (docs/pytorch.md)")
 
 
 def _compiled(module: torch.nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
 import copy
-from typing import Any, Callable, Dict, List
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch
 
+from kvstore import front
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.torch.optimizer import GradScaler, Optimizer
 from kvstore.torch.store import create
@@ -511,6 +513,55 @@ def test_weights_changed_in_vain_before_global_weights_are_told() -> None:
     clamp(net)
     with pytest.raises(ProtocolError, match=r"were changed by the script"), optimizer._store.global_weights():
         pass
+
+
+@pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
+def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    front.warn_of_own.cache_clear()  # another test may have been told
+
+    def run(transport: Any) -> None:
+        net, other = Net(), Net()
+        store = create(name, transport)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, store)
+        net.state_dict()  # nothing has been trained
+        train(net, optimizer, batches(0, 1))
+        other.state_dict()
+        copy.deepcopy(net).state_dict()
+        with store.global_weights():
+            net.state_dict()
+        optimizer.state_dict()
+        assert capsys.readouterr().err == ""
+        net.state_dict()
+        torch.nn.Sequential(net).state_dict()
+        store.close()
+
+    Stage(1, timeout_s=60).run(run)
+    said = capsys.readouterr().err
+    assert said.count("warning: what is saved are this worker's own weights") == said.count("\n") == warns, said
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of torch.distributed's, of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_that_is_wrapped_is_refused_by_the_wrappers_name() -> None:
+    wrapped = torch.nn.parallel.DistributedDataParallel(Called())
+    for model, name in ((wrapped, "DistributedDataParallel"), (torch.nn.Sequential(wrapped), "DistributedDataParallel"),
+                        (torch.compile(wrapped, backend="eager"), "DistributedDataParallel"),
+                        (torch.nn.DataParallel(Called()), "DataParallel")):
+        with pytest.raises(ConfigError, match=f"the model is in {name}, which exchanges gradients itself") as caught:
+            local(model)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    inner = Called()
+    wrapped = torch.nn.parallel.DistributedDataParallel(inner)
+    optimizer = local(inner)
+    with pytest.raises(ProtocolError, match="DistributedDataParallel"):
+        train(wrapped, optimizer, [torch.ones(3)] * 2)
 
 
 class Called(torch.nn.Module):
