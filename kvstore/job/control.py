@@ -257,7 +257,7 @@ class Watch:
             now = time.monotonic()
             with self._lock:
                 overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
-                overdue += [one.message() for one in self._followed.values() if one.overdue(now)]
+                overdue += [one.text() for one in self._followed.values() if one.overdue(now)]
             if overdue:
                 self._on_overdue(overdue[0])
                 return
@@ -267,8 +267,9 @@ class _Followed:
     """Something that should move on."""
 
     def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
-        self._timeout_s, self._state, self.message = timeout_s, state, message
+        self._timeout_s, self._state, self._message = timeout_s, state, message
         self._last: Any = None
+        self._failure = ""
         self.since = time.monotonic()
 
     @property
@@ -277,10 +278,23 @@ class _Followed:
         return self._last is not None
 
     def overdue(self, now: float) -> bool:
-        state = self._state()
-        if state is None or state != self._last:
-            self._last, self.since = state, now
+        """A look that fails sees no movement, so the deadline stands; nothing is printed here, which could block."""
+        try:
+            state = self._state()
+            if state is None or state != self._last:
+                self._last, self.since = state, now
+            self._failure = ""
+        except Exception as error:
+            self._failure = f" (the last look at it failed: {type(error).__name__}: {error})"
         return now - self.since > self._timeout_s
+
+    def text(self) -> str:
+        """What to print when it is overdue."""
+        try:
+            return self._message() + self._failure
+        except Exception as error:
+            return (f"nothing that is awaited has moved for {self._timeout_s:g} s, and what it is cannot be told: "
+                    f"{type(error).__name__}: {error}{self._failure}")
 
 
 watch = Watch()

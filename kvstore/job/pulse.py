@@ -5,10 +5,13 @@ script computes or waits is told from one that is stopped. What it costs is meas
 """
 import contextlib
 import faulthandler
+import json
 import signal
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
+
+from kvstore.job.aside import guarded
 
 STACKS = signal.SIGUSR2
 """At this signal a process that has a pulse prints the stacks of its threads, whatever it hangs in."""
@@ -36,7 +39,7 @@ class Pulse:
         self.nbytes = 0
         """Sent to other processes of the job, in messages of their data."""
         self.more: Dict[str, Callable[[], Any]] = {}
-        """What else a beat tells, by name: functions that only look."""
+        """What else a beat tells, by name: functions that only look. A beat does without one that fails."""
         self._tell, self._waiting = tell, waiting
         self._thread: Optional[threading.Thread] = None
 
@@ -67,9 +70,19 @@ class Pulse:
         waits_s = None if self.activity == "serving" else self._waiting()
         return {"at": self.at, "moves": self.moves, "part": self.part, "activity": self.activity,
                 "asynchronous": self.asynchronous, "waits_s": None if waits_s is None else round(waits_s, 1),
-                "nbytes": self.nbytes, **{name: look() for name, look in list(self.more.items())}}
+                "nbytes": self.nbytes, **self._more()}
+
+    def _more(self) -> Dict[str, Any]:
+        found: Dict[str, Any] = {}
+        for name, look in list(self.more.items()):
+            with guarded(f"`{name}` of the pulse"):
+                value = look()
+                json.dumps(value)
+                found[name] = value
+        return found
 
     def _beat(self) -> None:
         while True:
-            self._tell("beat", **self.state())
+            with guarded("a beat of the pulse"):
+                self._tell("beat", **self.state())
             time.sleep(self.EVERY_S)

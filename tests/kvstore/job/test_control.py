@@ -1,10 +1,11 @@
 """Signed commands and deadlines."""
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
-from typing import List, Tuple
+from typing import Any, List, Tuple
 
 import pytest
 
@@ -171,3 +172,33 @@ def test_a_wait_that_ended_in_time_is_not() -> None:
         pass
     watch.begin("late", 0.3, "second")
     assert called.wait(60) and overdue == ["second"]
+
+
+def raises(*_: object) -> None:
+    raise LookupError("on purpose")
+
+
+def test_deadlines_outlive_a_look_that_fails() -> None:
+    watch, overdue, called = watched()
+    watch.follow("broken", 1000, raises, lambda: "not this one")
+    watch.begin("late", 0.5, "this one")
+    assert called.wait(60) and overdue == ["this one"]
+
+
+@pytest.mark.parametrize("state, message, told", [
+    (raises, lambda: "late", "late (the last look at it failed: LookupError: on purpose)"),
+    (lambda: 1, raises, "nothing that is awaited has moved for 0.1 s, and what it is cannot be told: "
+                        "LookupError: on purpose")])
+def test_a_wait_that_cannot_be_looked_at_or_told_of_is_overdue_all_the_same(state: Any, message: Any, told: str
+                                                                            ) -> None:
+    watch, overdue, called = watched()
+    watch.follow("broken", 0.1, state, message)
+    assert called.wait(60) and overdue == [told]
+
+
+def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
+    watch, overdue, called = watched()
+    looks = itertools.count()
+    watch.follow("busy", 1000, lambda: raises() if next(looks) == 0 else None, lambda: "not this one")
+    watch.begin("late", 0.5, "this one")
+    assert called.wait(60) and overdue == ["this one"] and watch.waiting() is not None

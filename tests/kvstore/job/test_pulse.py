@@ -1,9 +1,12 @@
 """What a process says of itself every second, and how its waits show in it."""
+import itertools
 import subprocess
 import sys
 import threading
 import time
 from typing import Any, Dict, List
+
+import pytest
 
 from kvstore.job.control import Watch
 from kvstore.job.pulse import Pulse
@@ -24,6 +27,28 @@ def test_beats_come_from_a_thread_of_their_own() -> None:
                               "asynchronous": False, "waits_s": None,
                               "nbytes": 0, "stale": [[1, 2, 3]]}, 60)
     assert threading.active_count() == before + 1
+
+
+def test_a_pulse_goes_on_without_what_fails_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told: List[Dict[str, Any]] = []
+    calls = itertools.count()
+
+    def tell(event: str, **fields: Any) -> None:
+        if next(calls) == 0:
+            raise LookupError("on purpose")
+        told.append(fields)
+    pulse = Pulse(tell, lambda: None)
+    pulse.EVERY_S = 0.01
+    pulse.more.update(raises=lambda: 1 // 0, circle=lambda: circle, unsayable=lambda: {1, 2}, well=lambda: 7)
+    circle: List[Any] = []
+    circle.append(circle)
+    pulse.start()
+    until(lambda: len(told) > 5, 60)
+    assert told[-1]["well"] == 7 and not {"raises", "circle", "unsayable"} & set(told[-1])
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(line.partition(" failed")[0] for line in lines) == [
+        f"warning: {name}" for name in ("`circle` of the pulse", "`raises` of the pulse", "`unsayable` of the pulse",
+                                        "a beat of the pulse")]
 
 
 def test_an_activity_within_another() -> None:
