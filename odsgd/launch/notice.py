@@ -33,12 +33,12 @@ class Notice:
         self._born = linux.born(os.getpid())
 
     def write(self, facts: Facts) -> None:
-        """Say this from now on."""
+        """Say this from now on. Waits for no reader, whatever lies there; OSError where it cannot be written."""
         if self._ours:
             draft = self._path.with_suffix(".new")
-            with contextlib.suppress(OSError):
-                draft.write_text(json.dumps({**facts, "born": self._born}), encoding="utf-8")
-                os.replace(draft, self._path)
+            with open(draft, "w", encoding="utf-8", opener=_without_waiting) as file:
+                file.write(json.dumps({**facts, "born": self._born}))
+            os.replace(draft, self._path)
 
     def close(self) -> None:
         """The job has ended."""
@@ -65,6 +65,10 @@ def running() -> List[int]:
         return []
     jobs = [int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit()]
     return sorted(job for job in jobs if read(job) is not None)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def _is_ours(path: Path) -> bool:

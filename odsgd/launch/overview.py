@@ -64,7 +64,7 @@ class Overview:
                     self._speaker = name
                 silent_s = number(beat.get("silent_s"))
                 if silent_s is not None and "at" in beat:
-                    self._add(name, beat, now - silent_s)
+                    self._add(name, beat, now - max(silent_s, 0.0))
         self._count_stale(now)
 
     def ended(self, name: str) -> None:
@@ -95,6 +95,8 @@ class Overview:
                 before = totals.get(rank, (0.0, 0.0))
                 totals[rank] = before[0] + pushes, before[1] + taus
         for rank, total in totals.items():
+            if f"worker {rank}" not in self._hosts:
+                continue
             counted = self._stale.setdefault(rank, collections.deque())
             counted.append((now, *total))
             while counted[-1][0] - counted[0][0] > WINDOW_S:
@@ -107,7 +109,7 @@ class Overview:
         name = self._speaker or min((name for name in self._signs if name.startswith("worker")), default="")
         if self._began is None or name not in self._signs:
             return {}
-        run = self._beats[name].get("run") or {}
+        run = self._run(name)
         doing = _text(self._beats[name].get("activity"))
         return {"at": self._signs[name][-1].at, "total": number(run.get("total")), "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
@@ -120,7 +122,12 @@ class Overview:
 
     def out(self) -> Optional[str]:
         """The folder of the run, if it is one."""
-        return _text((self._beats.get(self._speaker, {}).get("run") or {}).get("out")) or None
+        return _text(self._run(self._speaker).get("out")) or None
+
+    def _run(self, name: str) -> Facts:
+        """What a process has told of its run last."""
+        run = self._beats.get(name, {}).get("run")
+        return run if isinstance(run, dict) else {}
 
     def table(self) -> List[Facts]:
         """A row of facts for each process, workers first."""
@@ -133,7 +140,8 @@ class Overview:
             if row["name"].startswith("worker"):
                 row["behind"] = farthest - row["at"]
                 longer_ms = (row["own_ms"] or 0.0) - median
-                row["slow"] = longer_ms > (SLOW - 1) * median and longer_ms > SLOW_OF_ALL * 1000 / row["rate"]
+                row["slow"] = bool(row["own_ms"]) and longer_ms > max((SLOW - 1) * median,
+                                                                      SLOW_OF_ALL * 1000 / row["rate"])
         return rows
 
     def _row(self, name: str) -> Facts:
@@ -157,11 +165,12 @@ class Overview:
     # Rates
 
     def _per_s(self, name: str, field: str) -> Optional[float]:
+        """None where nothing can be said: after less than two beats, or by counts that began anew."""
         signs = self._signs.get(name)
         if not signs or signs[-1].at_s <= signs[0].at_s:
             return None
         change = getattr(signs[-1], field) - getattr(signs[0], field)
-        return float(change) / (signs[-1].at_s - signs[0].at_s)
+        return None if change < 0 else float(change) / (signs[-1].at_s - signs[0].at_s)
 
     def _rate(self, name: str) -> Optional[float]:
         return self._per_s(name, "at")

@@ -10,9 +10,10 @@ import shlex
 import signal
 import subprocess
 import time
-from typing import Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, ContextManager, Deque, Dict, Iterator, List, Optional, Tuple
 
 from kvstore.errors import ConfigError
+from kvstore.job import aside
 from odsgd.launch import early, linux, overview, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
@@ -217,12 +218,20 @@ class Supervisor:
         if now - self.stood_at < STAND_EVERY_S:
             return
         self.stood_at = now
-        standing = self.overview.standing(now)
+        standing, text = {}, ""  # type: overview.Facts, str
+        with self._aside("the line that tells how the job stands"):
+            standing = self.overview.standing(now)
+            text = overview.line(standing, self.console.columns) if standing else ""
         coming = "" if standing else self._coming(now)
-        self.console.stand(overview.line(standing, self.console.columns) if standing else coming)
-        self.notice.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
-                           "standing": standing, "coming": coming, "out": self.overview.out(),
-                           "rows": self.overview.table()})
+        self.console.stand(text or coming)
+        with self._aside("the file for `odsgd watch`"):
+            self.notice.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
+                               "standing": standing, "coming": coming, "out": self.overview.out(),
+                               "rows": self.overview.table()})
+
+    def _aside(self, what: str) -> ContextManager[None]:
+        """Of those that only observe the job: an error of theirs is said, and goes no further."""
+        return aside.guarded(what, self.console.say)
 
     def _coming(self, now: float) -> str:
         """What is waited for before the first iteration; where there is no terminal to show it on, it is said."""
@@ -312,7 +321,8 @@ class Supervisor:
             self._greeted(outpost, message["host"])
         elif event == "beats":
             self.judge.vigil.beats(message["beats"], now)
-            self.overview.beats(message["beats"], now)
+            with self._aside("the overview of beats"):
+                self.overview.beats(message["beats"], now)
         elif event == "told" and not self.ending:
             self.judge.host_told(outpost.host, [process.name for process in outpost.processes], message["signal"], now)
         elif name in self.judge.members:

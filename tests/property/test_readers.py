@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gzip
 import json
+import math
 import os
 import resource
 import shutil
@@ -28,7 +29,7 @@ from kvstore.wire import codecs
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
-from odsgd.launch import cli, handshake, kubernetes, pmi
+from odsgd.launch import cli, handshake, kubernetes, overview, pmi, watch
 from odsgd.launch.channel import Channel
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.judge import Judge, Member
@@ -334,6 +335,53 @@ def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
             judge.tick(now)
     if b'"do"' not in data and b'"processes"' not in data:
         holds(heard)
+
+
+HOSTS = {"scheduler": "a", "server 0": "a", "worker 0": "a", "worker 1": "b", "worker 2": "b"}
+FIELDS = ["at", "waited_s", "nbytes", "silent_s", "waits_s", "activity", "stale", "run", "part", "moves"]
+
+
+def strange_beat(random: Random) -> Any:
+    """Mostly numbers that a count or a clock never says; some fields are missing."""
+    def value(name: str) -> Any:
+        if name == "stale":
+            return [[random.choice([*range(4), anything(random)]), *random.choices([*nasty.NUMBERS, *nasty.FLOATS], k=2)]
+                    for _ in range(random.randint(0, 3))]
+        if name == "run":
+            return {key: random.choice([*nasty.NUMBERS, *nasty.FLOATS, anything(random), "epoch 1/2"])
+                    for key in random.sample(["total", "head", "tail", "out"], random.randint(0, 4))}
+        return random.choice([*nasty.NUMBERS[:5], *nasty.FLOATS[:3], random.randint(-9, 9), random.random() * 9])
+    beat = {name: value(name) for name in FIELDS if random.random() < 0.9}
+    beat.update((random.choice(FIELDS), random.choice([*nasty.NUMBERS, *nasty.FLOATS, anything(random)]))
+                for _ in range(random.choice([0, 0, 1, 2])))
+    return beat if random.random() < 0.97 else anything(random)
+
+
+def beats_over_time(random: Random) -> List[Tuple[float, Dict[str, Any]]]:
+    """Clocks go on by a second, and jump now and then."""
+    steps = random.choices([1.0, 0.0, 0.1, 20.0, -1.0, -1e6, 1e9], [20, 1, 1, 1, 1, 1, 1], k=random.randint(1, 15))
+    names = [*HOSTS, "worker 7", "nobody"]
+    return [(step, {name: strange_beat(random) for name in names if random.random() < 0.7}) for step in steps]
+
+
+@fed(beats_over_time, [(1.0, {"worker 0": {"at": at, "waited_s": at, "silent_s": 0.1},
+                              "worker 1": {"at": 9 - at, "waited_s": 0, "silent_s": 0.1}}) for at in range(9)])
+def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dict[str, Any]]]) -> None:
+    of = overview.Overview(HOSTS)
+
+    def told() -> None:
+        now = 1e6
+        for step, beats in steps:
+            now += step
+            of.beats(beats, now)
+            rows, standing = of.table(), of.standing(now)
+            assert [row["name"] for row in rows] == ["worker 0", "worker 1", "worker 2", "server 0"]
+            assert all(row["rate"] is None or 0 <= row["rate"] < math.inf for row in rows)
+            shown = [overview.line(standing, columns) for columns in (-1, 0, 1, 40, 200)] if standing else [""]
+            facts = {"job": 1, "command": "x", "at": now, "standing": standing, "coming": "", "rows": rows}
+            shown += watch.screen(json.loads(json.dumps({**facts, "out": of.out()})), now, 80).splitlines()
+            assert all(map(str.isprintable, shown))
+    holds(told)
 
 
 def _visited(said: bytes) -> bool:

@@ -67,6 +67,13 @@ def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
     assert (server["name"], server["rate"], server["staleness"], server["own_ms"]) == ("server 0", 30.0, 2.0, None)
 
 
+def test_a_worker_that_counts_anew_beside_one_that_stands_still_has_no_rate_and_nobody_is_slow() -> None:
+    of = Overview({"worker 0": "here", "worker 1": "here", "worker 2": "here"})
+    for now, at in ((100.0, 9), (102.0, 5), (104.0, 1)):
+        of.beats({"worker 0": beat(at, 0), "worker 1": beat(at, 0), "worker 2": beat(7, 0)}, now)
+    assert [(row["rate"], row["slow"]) for row in of.table()] == [(None, False), (None, False), (0.0, False)]
+
+
 def test_a_share_made_of_samples_is_never_more_than_all_and_a_little_slower_is_not_slow() -> None:
     """Of iterations of 100 ms, the workers compute 0, 5 and 9 ms, and 0, 5 and 20."""
     def rows(last: float) -> Any:
