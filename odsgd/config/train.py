@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from functools import partial
 from pathlib import Path
@@ -310,8 +311,9 @@ class TrainConfig:
         """The learning rate of a worker's own steps; None: there are none, or it follows lr."""
         return getattr(self.options, "lr_local", None)
 
+    @functools.cached_property
     def virtual_cluster(self) -> VirtualCluster:
-        """The description of the cluster that the run is on, if it has one in virtual time."""
+        """The cluster that the run is on, if it has one in virtual time; its file is read once, before the run."""
         assert self.cluster is not None
         given = {} if self.workers is None else {"workers": self.workers}
         if self.cluster == VIRTUAL:
@@ -430,7 +432,7 @@ class TrainConfig:
                          ("gpus", "it computes on CPUs")):
             if getattr(self, key):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
-        cluster = self.virtual_cluster()
+        cluster = self.virtual_cluster
         method = self.method(self.options, cluster.workers)  # complains of options that do not go with so many
         cluster.check_transport(self.transport or method.transports[0], method.traffic(whole=False).coded)
 

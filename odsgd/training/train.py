@@ -33,6 +33,7 @@ from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError,
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
 from kvstore.tracing import recorder
+from kvstore.transports.virtual import description
 from kvstore.wire.interfaces import Transport
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
@@ -528,16 +529,22 @@ class Training:
             f"and dealt anew; the global batch is {now * batch}, it was {before * batch}; what each worker kept for "
             f"itself begins anew; lr times {self.scaling:.4g} (lr_scaling {self.config.lr_scaling})")
 
-    def _cluster(self) -> Optional[str]:
-        """What tells one virtual cluster from another; None for a real one."""
+    def _cluster(self, saved: Optional[str] = None) -> Optional[str]:
+        """What tells one virtual cluster from another; None for a real one.
+
+        `saved`: what a checkpoint has, perhaps the checksum of all settings that earlier versions took.
+        """
         if self.config.cluster is None:
             return None
-        return f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster()).encode()):08x}"
+        before = f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster).encode()):08x}"
+        if saved == before:
+            return before
+        return f"virtual, settings {description.checksum(self.config.virtual_cluster):08x}"
 
     def _check(self, manifest: Dict[str, Any]) -> None:
         """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
         workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
         others = control.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
-        now = {**({} if others else workers), "cluster": self._cluster()}
+        now = {**({} if others else workers), "cluster": self._cluster(manifest.get("cluster"))}
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
         checkpoint.check_model(manifest, self.net)

@@ -30,7 +30,7 @@ def run(config: TrainConfig) -> int:
     try:
         if os.environ.get("DMLC_ROLE"):
             raise ConfigError("cluster: a cluster in virtual time is one process; start it without `odsgd launch`")
-        cluster = config.virtual_cluster()
+        cluster = config.virtual_cluster
         _check_memory(config, cluster.workers)
         arrays = data.in_memory(config)
 

@@ -13,8 +13,10 @@ Nothing here imports MXNet or makes anything, so that a wrong file is told befor
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
+import zlib
 from typing import Any, Dict, Mapping, Optional, Tuple, Type, TypeVar
 
 from kvstore.errors import ConfigError, shown, unknown
@@ -245,6 +247,20 @@ def of(values: Any, **given: Any) -> VirtualCluster:
     hosts = {str(label): _made(Link, f"hosts.{shown(label)}", {**links, **_mapping(f"hosts.{shown(label)}", own)})
              for label, own in _mapping("hosts", values.get("hosts") or {}).items()}
     return _made(VirtualCluster, "", {**values, **parts, "hosts": hosts})
+
+
+def checksum(cluster: VirtualCluster) -> int:
+    """Tells clusters apart by what is no default, so that it outlives settings that come later."""
+    return zlib.crc32(json.dumps(_chosen(cluster), sort_keys=True).encode())
+
+
+def _chosen(value: Any) -> Any:
+    if isinstance(value, _Checked):
+        usual = vars(type(value)())
+        return {name: _chosen(own) for name, own in vars(value).items() if own != usual[name]}
+    if isinstance(value, dict):
+        return {str(name): _chosen(own) for name, own in value.items()}
+    return str(value) if isinstance(value, Draws) else value
 
 
 def slowed(cluster: VirtualCluster, factor: float) -> VirtualCluster:

@@ -12,7 +12,7 @@ from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.cluster.links import described
 
 CLUSTER_READERS = {
-    "train": lambda path: TrainConfig.from_flags(["--cluster", path]).virtual_cluster(),
+    "train": lambda path: TrainConfig.from_flags(["--cluster", path]).virtual_cluster,
     "advise": lambda path: of_profile(AdviseConfig.from_flags([path, "--model", "cnn"])),
     "cluster": described}
 

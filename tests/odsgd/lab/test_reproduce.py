@@ -77,7 +77,7 @@ def test_every_table_and_figure_is_declared() -> None:
 def test_training_takes_the_options_of_every_cell(tmp_path: Path) -> None:
     for trial in TRIALS:
         config = run.configuration(trial, tmp_path, tmp_path)
-        assert trial.cell.real or config.virtual_cluster().seed == trial.seed, trial
+        assert trial.cell.real or config.virtual_cluster.seed == trial.seed, trial
 
 
 def test_every_preset_and_every_state_is_there() -> None:

@@ -1,5 +1,7 @@
 """Runs on a cluster in virtual time: all of `odsgd train`, in one process."""
+import dataclasses
 import json
+import zlib
 from pathlib import Path
 from typing import Any, Dict
 
@@ -78,8 +80,8 @@ def test_metrics_have_virtual_seconds_beside_real_ones(tmp_path: Path) -> None:
 def test_a_file_decides_about_the_workers_unless_a_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "three.yaml"
     file.write_text("workers: 3\n")
-    assert TrainConfig(cluster=str(file)).virtual_cluster().workers == 3
-    assert TrainConfig(cluster=str(file), workers=7).virtual_cluster().workers == 7
+    assert TrainConfig(cluster=str(file)).virtual_cluster.workers == 3
+    assert TrainConfig(cluster=str(file), workers=7).virtual_cluster.workers == 7
 
 
 @pytest.mark.parametrize("options, complaint", [
@@ -109,7 +111,26 @@ def test_another_cluster_does_not_go_on_with_a_run(tmp_path: Path, cluster: str,
                                                    capsys: pytest.CaptureFixture[str]) -> None:
     out = trained(tmp_path / "run", kvstore="asgd", cluster=cluster, iterations=4)
     assert virtual.run(tiny(out, **RUN, kvstore="asgd", cluster="virtual", resume=True)) == EXIT_USAGE
-    assert "cluster: virtual, checksum" in capsys.readouterr().err
+    assert "cluster: virtual, settings" in capsys.readouterr().err
+
+
+def test_a_description_that_changes_or_goes_while_a_run_trains_is_not_read_again(tmp_path: Path, cluster: str) -> None:
+    config = tiny(tmp_path / "run", **RUN, kvstore="ssgd", cluster=cluster)
+    said = Path(cluster).read_text()
+    Path(cluster).unlink()
+    assert virtual.run(config) == 0
+    Path(cluster).write_text(said)
+    assert virtual.run(dataclasses.replace(config, epochs=3, resume=True)) == 0
+
+
+def test_a_checkpoint_that_told_clusters_apart_by_all_their_settings_goes_on(tmp_path: Path, cluster: str) -> None:
+    out = trained(tmp_path / "run", kvstore="ssgd", cluster=cluster, iterations=4)
+    for manifest in out.glob("checkpoints/*/manifest.json"):
+        then = zlib.crc32(repr(TrainConfig(cluster=cluster, workers=WORKERS).virtual_cluster).encode())
+        saved = json.loads(manifest.read_text())
+        assert saved["cluster"].startswith("virtual, settings ")
+        manifest.write_text(json.dumps({**saved, "cluster": f"virtual, checksum {then:08x}"}))
+    trained(out, kvstore="ssgd", cluster=cluster, resume=True)
 
 
 def test_a_run_that_would_need_more_memory_than_there_is_says_how_much(

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from kvstore.errors import ConfigError
-from kvstore.transports.virtual.description import Draws, VirtualCluster, of
+from kvstore.transports.virtual.description import Draws, VirtualCluster, checksum, of
 
 
 def test_a_description_says_what_each_host_is_like() -> None:
@@ -17,6 +17,19 @@ def test_a_description_says_what_each_host_is_like() -> None:
     assert [cluster.link(host).goodput for host in range(6)] == [100e6 / 8] * 5 + [1e9 / 8]
     assert cluster.link(5).latency == pytest.approx(1e-3), "what a host does not say is as all links are"
     assert dataclasses.replace(cluster) == cluster
+
+
+def test_a_checksum_tells_clusters_apart_and_outlives_settings_that_come_later() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Later(VirtualCluster):
+        tides: int = 0
+
+    cluster = of({"workers": 3, "compute": {"draws": "lognormal:0.1", "speeds": {2: 0.5}},
+                  "hosts": {"server0": {"goodput": "1gbit"}}, "racks": {}})
+    later = Later(**vars(cluster))
+    others = [VirtualCluster(), dataclasses.replace(later, tides=1), dataclasses.replace(cluster, racks=None),
+              dataclasses.replace(cluster, seed=1), dataclasses.replace(cluster, hosts={})]
+    assert checksum(later) == checksum(cluster) and len({*map(checksum, [cluster, *others])}) == 6
 
 
 def test_servers_beside_workers_have_no_host_of_their_own() -> None:
