@@ -95,7 +95,14 @@ class Server:
             self._answer(sender, name, **payload)
         else:
             assert self._shard is not None
+            if name == "open":
+                self._bear(payload["options"]["timeout_s"])
             self._shard.command(name, payload)
+
+    def _bear(self, timeout_s: float) -> None:
+        """Some worker waits for so long; it speaks first, since it knows for what."""
+        self._timeout_s = max(self._timeout_s, 1.5 * timeout_s + 5)
+        self._heard()
 
     def _heard(self) -> None:
         """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
@@ -113,7 +120,8 @@ class Server:
         self._everyone = set(range(num_workers))
         self._mailbox_key = mailboxes[rank]
         self._store._set_updater(_fatal(self._update))
-        self._timeout_s = 1.5 * timeout_s + 5  # workers know what they wait for, and speak first
+        self._timeout_s = 0.0
+        self._bear(timeout_s)
         self._update_bucket, self._add_up = self._shard.update, self._sum
         if control.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder

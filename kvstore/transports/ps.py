@@ -51,7 +51,7 @@ COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
 
 
 class Connection:
-    """This worker's place in the job."""
+    """This worker's place in the job. `timeout_s`: of its next wait; each store sets its own."""
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         self.timeout_s, self.synchronous = timeout_s, synchronous
@@ -222,6 +222,7 @@ class Mail(Export):
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self._name, self._chunk = connection, name, 0
+        self._timeout_s = connection.timeout_s
         self._answers = [bytearray() for _ in range(connection.num_servers)]
         self.left = 1
         self.fetch()
@@ -229,6 +230,7 @@ class Mail(Export):
     def fetch(self) -> None:
         if not self.left:
             return
+        self._connection.timeout_s = self._timeout_s
         letters = self._connection.ask(self._name, self._chunk)
         self._chunk += 1
         for answer, (_, _, length, piece) in zip(self._answers, letters):
@@ -339,11 +341,17 @@ class ParameterServer(Wired):
     """One store on the connection of this process."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
-        self._connection, self._timeout_s = connection(timeout_s, synchronous), timeout_s
+        self._shared, self._timeout_s = connection(timeout_s, synchronous), timeout_s
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
         self._outbox: Optional[Outbox] = None  # for messages with a codec
+
+    @property
+    def _connection(self) -> Connection:
+        """This process's. What it waits for next, it waits for as long as this store's `timeout_s` says."""
+        self._shared.timeout_s = self._timeout_s
+        return self._shared
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         return on_servers(parameters, traffic, self._connection.keys, self.num_workers, lambda: self._connection.pace)

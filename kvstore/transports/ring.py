@@ -39,11 +39,16 @@ class MpiTransport(Transport):
     """One session of this process, by MPI."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process, self._views = process(timeout_s), Views()
-        self.worker_rank, self.num_workers = self._process.rounds.worker_rank, self._process.rounds.num_workers
+        self._process, self._views, self._timeout_s = process(timeout_s), Views(), timeout_s
+        self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
+
+    @property
+    def _rounds(self) -> Rounds:
+        """This process's; what this store asks for may last as long as its `timeout_s`."""
+        return self._process.rounds.within(self._timeout_s)
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._process.rounds.total(array)
+        return self._rounds.total(array)
 
 
 class MpiRing(MpiTransport, Ring):
@@ -54,7 +59,7 @@ class MpiRing(MpiTransport, Ring):
         return on_ring(parameters, traffic, self._process.keys, self.num_workers)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        round_ = self._process.rounds.ask(str(bucket), self._codec)
+        round_ = self._rounds.ask(str(bucket), self._codec)
         round_.look = self.look(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)

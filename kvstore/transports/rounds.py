@@ -12,7 +12,8 @@ import collections
 import contextlib
 import threading
 import traceback
-from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Tuple, Type, TypeVar
+from functools import partial
+from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 import numpy as np
 
@@ -124,6 +125,7 @@ class Round:
 
     def __init__(self, number: int, what: str, codec: Codec) -> None:
         self.number, self.what, self.codec = number, what, codec
+        self.timeout_s = control.DEFAULT_TIMEOUT_S
         self.own: np.ndarray
         self.total: np.ndarray
         self.over: Callable[[], None]
@@ -163,7 +165,7 @@ class Rounds:
     SHORTEST_S, LONGEST_S = 50e-6, 1e-3  # pauses between looks at MPI while nothing arrives
 
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
-        self._comm, self._mpi, self._timeout_s = comm, mpi, timeout_s
+        self._comm, self._mpi = comm, mpi
         self.worker_rank, self.num_workers = comm.Get_rank(), comm.Get_size()
         self._asked = 0
         self._given: Dict[int, Round] = {}  # arrays are there, not begun
@@ -177,7 +179,17 @@ class Rounds:
         self._moved = 0  # messages that have come or gone
         control.share_python()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
-        watch.follow(self, timeout_s, self._under_way, self._overdue)
+        self._followed: Set[float] = set()
+        self.within(timeout_s)
+
+    def within(self, timeout_s: float) -> "Rounds":
+        """These; what is asked for from here on may last so long."""
+        self._timeout_s = timeout_s
+        if timeout_s not in self._followed:
+            self._followed.add(timeout_s)
+            watch.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
+                         partial(self._overdue, timeout_s))
+        return self
 
     def ask(self, what: str, codec: Codec) -> Round:
         """The next allreduce, in the same order on every worker."""
@@ -186,7 +198,9 @@ class Rounds:
     def ask_for(self, kind: Type[AnyRound], what: str, codec: Codec) -> AnyRound:
         """The next round, of this kind."""
         self._asked += 1
-        return kind(self._asked, what, codec)
+        round_ = kind(self._asked, what, codec)
+        round_.timeout_s = self._timeout_s
+        return round_
 
     def begin(self, round_: Round, own: np.ndarray, total: np.ndarray, over: Callable[[], None]) -> None:
         """Sum `own` into `total`, when all rounds before have begun; `over` is called then, on the ring's thread."""
@@ -221,7 +235,7 @@ class Rounds:
     def finish(self, round_: Round, own: np.ndarray, total: np.ndarray) -> None:
         """Begin a round and wait until it is over."""
         over = threading.Event()
-        with watch.deadline(self._timeout_s, f"{round_.what} was not over within {self._timeout_s:g} s: "
+        with watch.deadline(round_.timeout_s, f"{round_.what} was not over within {round_.timeout_s:g} s: "
                             "another worker is late, stopped or unreachable, or has left. Check that all are alive, or "
                             "raise `timeout_s`"):
             self.begin(round_, own, total, over.set)
@@ -298,12 +312,12 @@ class Rounds:
         self._requests[2 * slot + 1] = send(outgoing, (self.worker_rank + 1) % self.num_workers, tag)
         self._in_flight += 2
 
-    def _under_way(self) -> Optional[int]:
-        return self._moved if any(self._slots) else None
+    def _under_way(self, timeout_s: float) -> Optional[int]:
+        return self._moved if any(round_ and round_.timeout_s == timeout_s for round_ in self._slots) else None
 
-    def _overdue(self) -> str:
+    def _overdue(self, timeout_s: float) -> str:
         previous = (self.worker_rank - 1) % self.num_workers
-        return (f"{self._first()}: nothing has moved on the ring for {self._timeout_s:g} s; worker "
+        return (f"{self._first()}: nothing has moved on the ring for {timeout_s:g} s; worker "
                 f"{previous}, from which this one receives, or one before it is late, stopped or unreachable, or has "
                 "taken fewer steps and left. Check that all are alive, or raise `timeout_s`")
 

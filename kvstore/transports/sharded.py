@@ -99,7 +99,7 @@ class MpiSharded(MpiTransport, Sharded):
         return part(self._cuts[bucket.id], self.worker_rank)
 
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
-        rounds, mine = self._process.rounds, self.part(bucket)
+        rounds, mine = self._rounds, self.part(bucket)
         if bucket.id not in self._sums:
             self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
         total, round_ = self._sums[bucket.id], rounds.ask_for(PartRound, str(bucket), Plain())
@@ -121,7 +121,7 @@ class MpiSharded(MpiTransport, Sharded):
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
         whole = np.empty(bucket.size, np.float32)
         whole[self.part(bucket)] = mine
-        round_ = self._process.rounds.ask_for(SpreadRound, f"the parts of {bucket}", Plain())
+        round_ = self._rounds.ask_for(SpreadRound, f"the parts of {bucket}", Plain())
         round_.cuts = self._cuts[bucket.id]
         self._process.rounds.finish(round_, whole, whole)
         return whole

@@ -142,6 +142,24 @@ def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, s
     assert re.search(said, done.stderr, re.MULTILINE), done.stderr
 
 
+SHORT = """
+import time
+import odsgd.torch as od
+
+stores = [od.create("dsync", timeout_s=timeout_s) for timeout_s in (2000.0, 3.0)]
+stores[1].barrier()
+if stores[0].rank == 1:
+    time.sleep(1000)
+stores[1].barrier()
+"""
+
+
+@pytest.mark.slow
+def test_under_torchrun_each_store_waits_as_long_as_it_says(tmp_path: Path) -> None:
+    done = started_by_torchrun(tmp_path, SHORT)
+    assert done.returncode != 0 and "a sum over the workers was not over within 3 s: " in done.stderr, done.stderr
+
+
 UNEVEN = """
 import torch
 import odsgd.torch as od

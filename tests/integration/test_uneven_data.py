@@ -69,3 +69,28 @@ def test_a_worker_that_ends_by_a_message_of_its_script_does_not_join(tmp_path: P
     done = launch(2, 1, [sys.executable, str(script), "fails", "ssgd", json.dumps({"uneven": "join"})])
     assert done.returncode == 1, done.stderr
     assert "worker 1 ends after iteration 5, and does not join" in done.stderr and "weight" not in done.stdout
+
+
+SHORT = """
+import sys
+import time
+import odsgd
+import kvstore
+
+stores = [kvstore.create(sys.argv[1], timeout_s=timeout_s) for timeout_s in (2000.0, 3.0)]
+stores[1].barrier()
+if stores[0].rank == 1:
+    time.sleep(1000)
+stores[1].barrier()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store, servers", [
+    ("ssgd", 1), *([("dsync", 0)] if importlib.util.find_spec("mpi4py") else [])])
+def test_each_store_of_a_process_waits_as_long_as_it_says(store: str, servers: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SHORT, encoding="utf-8")
+    done = launch(2, servers, [sys.executable, str(script), store])
+    assert done.returncode == 75, done.stderr
+    assert "a sum over the workers was not over within 3 s: another worker" in done.stderr
