@@ -78,7 +78,7 @@ class Keeper:
         """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective."""
         self._finish()
         if self._second is not None:
-            for line in self._second.failures(checkpoint.COPIES_WITHIN_S):
+            for line in self._second.failures(checkpoint.copies_within_s(self._store)):
                 print(f"warning: {line}", flush=True)
 
     def _finish(self) -> None:

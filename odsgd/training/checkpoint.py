@@ -83,8 +83,10 @@ def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int
     """
     return Draft(root, store, net, facts, keep, frozen, second).finish()
 
-COPIES_WITHIN_S = 60.0
-"""How long the end of a checkpoint waits for its copies, while the others wait, too; well below their deadlines."""
+
+def copies_within_s(store: Store) -> float:
+    """How long the end of a checkpoint waits for its copies, while the others wait, too: well below their deadline."""
+    return min(60.0, store.session.timeout_s / 2)
 
 
 class Draft:
@@ -188,8 +190,9 @@ class Draft:
 
     def _uncopied(self) -> List[str]:
         """Wait a while for the copies; why some are missing. Collective."""
-        futures.wait(self._copies, COPIES_WITHIN_S)
-        late = f"not done within {COPIES_WITHIN_S:g} s"
+        within_s = copies_within_s(self._store)
+        futures.wait(self._copies, within_s)
+        late = f"not done within {within_s:g} s"
         errors = [copy.exception() if copy.done() else late for copy in self._copies]
         mine = next((str(error) for error in errors if error is not None), "")
         told = agreement.gather_texts(self._store.session.transport, shown(mine))

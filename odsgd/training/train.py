@@ -191,7 +191,7 @@ class Training:
         if self.store.iteration == self.total:
             self._finish_checkpoint()
             if self.second is not None:
-                for line in self.second.failures(checkpoint.COPIES_WITHIN_S):
+                for line in self.second.failures(checkpoint.copies_within_s(self.store)):
                     self.journal.warn(line)
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:

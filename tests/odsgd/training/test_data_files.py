@@ -9,6 +9,7 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.job import control
 from odsgd.config.train import TrainConfig
 from odsgd.training import datasets
 from odsgd.training.data import load
@@ -147,6 +148,12 @@ def test_records_of_an_epoch_come_again_with_the_same_bits_from_any_batch(record
     whole = pixels(imagenet(record_folder, augment=augment).train(2))
     assert np.array_equal(pixels(imagenet(record_folder, augment=augment).train(2, start=3)), whole[12:])
     assert not np.array_equal(pixels(imagenet(record_folder, augment=augment).train(3)), whole)
+
+
+def test_batches_that_a_resumed_epoch_drops_are_told_of_so_that_it_is_not_taken_for_hung(record_folder: Path) -> None:
+    control.pulse.part = 0
+    next(imagenet(record_folder).train(2, start=3))
+    assert control.pulse.part == 3
 
 
 def test_the_order_of_records_differs_from_epoch_to_epoch_and_seed_to_seed(record_folder: Path) -> None:

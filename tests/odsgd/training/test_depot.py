@@ -1,13 +1,14 @@
 """A second place for checkpoints: a folder, and one behind a stand-in for ssh."""
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, List
 
 import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
+from kvstore.transports.inprocess import Stage
 from odsgd.training import checkpoint
 from odsgd.training.depot import Depot, DepotError, RemoteDepot, depot
 from tests.integration.launching import executable, stand_in_ssh
@@ -90,6 +91,33 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     (tmp_path / "there").write_text("a file where a folder should be")
     warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=Depot(str(tmp_path / "there")))
     assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
+    assert checkpoint.complete(tmp_path / "run") == [1]
+
+
+def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of worker 1's, by an ssh that waits for a file."""
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do "
+                                               "sleep 0.1; done\n"))
+
+    def run(transport: Any) -> List[str]:
+        net = mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        second = depot("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
+        return checkpoint.save(tmp_path / "run", store, net, {}, 3, second=second)
+
+    try:
+        told = Stage(2, timeout_s=8.0).run(run)
+    finally:
+        (tmp_path / "go").touch()
+    line = "checkpoint 1 is not in the second place: worker 1 could not copy its part: not done within 4 s"
+    assert told == [[line]] * 2
     assert checkpoint.complete(tmp_path / "run") == [1]
 
 
