@@ -28,7 +28,7 @@ from odsgd.launch import handshake, hook, linux
 from odsgd.launch.addresses import address_towards, mpi_interface
 from odsgd.launch.channel import Channel, Message
 from odsgd.launch.lines import CHUNK, Pieces, Stream
-from odsgd.launch.vigil import STATES, WARN_S
+from odsgd.launch.vigil import STATES, warn_s
 
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
@@ -299,7 +299,7 @@ class Agent:
         silent_s = now - self.tunnel_at
         if silent_s > (self.orders["tunnel"]["hang_timeout_s"] or math.inf):
             self.tunnel.kill()
-        elif silent_s > WARN_S and not self.tunnel_missed:
+        elif silent_s > warn_s(self.orders["tunnel"]["hang_timeout_s"]) and not self.tunnel_missed:
             self.tunnel_missed = True
             text, state = f"its tunnel has not answered for {silent_s:.0f} s", linux.state(self.tunnel.pid)
             self.channel.send({"event": "warning", "text": f"{text}: {STATES[state]}" if state in STATES else text})

@@ -23,6 +23,7 @@ from odsgd.config.train import TrainConfig
 from odsgd.launch import kubernetes, plan, slurm, supervise
 from odsgd.launch.hosts import read_hostfile
 from odsgd.launch.reach import ReachError
+from odsgd.launch.vigil import LEAST_HANG_TIMEOUT_S
 
 T = TypeVar("T")
 
@@ -125,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--remote-python", metavar="PATH", help="the interpreter on the hosts; default: the same path as here")
     add("--startup-timeout", type=_seconds, default=300.0, metavar="SECONDS",
         help="until everyone has joined; default 300; 0: wait for ever")
-    add("--hang-timeout", type=_seconds, default=60.0, metavar="SECONDS",
+    add("--hang-timeout", type=_hang_timeout, default=60.0, metavar="SECONDS",
         help="until a process that does not answer, or stands still in training, has failed; default 60; 0: for ever")
     add("--max-restarts", type=_restarts, default=0, metavar="N",
         help="after a failure start the job again, from its newest checkpoint, so often; default 0")
@@ -287,3 +288,5 @@ _servers = _value(str, lambda text: text == "auto" or int(text) in range(MOST_PR
 _restarts = _value(int, lambda count: 0 <= count <= 10 ** 6, "a whole number up to 1000000")
 _port = _value(int, lambda port: 0 <= port <= 65535, "a whole number from 0 to 65535")
 _seconds = _value(float, lambda seconds: 0 <= seconds < float("inf"), "a number of seconds, 0 or more")
+_hang_timeout = _value(float, lambda seconds: seconds == 0 or LEAST_HANG_TIMEOUT_S <= seconds < float("inf"),
+                       f"0 or a number of seconds, at least {LEAST_HANG_TIMEOUT_S:g}")

@@ -3,18 +3,19 @@
 An agent tells every second of the last beat of each process (`kvstore/job/pulse.py`): how far it is, at what, for how
 long it has waited for others, and for how long it has been silent.
 
-1. An agent, or a process, that has been silent for `WARN_S` is named, with those that wait for it; after
-   `hang_timeout_s` it is a failure. One that has never beaten, a script without odsgd or a process that is still being
-   imported, is not missed, unless the kernel says that it is stopped. One that has done its part, and cleans up, has
-   `SLOW` times as long, unless it is stopped: 64 workers that end together on two cores are silent for more than 10 s.
+1. An agent, or a process, that has been silent for `WARN_S`, or half of `hang_timeout_s` if that is less, is named,
+   with those that wait for it; after `hang_timeout_s` it is a failure. One that has never beaten, a script without
+   odsgd or a process that is still being imported, is not missed, unless the kernel says that it is stopped. One that
+   has done its part, and cleans up, has `SLOW` times as long, unless it is stopped: 64 workers that end together on
+   two cores are silent for more than 10 s.
 2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
    Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
 3. All workers wait, whatever they are at, and none moves, for `hang_timeout_s`: a failure of nobody. One that evaluates
    or writes waits for nobody.
 4. A worker that waits, though another one has ended before it came so far, is named with both iterations after
-   `LEFT_S`; so are all workers that wait for each other at different iterations, after `WARN_S`. Their data are not of
-   one length. They have failed when their own deadline says so, or by rule 3. Asynchronous workers may do so.
+   `LEFT_S`; so are all workers that wait for each other at different iterations, as soon as a silent one. Their data
+   are not of one length. They have failed when their own deadline says so, or by rule 3. Asynchronous ones may do so.
 5. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
 """
 import math
@@ -22,6 +23,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 WARN_S = 10.0
+LEAST_HANG_TIMEOUT_S = 3.0
+"""Beats come every second, so that less would be no sign."""
 HELD_UP_S = 2.0
 LEFT_S = 2.0
 FRESH_S = 4.0
@@ -84,7 +87,7 @@ class Vigil:
 
     def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
         self._signs = {name: _Signs(name, host, host, moved_at=now) for name, host in hosts.items()}
-        self._limit_s = hang_timeout_s or math.inf
+        self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
         self._looked_at = now
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
@@ -155,11 +158,11 @@ class Vigil:
             silent_s, names, host = now - there[0].agent_at, [signs.name for signs in there], there[0].host
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
-            if silent_s > WARN_S and agent not in self._silent_agents:
+            if silent_s > self._warn_s and agent not in self._silent_agents:
                 self._silent_agents.add(agent)
                 self._warnings.append(f"the agent on host {host} has not answered for {silent_s:.0f} s; it, its host "
                                       f"or the network is held up ({', '.join(names)} run there)")
-            elif silent_s < FRESH_S and agent in self._silent_agents:
+            elif silent_s < min(FRESH_S, self._warn_s) and agent in self._silent_agents:
                 self._silent_agents.remove(agent)
                 self._warnings.append(f"the agent on host {host} answers again")
         return None
@@ -167,9 +170,9 @@ class Vigil:
     def _silent(self, now: float) -> Optional[Hung]:
         for signs in self._fresh(now):
             times = SLOW if signs.leaving and signs.state not in ("T", "t") else 1
-            if signs.silent_s is None or signs.silent_s <= FRESH_S:
+            if signs.silent_s is None or signs.silent_s <= min(FRESH_S, self._warn_s):
                 self._well(signs, "answer")
-            elif signs.silent_s > times * WARN_S:
+            elif signs.silent_s > times * self._warn_s:
                 text = f"has not answered for {signs.silent_s:.0f} s" + self._because(signs)
                 if signs.silent_s > times * self._limit_s:
                     return Hung([signs.name], text)
@@ -185,9 +188,9 @@ class Vigil:
             text = f"has {verb} {signs.at} for {still_s:.0f} s ({signs.activity}), and waits for nobody"
             if still_s > signs.limit_s(self._limit_s):
                 return Hung([signs.name], text + self._waiters(signs))
-            if still_s > signs.limit_s(WARN_S) and signs.activity in ("training", "serving"):
+            if still_s > signs.limit_s(self._warn_s) and signs.activity in ("training", "serving"):
                 self._warn(signs, "move", text + self._waiters(signs))
-            elif still_s < FRESH_S:
+            elif still_s < min(FRESH_S, self._warn_s):
                 self._well(signs, "move")
         return None
 
@@ -215,7 +218,7 @@ class Vigil:
         fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
         have = "has ended" if len(fewer) == 1 else "have ended"  # its last iterations may not have been told any more
         calls = ""
-        if not fewer and all((signs.waits_s or 0) > WARN_S and now - signs.moved_at > WARN_S for signs in workers):
+        if not fewer and all(min(signs.waits_s or 0, now - signs.moved_at) > self._warn_s for signs in workers):
             fewer = {signs.name: signs.at for signs in workers if signs.at < farthest.at}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
             calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
@@ -257,6 +260,15 @@ class Vigil:
         if signs.warned == kind:
             signs.warned = ""
             self._warnings.append(f"{signs.name} on host {signs.host} {kind}s again")
+
+
+def warn_s(hang_timeout_s: float) -> float:
+    """How long one may be silent before it is named.
+
+    >>> warn_s(60.0), warn_s(4.0), warn_s(0)
+    (10.0, 2.0, 10.0)
+    """
+    return min(WARN_S, (hang_timeout_s or math.inf) / 2)
 
 
 def listed(names: Sequence[str]) -> str:

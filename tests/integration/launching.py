@@ -264,13 +264,12 @@ def by_ssh(folder: Path, hostfile: str) -> Way:
 def main() -> int:
     """The command line with a stand-in for `python -m kvstore.server`, and as much patience as a test wants."""
     from odsgd import cli
-    from odsgd.launch import judge, supervise, vigil
+    from odsgd.launch import judge, supervise
     for number in (signal.SIGINT, signal.SIGHUP):  # the shell of the tests may ignore them, as `nohup` and `&` do
         signal.signal(number, signal.SIG_DFL)
     run = supervise.run
     server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
     supervise.run = lambda job, console=None: run(dataclasses.replace(job, server_command=server), console)
-    vigil.WARN_S = float(os.environ.get("LAUNCH_TEST_WARN_S", vigil.WARN_S))
     judge.FAREWELL_S = float(os.environ.get("LAUNCH_TEST_FAREWELL_S", PATIENCE_S))
     return cli.main(["launch", *sys.argv[1:]])
 

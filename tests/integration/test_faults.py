@@ -84,8 +84,7 @@ def test_a_worker_that_is_silent_is_noticed_by_the_deadline(codec: str) -> None:
                                            ("server 0", "workers 0 and 1 wait for it since iteration")])
 def test_a_stopped_process_is_named_soon_and_fails_after_the_hang_timeout_with_its_stacks(
         name: str, waiters: str) -> None:
-    with Launch("-n", 2, "-s", 1, "--hang-timeout", 10, FAULTY, "none",
-                env={**SERVER, "LAUNCH_TEST_WARN_S": "5"}) as launch:
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 6, FAULTY, "none", env=SERVER) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         launch.kill(name, signal.SIGSTOP)
         launch.wait_for_text(f"warning: {name} on host 127.0.0.1 has not answered for")
@@ -118,7 +117,7 @@ def test_a_worker_that_stands_still_in_training_is_named_and_shows_where(tmp_pat
     (tmp_path / "stuck.py").write_text(STUCK)
     train: List[Word] = [sys.executable, "-m", "odsgd", "train", "--method-file", tmp_path / "stuck.py",
                          "--out", tmp_path / "run"]
-    with Launch("-n", 2, "-s", 1, "--hang-timeout", 5, *train, env={**SERVER, "LAUNCH_TEST_WARN_S": "3"}) as launch:
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 5, *train, env=SERVER) as launch:
         assert launch.wait() == 75
     verdict = next(line for line in launch.errors if "worker 1 failed" in line)
     assert "it has been at iteration 50 for" in verdict and "waits for nobody; worker 0 waits for it" in verdict
@@ -126,8 +125,7 @@ def test_a_worker_that_stands_still_in_training_is_named_and_shows_where(tmp_pat
 
 
 def test_a_stopped_agent_is_a_lost_host() -> None:
-    with Launch("-n", 2, "-s", 1, "--hang-timeout", 8, FAULTY, "none",
-                env={**SERVER, "LAUNCH_TEST_WARN_S": "5"}) as launch:
+    with Launch("-n", 2, "-s", 1, "--hang-timeout", 6, FAULTY, "none", env=SERVER) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         agent = next(pid for pid in marked(launch.mark) if "odsgd.launch.agent" in command_line(pid))
         os.kill(agent, signal.SIGSTOP)

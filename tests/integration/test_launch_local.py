@@ -259,7 +259,7 @@ def test_a_process_missing_at_the_startup_deadline_is_told() -> None:
 
 def test_a_stopped_process_without_a_pulse_is_known_by_the_kernels_state(tmp_path: Path) -> None:
     work = script(tmp_path, "print('works', flush=True)\ntime.sleep(600)")
-    with Launch("-n", 2, "-s", 0, "--hang-timeout", 6, work, env={"LAUNCH_TEST_WARN_S": "3"}) as launch:
+    with Launch("-n", 2, "-s", 0, "--hang-timeout", 4, work) as launch:
         launch.wait_for("worker 0 | works", "worker 1 | works")
         launch.kill("worker 1", signal.SIGSTOP)
         launch.wait_for_text("warning: worker 1 on host 127.0.0.1 has not answered for")

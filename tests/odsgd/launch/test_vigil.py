@@ -3,7 +3,7 @@ from typing import Any, Dict, Optional, Set
 
 import pytest
 
-from odsgd.launch.vigil import WARN_S, Hung, Vigil
+from odsgd.launch.vigil import LEAST_HANG_TIMEOUT_S, PATIENCE, WARN_S, Hung, Vigil
 
 HOSTS = {"scheduler": "head", "server 0": "node1", "server 1": "node2", "worker 0": "node1", "worker 1": "node2"}
 
@@ -62,6 +62,29 @@ def test_a_stopped_process_is_named_after_10_s_and_has_failed_after_60(name: str
     assert story.vigil.take_warnings() == [f"{name} on host {host} has not answered for 10 s: {stopped}; {others}"]
     assert story.goes_on(100, moves=False) == Hung([name], f"has not answered for 60 s: {stopped}; {others}")
     assert story.vigil.take_warnings() == []
+
+
+@pytest.mark.parametrize("limit_s", [LEAST_HANG_TIMEOUT_S, 4.0, 8.0, 15.0, 25.0])
+@pytest.mark.parametrize("trouble", ["stopped", "agent", "still", "all"])
+def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None:
+    story = Story(limit_s)
+    story.goes_on(20)
+    if trouble == "stopped":
+        story.states = {"worker 1": {"silent_s": 0.0, "state": "T"}}
+    elif trouble == "agent":
+        story.mute = {"node1"}
+    elif trouble == "still":
+        story.states = {"worker 1": {"at": 20, "moves": 20}}
+    else:
+        story.states = {name: {"at": 20, "moves": 20, "waits_s": 1000.0} for name in ("worker 0", "worker 1")}
+    hung, began = None, story.now
+    while hung is None and story.now < began + 1000:
+        hung = story.goes_on(1)
+    if trouble in ("still", "all"):
+        limit_s = max(limit_s, PATIENCE * 1.0)  # iterations took a second
+    assert hung is not None and limit_s < story.now - began <= limit_s + 2
+    named = limit_s > PATIENCE if trouble == "still" else trouble != "all"
+    assert len(story.vigil.take_warnings()) == named
 
 
 def test_a_process_that_answers_again_is_told() -> None:
@@ -186,7 +209,8 @@ def test_without_a_hang_timeout_there_are_only_warnings() -> None:
     story = Story(hang_timeout_s=0.0)
     story.states = {"server 0": {"silent_s": 1.0}}
     assert story.goes_on(5000) is None
-    assert len(story.vigil.take_warnings()) == 1
+    named = limit_s > PATIENCE if trouble == "still" else trouble != "all"
+    assert len(story.vigil.take_warnings()) == named
 
 
 @pytest.mark.parametrize("beat", [{}, {"at": "x", "silent_s": None}, {"at": 1e300, "waits_s": [], "activity": 3},
