@@ -40,6 +40,7 @@ STACKS_WITHIN_S = 0.5
 """How long a process that hangs has to print its stacks."""
 SILENT_S = 3.0
 """After so long without a beat the kernel is asked for the state of the process."""
+MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
 """Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
@@ -193,6 +194,8 @@ class Agent:
         env.setdefault("OMP_NUM_THREADS", str(self._threads()))
         if "DMLC_NODE_HOST" not in env:
             env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
+        if "RANK" in env and "LOCAL_RANK" not in env:
+            env.update(self._place_among_agents())
         if "PMI_RANK" in env:
             env = {**mpi_interface(env), **env}
         path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
@@ -203,6 +206,12 @@ class Agent:
         if path:
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
         return env
+
+    def _place_among_agents(self) -> Dict[str, str]:
+        """Of mpirun's ranks on this host, each of which is an agent with one worker; empty where it does not say."""
+        found = {name: [os.environ[key] for key in keys if os.environ.get(key, "").isdigit()] for name, keys in
+                 (("LOCAL_RANK", MPI_LOCAL_RANKS), ("LOCAL_WORLD_SIZE", MPI_LOCAL_SIZES))}
+        return {name: values[0] for name, values in found.items() if values}
 
     def _threads(self) -> int:
         """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""

@@ -15,13 +15,14 @@ introduces them itself (`pmi.py`).
 With a tunnel between hosts (`--secure`) each process has one address that is the same on all hosts: its socket's file,
 or with MPI a port of the loopback interface that no other worker of the job has. `tunnel.py` makes it true elsewhere.
 """
+import collections
 import ipaddress
 import os
 import re
 import secrets
 import sys
 from dataclasses import dataclass, field
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError
 from kvstore.job import software
@@ -33,6 +34,8 @@ LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
 COMING = ("mpi", "slurm", "kubernetes")
 """Those whose agents come to the launcher by themselves, from hosts whose addresses they know best."""
 ON_WORKER_LOSS = ("fail", "continue")
+NO_STORE = "none"
+"""In the place of a store's name: the command makes none, and nothing is wrong with that."""
 
 SOCKETS = "/tmp"  # where ps-lite has them
 MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
@@ -49,9 +52,11 @@ OURS = frozenset((
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
     "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE"))
+    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
-MISLEADING = frozenset(("PORT",))
+#: The others would lead a process group of PyTorch's into an outer job.
+MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
@@ -86,7 +91,7 @@ class Job:
     grace_s: float = 5.0
     on_worker_loss: str = "fail"
     reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
-    store: Optional[str] = None  # for scripts that ask for MXNet's
+    store: Optional[str] = None  # for scripts that ask for MXNet's, or NO_STORE
     secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
     door_port: int = 0  # at which pods knock
     live: bool = False  # how far it is stands on one line of a terminal
@@ -172,10 +177,12 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
 
     processes = [process("scheduler", 0, Host(root[0], here=True), scheduler, {})] if job.num_servers else []
     processes += [process("server", rank, host, server, job.env_server) for rank, host in enumerate(server_hosts)]
-    standing_in = {"ODSGD_STORE": job.store} if job.store else {}
+    standing_in = {"ODSGD_STORE": job.store} if job.store not in (None, NO_STORE) else {}
     ports = new_ports(job.num_workers)
-    processes += [process("worker", rank, host, worker, {**job.env_worker, **standing_in, **_meeting(job, rank, ports)})
-                  for rank, host in enumerate(worker_hosts)]
+    master = {**_master(job, worker_hosts[0], root[0]), **job.env}
+    processes += [process("worker", rank, host, worker, {**master, **job.env_worker, **standing_in, **group,
+                                                         **_meeting(job, rank, ports)})
+                  for rank, (host, group) in enumerate(zip(worker_hosts, _groups(job, worker_hosts)))]
     return Plan(processes, secret, root, certificate)
 
 
@@ -304,6 +311,29 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     if role != "scheduler":
         env.update({f"DMLC_{role.upper()}_ID": str(rank), f"ODSGD_{role.upper()}_RANK": str(rank)})
     return env
+
+
+def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
+    """Each worker's place among all of them under the names of PyTorch; mpirun alone knows who is on its host."""
+    size = collections.Counter(hosts)
+    before: Dict[Host, int] = collections.defaultdict(int)
+    for rank, host in enumerate(hosts):
+        env = {"RANK": str(rank), "WORLD_SIZE": str(len(hosts))}
+        if job.launcher != "mpi":
+            env.update(LOCAL_RANK=str(before[host]), LOCAL_WORLD_SIZE=str(size[host]))
+        before[host] += 1
+        yield env
+
+
+def _master(job: Job, first: Host, root_uri: str) -> Dict[str, str]:
+    """Where a process group that the script itself begins would meet: on worker 0's host, unless that is not known.
+
+    With `--secure` nowhere, since its connections would be protected by nothing.
+    """
+    if job.known_hosts or job.launcher == "mpi":
+        return {}
+    address = root_uri if first.here else node_host(first.address, root_uri)
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(new_ports(1)[0])} if address else {}
 
 
 def _meeting(job: Job, rank: int, ports: Sequence[int]) -> Dict[str, str]:

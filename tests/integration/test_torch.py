@@ -56,6 +56,27 @@ def test_under_torchrun_a_ring_of_its_own_walks_the_path_of_one_process(tmp_path
             np.testing.assert_allclose(found[part], array, err_msg=f"{part}, worker {m}", **CLOSE)
 
 
+SAMPLER = """
+import torch, torch.distributed
+from torch.utils.data import DistributedSampler
+import odsgd.torch as od
+try:
+    DistributedSampler(range(8))
+except (RuntimeError, ValueError) as error:
+    assert "process group has not been initialized" in str(error), error
+else:
+    raise AssertionError("a sampler that knows of nobody else")
+torch.distributed.init_process_group("gloo")
+store = od.create("ssgd")
+assert list(DistributedSampler(range(8), shuffle=False)) == list(range(8))[store.rank::store.num_workers]
+"""
+
+
+def test_a_sampler_without_arguments_divides_the_data_or_refuses(tmp_path: Path) -> None:
+    done = launched(tmp_path, SAMPLER, "-s", "1")
+    assert done.returncode == 0, done.stderr
+
+
 def test_workers_with_different_models_are_told_what_differs(tmp_path: Path) -> None:
     code = SCRIPT.replace("Linear(64, 128)", "Linear(64, 128, bias=rank == 0)").replace(
         "Norm1d(128)", "Norm1d(128, dtype=[torch.float32, torch.float16][rank])").replace(

@@ -119,6 +119,19 @@ def test_workers_of_servers_are_told_nothing_of_mpi() -> None:
     assert not any(name.startswith("PMI") for process in make_plan(job(2, 1), ROOT).processes for name in process.env)
 
 
+def test_workers_have_their_places_under_the_names_of_pytorch_and_servers_have_none() -> None:
+    plan = make_plan(job(5, 1, A, A, B, env={"MASTER_PORT": "7"}), ROOT)
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    assert [" ".join(worker.env[name] for name in names) for worker in plan.workers] == [
+        "0 5 0 4 10.0.0.1 7", "1 5 1 4 10.0.0.1 7", "2 5 0 1 10.0.0.1 7", "3 5 2 4 10.0.0.1 7", "4 5 3 4 10.0.0.1 7"]
+    assert not any(name in process.env for process in plan.processes if process.role != "worker" for name in names[:5])
+
+
+@pytest.mark.parametrize("asked", [job(2, 0, A, B, known_hosts=True), job(2, 0, launcher="mpi")])
+def test_no_place_to_meet_is_named_where_it_is_not_protected_or_not_known(asked: Job) -> None:
+    assert not any("MASTER_ADDR" in worker.env for worker in make_plan(asked, ROOT).workers)
+
+
 def test_only_a_py_file_is_run_with_this_python() -> None:
     plan = make_plan(job(1, 0, command=("python3", "train.py")), ROOT)
     assert plan.processes[0].command == ("python3", "train.py")

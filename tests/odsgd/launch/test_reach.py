@@ -19,7 +19,7 @@ def test_what_all_processes_share_is_told_once() -> None:
     assert told["sockets"] == {} and told["tunnel"] is None
     assert told["env"]["ODSGD_SECRET"] == plan.secret
     assert [spec["env"] for spec in told["processes"]] == [
-        {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank} for rank in "01"]
+        {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
 
 
 def test_only_a_job_that_goes_on_tells_of_losses() -> None:
