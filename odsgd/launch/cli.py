@@ -74,9 +74,10 @@ def _job(options: argparse.Namespace) -> plan.Job:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and the workers' command trains with "
                           f"kvstore `{training.kvstore}`; leave it out, or choose another store")
     least, most = options.num_workers
+    num_servers = options.num_servers or ("0" if options.store == plan.NO_STORE else None)
     elastic = least < most
     job = plan.Job(
-        command=command, num_workers=most, num_servers=_num_servers(options.num_servers, most, training),
+        command=command, num_workers=most, num_servers=_num_servers(num_servers, most, training),
         servers_beside_workers=options.num_servers == "auto", launcher=launcher, slots=tuple(slots),
         port=options.port, host_ip=options.host_ip, sync_dst_dir=options.sync_dst_dir,
         remote_python=options.remote_python or sys.executable,
@@ -137,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with MIN:MAX, start again at a checkpoint with a host that has come back; default: at the next restart")
     add("--grace", type=_seconds, default=5.0, metavar="SECONDS", help="between SIGTERM and SIGKILL; default 5")
     add("--store", metavar="NAME[,OPTION=VALUE...]",
-        help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200")
+        help="for a script as it is: the store it gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200; "
+             "none: the command needs no store, so that workers who make none have not failed")
     add("--on-worker-loss", default="fail", metavar="fail|continue",
         help="when a worker dies: end the job (default), or let an asynchronous one go on")
     pods = parser.add_argument_group("with --launcher kubernetes")
@@ -213,6 +215,8 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
     if training is not None:
         raise ConfigError("--store is for scripts that ask for a store of MXNet's; `odsgd train` has a flag of its "
                           "own, --kvstore")
+    if store == plan.NO_STORE:
+        return None
     try:
         return standin.parse(store)
     except ConfigError as error:

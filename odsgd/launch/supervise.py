@@ -12,7 +12,7 @@ import subprocess
 import time
 from typing import Callable, ContextManager, Deque, Dict, Iterator, List, Optional, Tuple
 
-from kvstore.errors import ConfigError
+from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import aside
 from odsgd.launch import early, linux, overview, pmi, pods, reach, slurm, tunnel
 from odsgd.launch.absentees import Absentees
@@ -26,7 +26,7 @@ from odsgd.launch.lines import Stream
 from odsgd.launch.mpirun import open_mpirun
 from odsgd.launch.notice import Notice
 from odsgd.launch.overview import Overview
-from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
+from odsgd.launch.plan import NO_STORE, Job, Plan, Process, exposure, make_plan
 from odsgd.launch.reach import Outpost
 from odsgd.launch.restarts import Attempt, Roll, decide
 
@@ -126,6 +126,7 @@ class Supervisor:
         self.selector = selectors.DefaultSelector()
         self.outposts: List[Outpost] = []
         self.questions: Deque[Tuple[str, str]] = collections.deque()  # of MPI, by process
+        self.mpi_asked = False
         self.posted: Dict[str, Outpost] = {}  # by process
         self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         self.door: Optional[Door] = None
@@ -151,7 +152,7 @@ class Supervisor:
         with self._signals():
             try:
                 self._open()
-                verdict = self._wait()
+                verdict = self._unless_alone(self._wait())
                 self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
@@ -201,6 +202,18 @@ class Supervisor:
                 self.met = True
                 self._tell({"do": "met"})
             self._stand(time.monotonic())
+
+    def _unless_alone(self, verdict: Verdict) -> Verdict:
+        """The verdict, or a failure where several workers have succeeded and none has looked for the others."""
+        job, together = self.job, self.judge.met or self.mpi_asked
+        if not verdict.finished or together or job.store == NO_STORE or not (job.store or job.num_workers > 1):
+            return verdict
+        served = f"so `{job.store}` has served none and each" if job.store else "so each"
+        text = (f"no worker has made a store, {served} has trained by itself; the script has to ask for one "
+                "(kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I). For a command "
+                f"that needs none say so: --store {NO_STORE}")
+        return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
+                                   message="\n".join(filter(None, [verdict.message, text])))
 
     def _growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""
@@ -361,6 +374,7 @@ class Supervisor:
         elif event == "report":
             self.judge.reported(name, message["report"], now)
         elif event == "asks":
+            self.mpi_asked = True
             self.questions.append((name, message["line"]))
             self._introduce()
         elif event == "exit":
@@ -453,10 +467,6 @@ class Supervisor:
                 self.console.say(f"{verdict.message}; nothing of the job is left")
             elif verdict.message:
                 self.console.say(verdict.message)
-            if verdict.finished and self.job.store and not self.judge.met:
-                self.console.say(f"warning: no worker has made a store, so `{self.job.store}` has served none and each "
-                                 "has trained by itself; the script has to ask MXNet for one (kvstore=…), in a Python "
-                                 "that is not started with -E or -I")
             if unsure and verdict.exit_code:
                 self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; "
                                  "it ends its processes by itself when it finds the connection closed")

@@ -187,8 +187,8 @@ def test_messages_of_a_secure_job_use_the_links(codec: str, nbytes: int) -> None
 def test_a_job_over_mpi_runs_on_the_hosts(slow: Cluster, mpi: str) -> None:
     mpirun = debians_mpirun(mpi) if mpi in DEBIANS else MPIEXEC or pytest.skip("no mpiexec here")
     show = ["sh", "-c", "echo $(cat /proc/sys/kernel/hostname) $UCX_TLS $DMLC_NODE_HOST"]
-    job = slow.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "0", "-H", "@hosts",
-                    "--launcher", "mpi", *show],
+    job = slow.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "--store", "none", "-H",
+                    "@hosts", "--launcher", "mpi", *show],
                    env={"PYTHONPATH": str(ROOT), "ODSGD_MPIRUN": str(mpirun)}, timeout=300)
     assert (job.returncode, sorted(job.stdout.splitlines())) == (0, [
         f"worker {rank} | host{rank} tcp,self 10.0.0.{rank + 1}" for rank in (0, 1)]), job.stderr

@@ -14,6 +14,7 @@ from tests.integration.launching import (
     MEMBER,
     ROOT,
     Launch,
+    Word,
     command_line,
     leaves_nothing_when_killed,
     marked,
@@ -30,7 +31,7 @@ def script(tmp_path: Path, text: str, name: str = "work.py") -> str:
 
 def test_every_line_carries_role_and_rank_and_keeps_its_stream(tmp_path: Path) -> None:
     work = script(tmp_path, "print('out', RANK)\nprint('err', RANK, file=sys.stderr)\nsys.stdout.write('no newline')")
-    with Launch("-n", 2, "-s", 0, work) as launch:
+    with Launch("-n", 2, "--store", "none", work) as launch:
         assert launch.wait() == 0
     assert sorted(launch.output) == ["worker 0 | no newline", "worker 0 | out 0",
                                      "worker 1 | no newline", "worker 1 | out 1"]
@@ -57,7 +58,7 @@ def test_environment_of_every_role(tmp_path: Path) -> None:
                     "seen = os.environ['SEEN']\nopen(seen + os.environ['DMLC_ROLE'], 'w').close()\n"
                     "while os.environ['DMLC_ROLE'] == 'worker' and not os.path.exists(seen + 'scheduler'):\n"
                     "    time.sleep(0.02)\n")  # the job ends with its workers
-    with Launch("-n", 2, "-s", 1, "--env-worker", "OMP_NUM_THREADS:3", path,
+    with Launch("-n", 2, "-s", 1, "--store", "none", "--env-worker", "OMP_NUM_THREADS:3", path,
                 env={"LAUNCH_TEST_SERVER": words(sys.executable, path), "DMLC_SERVER_ID": "9", "DMLC_RANK": "7",
                      "ODSGD_SECRET": "old", "PORT": "80", "SEEN": str(tmp_path / "seen-")}) as launch:
         assert launch.wait() == 0
@@ -178,11 +179,22 @@ def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded(
     assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
 
 
-def test_a_script_that_asks_for_no_store_is_told_of_under_store() -> None:
-    with Launch("-n", 2, "-s", 1, "--store", "ssgd", sys.executable, "-c", "print('alone')") as launch:
-        assert launch.wait() == 0
+@pytest.mark.parametrize("options, served", [(["-s", 1, "--store", "ssgd"], "`ssgd` has served none and each"),
+                                             ([], "each"), (["-s", 0], "each")])
+def test_workers_who_have_trained_by_themselves_are_told_of_and_have_failed(options: List[Word], served: str) -> None:
+    with Launch("-n", 2, *options, sys.executable, "-c", "print('alone')") as launch:
+        assert launch.wait() == 70
     assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
-    assert [line for line in launch.errors if "no worker has made a store, so `ssgd` has served none" in line]
+    assert launch.said == (f"no worker has made a store, so {served} has trained by itself; the script has to ask for "
+                           "one (kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I)."
+                           " For a command that needs none say so: --store none")
+
+
+@pytest.mark.parametrize("options", [["-n", 2, "--store", "none"], ["-n", 1, "-s", 0]])
+def test_a_command_that_needs_no_store_and_one_worker_alone_succeed(options: List[Word]) -> None:
+    with Launch(*options, sys.executable, "-c", "print('alone')") as launch:
+        assert launch.wait() == 0
+    assert launch.errors == [] and "worker 0 | alone" in launch.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

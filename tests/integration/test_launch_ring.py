@@ -125,6 +125,14 @@ def test_a_script_of_mpi4py_is_served_and_ctrl_c_leaves_nothing_of_it(launcher: 
     assert not any(map(os.path.exists, memory))
 
 
+def test_workers_who_meet_by_mpi_need_no_store(tmp_path: Path) -> None:
+    script = tmp_path / "alone.py"
+    script.write_text("from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n")
+    with Launch("-n", 2, "-s", 0, script) as launch:
+        assert launch.wait() == 0
+    assert launch.said == ""
+
+
 def test_mpi_abort_ends_the_job_with_its_exit_code(tmp_path: Path) -> None:
     script = tmp_path / "aborts.py"
     script.write_text("from mpi4py import MPI\nif MPI.COMM_WORLD.Get_rank() == 1:\n    MPI.COMM_WORLD.Abort(7)\n"

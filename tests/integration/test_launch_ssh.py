@@ -57,8 +57,8 @@ def test_addresses_and_variables_reach_the_hosts(ssh: Way, tmp_path: Path) -> No
     show = tmp_path / "show.py"
     show.write_text("import os\nprint({k: os.environ.get(k) for k in ('DMLC_NODE_HOST', 'DMLC_PS_ROOT_URI', 'MXNET_X', "
                     "'GIVEN', 'PASSED', 'OTHER', 'ONLY_WORKERS')}, os.getcwd())")
-    with Launch("-n", 3, "-s", 0, *options, "--env", "GIVEN:a b'c", "--env", "PASSED", "--env-worker", "ONLY_WORKERS=1",
-                show, env={**env, "MXNET_X": "1", "PASSED": "2", "OTHER": "3"}, cwd=tmp_path) as launch:
+    with Launch("-n", 3, "--store", "none", *options, "--env", "GIVEN:a b'c", "--env", "PASSED", "--env-worker",
+                "ONLY_WORKERS=1", show, env={**env, "MXNET_X": "1", "PASSED": "2", "OTHER": "3"}, cwd=tmp_path) as launch:
         assert launch.wait() == 0
     for line in launch.output:
         host = "127.0.0.1" if line.startswith("worker 0") else "127.0.0.2"
@@ -191,7 +191,7 @@ def test_the_working_directory_is_copied_and_worked_in(ssh: Way, tmp_path: Path)
     (here / "lib").mkdir()
     (here / "lib" / "helper.py").write_text("")
     env = {**env, "ODSGD_RSYNC": stand_in_rsync(tmp_path), "PYTHONPATH": ROOT + ":" + str(here / "lib")}
-    with Launch("-n", 2, "-s", 0, *options, "--sync-dst-dir", there, "work.py", cwd=here, env=env) as launch:
+    with Launch("-n", 2, "--store", "none", *options, "--sync-dst-dir", there, "work.py", cwd=here, env=env) as launch:
         assert launch.wait() == 0
     assert sorted(launch.output) == [f"worker {rank} | {there} {there / 'lib'}" for rank in (0, 1)]
 

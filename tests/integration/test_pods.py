@@ -112,7 +112,7 @@ def test_kill_9_of_a_worker_in_another_pod_fails_the_job_and_names_it(pods: Pods
 
 
 def test_a_job_that_has_failed_starts_again_in_the_same_pods(pods: Pods) -> None:
-    pods.start(shown("-n", "2", "-s", "0", "--max-restarts", "1", "sh", "-c",
+    pods.start(shown("-n", "2", "--store", "none", "--max-restarts", "1", "sh", "-c",
                      "echo '$$' \"$(echo attempt ${ODSGD_RESTARTS:-0})\"; test -n \"$ODSGD_RESTARTS\" || exit 3"), {})
     first, second = pods.wait()
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr

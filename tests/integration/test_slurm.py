@@ -114,14 +114,14 @@ def test_workers_are_placed_on_the_nodes_of_the_allocation(slurm: Slurm, tmp_pat
     show = tmp_path / "show.py"
     show.write_text("import os, socket\nprint(socket.gethostname(), os.environ['DMLC_NODE_HOST'], os.environ['GIVEN'], "
                     "os.getcwd())\n")
-    with slurm.salloc(asked, "-n", 4, "-s", 0, "--env", "GIVEN:a b'c", show) as launch:
+    with slurm.salloc(asked, "-n", 4, "--store", "none", "--env", "GIVEN:a b'c", show) as launch:
         assert launch.wait() == 0, launch
     assert sorted(launch.output) == [f"worker {rank} | host{host} 10.0.0.{int(host) + 1} a b'c {os.getcwd()}"
                                      for rank, host in enumerate(hosts)]
 
 
 def test_a_job_that_has_failed_starts_again_in_the_same_allocation(slurm: Slurm) -> None:
-    with slurm.salloc("-N 2", "-n", 2, "-s", 0, "--max-restarts", 1, "sh", "-c",
+    with slurm.salloc("-N 2", "-n", 2, "--store", "none", "--max-restarts", 1, "sh", "-c",
                       "echo attempt ${ODSGD_RESTARTS:-0}; test -n \"$ODSGD_RESTARTS\" || exit 3") as launch:
         assert launch.wait() == 0, launch
     assert "restart 1 of 1" in launch.said
