@@ -29,7 +29,7 @@ from kvstore import saving
 from kvstore.algorithms.method import Method, Options
 from kvstore.buckets import Bucket
 from kvstore.engine._mxnet import NDArray
-from kvstore.errors import ConfigError, ProtocolError, StoreClosedError
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import control, ending
 from kvstore.saving import Saved
 from kvstore.session import Session
@@ -278,9 +278,11 @@ class FrontEnd(Generic[L]):
         them before that step.
         """
         self._check_not_begun("load_state")
+        saving.check_worker(worker)
+        if server is not None:
+            saving.check_servers(server, "the servers' part of the saved state")
         if worker[1]["store"] != self.name:
-            raise ConfigError(f"the saved state is of a `{worker[1]['store']}` store, this one is `{self.name}`")
-        saving.check_form(worker, "lr_local")
+            raise ConfigError(f"the saved state is of a `{shown(worker[1]['store'])}` store, this one is `{self.name}`")
         self._saved, self._saved_servers = worker, server
         meta = worker[1]
         self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
@@ -293,6 +295,8 @@ class FrontEnd(Generic[L]):
         state; `server` counts on worker 0. What workers, and servers for each of them, keep begins anew.
         """
         self._check_not_begun("load_shared")
+        if server is not None:
+            saving.check_servers(server, "the servers' part of the saved state")
         self._saved_servers = None if server is None else saving.optimizer_alone(server)
         self.session.resume(iteration)
 

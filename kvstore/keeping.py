@@ -29,15 +29,27 @@ def facts_of(owner: Any) -> Dict[str, Any]:
     return {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
 
 
-def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array = None) -> None:
-    """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind the arrays of a deque are made."""
+def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
+    """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind those arrays are made that `start` did not."""
     for name in owner.facts:
+        if name not in facts:
+            raise ConfigError(f"no fact `{name}` in the saved state; it belongs to another version or other options")
         setattr(owner, name, copy.deepcopy(facts[name]))  # one saved fact may serve several buckets
     for name in owner.arrays:
-        value = getattr(owner, name)
-        if isinstance(value, collections.deque):
-            value.extend(Pending(like.copy()) for saved in arrays if saved.rpartition("/")[0] == name)
+        _make(owner, name, arrays, like)
     fill(arrays_of(owner), arrays)
+
+
+def _make(owner: Any, name: str, saved: Mapping[str, np.ndarray], like: Array) -> None:
+    """Let this attribute have what was saved of it and `start` did not make."""
+    value, number = getattr(owner, name), sum(one.rpartition("/")[0] == name for one in saved)
+    if isinstance(value, collections.deque):
+        value.clear()
+        value.extend(Pending(like.copy()) for _ in range(number))
+    elif isinstance(value, list):
+        value.extend(like.copy() for _ in range(len(value), number))
+    elif value is None and name in saved:
+        setattr(owner, name, like.copy())
 
 
 def fill(arrays: Mapping[str, Array], saved: Mapping[str, np.ndarray]) -> None:

@@ -6,7 +6,9 @@ in the files of the methods imports MXNet, so that the command line, the docs an
 
 What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
 array, a list of arrays, or a deque of answers in flight. `facts` names those that hold what JSON can hold. A checkpoint
-keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it.
+keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it. They
+may differ from bucket to bucket. An array that `start` makes stays; one that it leaves None, a list that grows and a
+deque come back as they were.
 """
 import dataclasses
 from dataclasses import InitVar, dataclass

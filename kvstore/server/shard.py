@@ -104,7 +104,7 @@ class Entry:
         self._update_began = True
         if "rule" in meta:  # else it goes on, or begins anew with the first push
             self.start(mx.nd.zeros(self.size))
-            keeping.put_back(self.rule, below("rule/", parts), meta["rule"])
+            keeping.put_back(self.rule, below("rule/", parts), meta["rule"], np.zeros(self.size, np.float32))
             keeping.fill(self.kept, below("kept/", parts))
         self._update_began = meta["optimizer"].get("began", True)
 

@@ -72,7 +72,7 @@ def test_a_rule_with_counts_is_kept_and_put_back() -> None:
     again, third = Counting(2), Counting(2)
     kept = again.backups[1]
     for owner in (again, third):  # as of two buckets that were saved as one
-        keeping.put_back(owner, arrays, facts)
+        keeping.put_back(owner, arrays, facts, like=np.zeros(2))
     again.staleness["0 3"] += 1
     assert (again.staleness, third.staleness) == ({"0 3": 3, "1 0": 5}, rule.staleness)
     assert again.version == 9 and again.sum.tolist() == [3, 3]
@@ -83,7 +83,10 @@ def test_an_array_that_is_not_there_is_named() -> None:
     arrays, facts = saved(Counting(2))
     del arrays["backups/1"]
     with pytest.raises(ConfigError, match="no array `backups/1` in the saved state; it belongs to another version"):
-        keeping.put_back(Counting(2), arrays, facts)
+        keeping.put_back(Counting(2), arrays, facts, like=np.zeros(2))
+    del facts["staleness"]
+    with pytest.raises(ConfigError, match="no fact `staleness` in the saved state"):
+        keeping.put_back(Counting(2), arrays, facts, like=np.zeros(2))
 
 
 def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
@@ -95,7 +98,7 @@ def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
 
     one, other = Shaped(), Shaped()
     one.state[:] = mx.nd.arange(6).reshape((2, 3))
-    keeping.put_back(other, saved(one)[0], {})
+    keeping.put_back(other, saved(one)[0], {}, like=None)
     assert other.state.asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 

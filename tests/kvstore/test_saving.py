@@ -63,7 +63,7 @@ def test_a_saved_state_carries_the_declared_names(name: str, settings: Dict[str,
     store, _ = alone(name, **settings)
     (mine, my_meta), (theirs, their_meta) = store.worker_state(), store.server_state()
     assert list(mine) == [f"{part}/w" for part in ("global", "local", *worker)]
-    assert list(theirs) == [f"{part}/w" for part in servers] and their_meta["arrays"] == servers
+    assert list(theirs) == [f"{part}/w" for part in servers] and their_meta["arrays"] == {"w@0": servers}
     assert all(array.shape == (SIZE,) and array.dtype == np.float32 for array in {**mine, **theirs}.values())
     assert (my_meta["store"], my_meta["iteration"]) == (name, 1)
     assert json.loads(json.dumps([my_meta, their_meta])) == [my_meta, their_meta]
@@ -171,6 +171,48 @@ def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up
             assert meta == meta_again and list(arrays) == list(arrays_again)
             for key, array in arrays.items():
                 np.testing.assert_array_equal(array, arrays_again[key], err_msg=key)
+
+
+def as_before(worker: Saved, servers: Saved) -> Tuple[Saved, Saved]:
+    """The form of 0.3.0: names of arrays, and what the local optimizer remembers, once for all buckets."""
+    def any_of(by_bucket: Dict[str, Any]) -> Any:
+        return next(iter(by_bucket.values()), None)
+
+    (mine, my_meta), (theirs, their_meta) = worker, servers
+    return (mine, {**my_meta, "arrays": any_of(my_meta["arrays"]),
+                   "optimizer_local": any_of(my_meta["optimizer_local"])}), (
+        theirs, {**their_meta, "arrays": any_of(their_meta["arrays"])})
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("odsgd", {"warmup": 0, "optimizer_local": "adam"}), ("dcasgd_a", {"momentum": 0.5}), ("pipesgd", {"K": 3})])
+def test_a_state_in_the_form_of_version_0_3_0_is_gone_on_with(name: str, settings: Dict[str, Any]) -> None:
+    saved = alone(name, steps=3, **settings)[0]
+    states = saved.worker_state(), saved.server_state()
+    paths = [alone(name, steps=2, states=form, **settings)[0] for form in (states, as_before(*states))]
+    ours, theirs = ((one.worker_state(), one.server_state()) for one in paths)
+    assert ours[0][1] == theirs[0][1] and ours[1][1] == theirs[1][1]
+    for one, other in zip(ours, theirs):
+        for key, array in one[0].items():
+            np.testing.assert_array_equal(array, other[0][key], err_msg=key)
+
+
+def test_a_state_of_version_0_3_0_that_does_not_tell_which_bucket_had_which_arrays_is_refused() -> None:
+    store, _ = alone("pipesgd", steps=3, K=3)
+    (arrays, meta), servers = as_before(store.worker_state(), store.server_state())
+    meta["arrays"].remove("worker/in_flight/1")
+    with pytest.raises(ConfigError, match=r"of odsgd 0\.3\.0, which did not tell which bucket had which arrays"):
+        alone("pipesgd", K=3, states=((arrays, meta), servers))
+
+
+def test_buckets_that_keep_something_of_their_own_are_not_cut_anew() -> None:
+    store, _ = alone("pipesgd", steps=3, K=3, bucket_nbytes=8)
+    states = store.worker_state(), store.server_state()
+    alone("pipesgd", K=3, states=states)
+    states[0][1]["facts"]["w@0"]["rates"] = [1.0, 2.0]
+    with pytest.raises(ConfigError, match="has 3 buckets that begin elsewhere than the 1 of this run, and each has "
+                                          "something of its own; go on with the `bucket_nbytes` it was saved with"):
+        alone("pipesgd", K=3, states=states)
 
 
 def test_a_state_that_is_kept_does_not_change_while_training_goes_on() -> None:

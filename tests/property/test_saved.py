@@ -1,0 +1,162 @@
+"""What is saved of a session: by methods whose arrays come and go, bucket by bucket, and in whatever form.
+
+`SCRIPT` says what a method does in each iteration to each bucket, so that no two buckets need be alike.
+"""
+import collections
+import contextlib
+import math
+from random import Random
+from typing import Any, ClassVar, Deque, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+import kvstore
+from kvstore.algorithms.method import Step
+from kvstore.algorithms.sync import SSGD, Synchronous, SyncUpdate
+from kvstore.engine._mxnet import mx
+from kvstore.saving import Saved
+from kvstore.transports.inprocess import Stage
+from kvstore.wire.interfaces import Array, Pending, Transport
+from kvstore.wire.messages import Header
+from tests.methods import as_they_were
+from tests.property.nasty import fed
+
+SHAPES = {"a": (3,), "b": (2, 3), "c": (1,)}
+BUCKET_NBYTES = 16
+"""So that `b` lies in more than one bucket."""
+STEPS = 6
+LATE, TAKE, KEEP, GROW, LOCAL = 1, 2, 4, 8, 16
+"""Put a gradient aside in a deque; take the oldest; make or drop an array; make a list longer; a local step."""
+
+SCRIPT: Dict[str, List[int]] = {}
+"""What is done in each iteration, by bucket; set before a run."""
+
+
+class Changing(Synchronous):
+    """A worker that keeps now this and now that."""
+
+    arrays = {"late": "gradients put aside", "kept": "the last one, at times", "grown": "more and more", "own": "W_0"}
+    facts = ("acts",)
+
+    def start(self, w: Array) -> None:
+        self.late: Deque[Pending] = collections.deque()
+        self.kept: Optional[Array] = None
+        self.grown: List[Array] = []
+        self.own, self.acts = w.copy(), 0
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        does = SCRIPT[self.bucket.label][step.t - 1]
+        self.acts, g = self.acts + does, grad * (1 + self.acts % 3)
+        if does & LATE:
+            self.late.append(Pending(grad.copy()))
+        if does & TAKE and self.late:
+            g = g + self.late.popleft().result()
+        if self.kept is not None:
+            g = g + self.kept
+        if does & KEEP:
+            self.kept = grad.copy() if self.kept is None else None
+        if does & GROW:
+            self.grown.append(grad.copy())
+        for one in self.grown:
+            g = g + 0.1 * one
+        if does & LOCAL:
+            assert self.local is not None
+            self.local(self.own, g, step.lr)
+        self.arriving = self.wire.exchange(self.bucket, g + 0.1 * self.own, step.lr)
+        return self.arriving.result()
+
+
+class ChangingUpdate(SyncUpdate):
+    """Its server likewise."""
+
+    arrays: ClassVar = {"kept": "the last sum, at times", "grown": "more and more"}
+    facts = ("seen", "acts")
+
+    def start(self, w: np.ndarray) -> None:
+        self.kept: Optional[np.ndarray] = None
+        self.grown: List[np.ndarray] = []
+        self.seen = self.acts = 0
+
+    def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
+        self.seen += 1
+        does = 3 * self.seen + self.index  # unlike from bucket to bucket
+        self.acts += does
+        total *= np.float32(1 + self.acts % 2)
+        if self.kept is not None:
+            total += self.kept
+        if does & KEEP:
+            self.kept = total.copy() if self.kept is None else None
+        if does & GROW:
+            self.grown.append(total.copy())
+        for one in self.grown:
+            total -= np.float32(0.1) * one
+        super().receive(header, total, w)
+
+
+class ChangingSGD(SSGD):
+    """SSGD, but for what both sides keep."""
+
+    name = "changing"
+    worker, rule = Changing, ChangingUpdate
+    transports = ("server",)
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        return "adam", {}
+
+
+@contextlib.contextmanager
+def changing(does: Dict[str, List[int]]) -> Iterator[None]:
+    """With this script."""
+    with as_they_were():
+        kvstore.register_method(ChangingSGD)
+        SCRIPT.update(does)
+        yield
+        SCRIPT.clear()
+
+
+def stepped(transport: Transport, steps: int, states: Optional[Tuple[Saved, Saved]] = None) -> Any:
+    """A store that has gone on for some steps, and its weights."""
+    store = kvstore.create("changing", transport, bucket_nbytes=BUCKET_NBYTES)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.05, momentum=0.5))
+    arrays = {name: mx.nd.ones(shape) for name, shape in SHAPES.items()}
+    if states is not None:
+        store.load_state(*states)
+        arrays = {name: mx.nd.array(states[0][0][f"local/{name}"]) for name in SHAPES}
+    store.broadcast(list(arrays), list(arrays.values()), list(arrays.values()))
+    store.begin()
+    for _ in range(steps):
+        for name, array in arrays.items():
+            store.pushpull(name, array - transport.worker_rank, array)
+    store.wait()
+    return store, [array.asnumpy() for array in arrays.values()]
+
+
+def script(random: Random) -> Tuple[int, Dict[str, List[int]]]:
+    """When a run is saved, and what is done in it."""
+    labels = [f"{name}@{start}" for name, shape in SHAPES.items() for start in range(math.prod(shape))]
+    return random.randint(1, STEPS - 1), {label: [random.randint(0, 31) for _ in range(STEPS)] for label in labels}
+
+
+@fed(script)
+def test_a_run_whose_buckets_keep_each_something_else_is_resumed_to_the_same_bits(case: Any) -> None:
+    saved_after, does = case
+
+    def whole(transport: Transport) -> Any:
+        return stepped(transport, STEPS)[1]
+
+    def first(transport: Transport) -> Any:
+        store, _ = stepped(transport, saved_after)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+
+    def second(transport: Transport) -> Any:
+        return stepped(transport, STEPS - saved_after, states[transport.worker_rank])[1]
+
+    with changing(does):
+        straight = Stage(2, timeout_s=60).run(whole)
+        states = Stage(2, timeout_s=60).run(first)
+        resumed = Stage(2, timeout_s=60).run(second)
+    for ours, theirs in zip(resumed, straight):
+        for one, other in zip(ours, theirs):
+            np.testing.assert_array_equal(one, other)
