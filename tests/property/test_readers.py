@@ -136,21 +136,18 @@ RESULT = results.Result(TRIAL, {"options": {}}, {"lr": 0.1}, {"odsgd": "1"}, {"c
                         [[1, 10, 0.5, 0.5, 0.5, None, 1.0]], None)
 
 
-results.write(RESULT, FOLDER / "result.json")
-
-
-@fed(texts((FOLDER / "result.json").read_text()))
-def test_the_result_of_a_run(content: bytes) -> None:
-    path = written("changed.json", content)
-    holds(lambda: results.read(path))
+@fed(texts(f"{results.line_of(RESULT)}\n" * 2))
+def test_the_results_of_runs(content: bytes) -> None:
+    path = written("changed.jsonl", content)
+    holds(lambda: "\n".join(results.read(path).refused)[:400])
 
 
 @pytest.mark.parametrize("text", [
-    "[" * 100000, '{"schema": 1}', '{"schema": 1, "checksum": ' + "[" * 900 + "]" * 900 + "}",
-    '{"schema": ' + "9" * 5000 + "}", "{}", "null", '{"schema": 1, "a": "\\ud800"}'])
+    "[" * 100000, '{"schema": 2}', '{"schema": 2, "checksum": ' + "[" * 900 + "]" * 900 + "}",
+    '{"schema": ' + "9" * 5000 + "}", "{}", "null", '{"schema": 2, "a": "\\ud800"}'])
 def test_the_result_of_a_run_that_was_made_up(text: str) -> None:
-    line = holds(lambda: results.read(written("made-up.json", text.encode())))
-    assert line and "made-up.json" in line
+    refused, = results.read(written("made-up.jsonl", text.encode())).refused
+    assert "made-up.jsonl`, line 1: " in refused and len(refused) <= 400
 
 
 FLAGS = ["--lr", "--seed", "--kvstore", "--epochs", "--warmup", "--lr-local", "--optimizer-params", "--gpus",

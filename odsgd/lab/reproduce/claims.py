@@ -7,13 +7,16 @@ Student's t. The interval inside what the claim says: the comparison holds. Else
 told, unless the interval is wholly outside. That one is wider where a claim has k comparisons, with a confidence of
 1 - 0.05 / k (Bonferroni's), since a claim does not hold if one of them does not, and one of many may be outside by
 chance. It holds if all of them do.
+
+Where seeds are planned (`declarations`), a claim is told when all of them have run, by these alone: else a run more
+could be made until it is told as one likes.
 """
 from __future__ import annotations
 
 import math
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper
+from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, estimate
 from odsgd.lab.reproduce.results import Result
 
@@ -32,22 +35,39 @@ class Ruling(NamedTuple):
 
 
 def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
-    """At the paper's scale if that tells, else at the smaller one."""
+    """By the largest scale whose plan of seeds is full; without such a plan at the largest one that tells."""
     of = paper.runs_of(item)
     at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
-    found = Ruling(OPEN, claim.why or f"not run{at}")
-    for scale in of.scales if claim.comparisons else ():
-        cells = runs.get((of.name, scale), {})
-        if cells and claim.scale in (None, scale):
+    found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), ""
+    for scale in of.scales.values() if claim.comparisons else ():
+        cells = runs.get((of.name, scale.name), {})
+        if claim.scale not in (None, scale.name):
+            continue
+        there, all_of_them = _of_plan(scale, claim, cells)
+        if all_of_them and there < all_of_them:
+            lacks += f"; {scale.name}: {there} of {all_of_them} runs of the plan, which tell when all are there"
+        elif cells and (all_of_them or not scale.plan):
             found = _all(scale, of, claim, cells)
-            if found.verdict != OPEN:
-                return found
-    return found
+            if found.verdict != OPEN or all_of_them:
+                break
+    return Ruling(found.verdict, found.because + lacks)
 
 
-def _all(scale: str, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ruling:
-    """Of all comparisons together; what has the same measure and the same bounds is told together."""
-    telling = {name: {seed: result for seed, result in seeds.items() if seed >= claim.from_seed}
+def _of_plan(scale: Scale, claim: Claim, cells: Mapping[str, Seeds]) -> Tuple[int, int]:
+    """How many of the runs that are planned for a claim are there, and how many are planned: none, if for one of its
+    cells there are none.
+    """
+    planned = {cell: range(claim.from_seed, scale.seeds(cell)) for one in claim.comparisons for cell, _ in one.sides}
+    there = sum(seed in cells.get(cell, {}) for cell, seeds in planned.items() for seed in seeds)
+    return there, sum(map(len, planned.values())) if all(planned.values()) else 0
+
+
+def _all(scale: Scale, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ruling:
+    """Of all comparisons together; what has the same measure and the same bounds is told together. By the seeds of the
+    plan, if there is one.
+    """
+    telling = {name: {seed: result for seed, result in seeds.items()
+                      if seed >= claim.from_seed and (seed < scale.seeds(name) or not scale.plan)}
                for name, seeds in cells.items()}
     rulings = [_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons]
     verdicts = [one.verdict for one in rulings]
@@ -55,7 +75,8 @@ def _all(scale: str, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ru
     told: Dict[str, List[str]] = {}
     for comparison, one in zip(claim.comparisons, rulings):
         told.setdefault(f"{MEASURES[comparison.sides[0][1]].label}, {_expected(comparison)}", []).append(one.because)
-    by = f"{scale}, seeds from {claim.from_seed} on" if claim.from_seed else scale
+    by = scale.name + ("" if scale.plan else ", before there was a plan of seeds")
+    by += f", seeds from {claim.from_seed} on" if claim.from_seed else ""
     return Ruling(verdict, f"{by}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
 
 

@@ -18,7 +18,7 @@ from odsgd.config.flags import Parser
 from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce import pages, results
 from odsgd.lab.reproduce.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
-from odsgd.lab.reproduce.run import Folders, again, run
+from odsgd.lab.reproduce.run import Folders, again, differing, run
 
 DESCRIPTION = """\
 Run the tables and figures of five papers, and write pages with the papers' numbers beside ours. A run that was stopped
@@ -26,10 +26,16 @@ goes on from its checkpoint when the same command is given again.
 
   odsgd reproduce --list
   odsgd reproduce staleness-aware-asgd/figure-1 --data-dir DIR --seeds 3 --budget 2h
+  odsgd reproduce --plan --data-dir DIR --budget 2h
   odsgd reproduce --report"""
 
-USED = {"list": ("results",), "report": ("results",), "again": ("data_dir",)}
+RUNS = ("data_dir", "results", "runs", "jobs", "budget")
+
+USED = {"list": ("results",), "report": ("results",), "again": ("data_dir", "results"), "plan": RUNS, "stale": RUNS}
 """What goes with each of these; a run takes all else."""
+
+FIRST = 1
+"""The turn of the plan after which results of unknown source are run again."""
 
 MOST_WORDS = 110
 """Characters of a line of `--list` that says how or why."""
@@ -44,16 +50,33 @@ def main(argv: Sequence[str]) -> int:
         print(listed(asked.results))
         return 0
     if asked.report:
-        pyplot("--report")  # or complain before anything is written
-        print("\n".join(map(str, pages.write(papers(), asked.results))))
-        return 0
+        return _report(asked.results)
     folders = Folders(asked.data_dir, asked.results, asked.runs)
     if asked.again:
         return _ended(lambda: _again(asked.again, folders))
-    if not asked.items:
-        raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --list, --report or --again FILE")
-    trials = chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
+    trials = _trials(asked)
     return _ended(lambda: _run(trials, folders, asked.jobs, asked.budget))
+
+
+def _trials(asked: argparse.Namespace) -> List[Trial]:
+    """What is to run, in this order."""
+    if asked.plan:
+        return planned(asked.results)
+    if asked.stale:
+        return stale(asked.results)
+    if not asked.items:
+        raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list, --report "
+                          "or --again")
+    return chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
+
+
+def _report(folder: Path) -> int:
+    """Write the pages; 70 if there are lines that do not count."""
+    pyplot("--report")  # or complain before anything is written
+    refused: List[str] = []
+    print("\n".join(map(str, pages.write(papers(), folder, refused))))
+    print("".join(f"refused: {line}\n" for line in refused), end="", file=sys.stderr)
+    return EXIT_FAILURE if refused else 0
 
 
 def _check_used(parser: Parser, argv: Sequence[str]) -> None:
@@ -74,7 +97,10 @@ def _parser() -> Parser:
     add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures, or a whole PAPER")
     add("--list", action="store_true", help="every table and figure by its state, and how many of its cells have run")
     add("--report", action="store_true", help="write the pages from the results that are there")
-    add("--again", metavar="FILE", type=Path, help="run what a result's file has once more, and compare the numbers")
+    add("--again", metavar=("PAPER/ITEM", "SCALE", "CELL", "SEED"), nargs=4,
+        help="run what a result has once more, and compare the numbers")
+    add("--plan", action="store_true", help="run all that the plan of seeds has and that is not there, in its order")
+    add("--stale", action="store_true", help="run again the results of which it is not known what source they ran")
     add("--scale", choices=SCALES, help="the paper's, or a smaller one (default: the smaller one where there is one)")
     add("--seeds", metavar="N", type=_positive, default=3, help="runs of each cell, with seeds from 0 on (default: 3)")
     add("--cells", metavar="GLOB", default="*", help="only the cells with such names, e.g. 'odsgd-*'")
@@ -122,6 +148,28 @@ def chosen(items: Sequence[Item], scale: Any, glob: str, seeds: int) -> List[Tri
     return sorted(picked, key=lambda trial: trial.seed)
 
 
+def planned(folder: Path) -> List[Trial]:
+    """All trials of the plan by their turns; after the first turn those of `stale`."""
+    trials = sorted((one for paper in papers() for one in paper.planned()), key=lambda one: one[0])
+    first = [trial for turn, trial in trials if turn <= FIRST]
+    ordered = [*first, *stale(folder), *(trial for _, trial in trials)]
+    return list({str(trial): trial for trial in ordered}.values())
+
+
+def stale(folder: Path) -> List[Trial]:
+    """The trials whose results do not say what source they ran, those of the quickest item first."""
+    found: Dict[str, List[Tuple[float, Trial]]] = {}
+    for paper in papers():
+        for (item, scale), cells in pages.load(paper, folder, []).items():
+            for name, seeds in cells.items():
+                for seed, result in seeds.items():
+                    trial = paper.trial(item, scale, name, seed)
+                    if trial and not result.source_is_known:
+                        found.setdefault(trial.file, []).append((result.seconds, trial))
+    quick = sorted(found.values(), key=lambda runs: sum(seconds for seconds, _ in runs))
+    return [trial for runs in quick for _, trial in sorted(runs, key=lambda run: run[1].seed)]
+
+
 def _ended(work: Callable[[], int]) -> int:
     """What `work` returns, or the status after Ctrl-C; Ctrl-C and SIGTERM end its trainings with it."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -141,29 +189,33 @@ def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) 
     return EXIT_FAILURE if counts.failed else 0
 
 
-def _again(file: Path, folders: Folders) -> int:
+def _again(named_so: Sequence[str], folders: Folders) -> int:
     """Run a finished trial again; 70 if its numbers are others."""
-    first = results.read(file)
-    name, *rest = first.trial.values()
-    trial = paper_called(name).trial(*rest) if name in SOURCES else None
+    name, scale, cell, seed = named_so
+    paper, _, item = name.partition("/")
+    trial = paper_called(paper).trial(item, scale, cell, _seed(seed)) if paper in SOURCES else None
     if trial is None:
-        raise ConfigError(f"`{file}`: no cell of that name is declared any more")
-    results.checked(first, trial, file)
+        raise ConfigError(f"no cell is declared as {' '.join(map(shown, named_so))}; expected PAPER/ITEM, scale, cell "
+                          "and seed, as od-sgd/table-1 small ssgd 0")
+    first = results.read_of(trial, folders.results)
+    if first is None:
+        raise ConfigError(f"{trial}: no result of it in `{folders.results / trial.file}`")
     second = again(trial, folders, _say)
-    if first.numbers() == second.numbers():
-        _say(f"{file}: the same numbers again")
-        return 0
-    differing = [old[0] for old, new in zip(first.rows, second.rows) if old != new]
-    _say(f"{file}: other numbers than before, from epoch {differing[0]} on" if differing else
-         f"{file}: another staleness, or another number of epochs, than before")
-    return EXIT_FAILURE
+    _say(f"{trial}: {differing(first, second)}")
+    return 0 if first.numbers() == second.numbers() else EXIT_FAILURE
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ConfigError(f"--again: expected a seed, a whole number, got `{shown(text)}`")
+    return int(text)
 
 
 def listed(folder: Path) -> str:
     """Every table and figure by its state: the cells that have run, what it shows; below that, how or why."""
     found: Dict[str, List[Tuple[str, str, str, str]]] = {state: [] for state in STATES}
     for paper in papers():
-        runs = pages.load(paper, folder)
+        runs = pages.load(paper, folder, [])
         for item in paper.items.values():
             found[item.state].append((item.full_name, pages.progress(paper, item, runs), item.caption,
                                       _because(item)))

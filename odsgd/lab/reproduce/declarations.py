@@ -10,10 +10,13 @@
         cluster: {…}                            … and the virtual cluster that they run on
         scales:
           small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
-                                                `times: {lr: 0.125}`: factors of options
+                                                `times: {lr: 0.125}`: factors of options; and the plan of seeds, from
+                                                before the runs: `plan: [{turn: 2, cells: "ssgd*", seeds: 3}]`, whose
+                                                turns are an order of all runs of all papers
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
+                                                `as: table-1/paper/ssgd`: the runs of that cell, and none of its own
         grid: {lr: [0.1, 0.2]}                  each cell once with each value, called ssgd-4-1, ssgd-4-2 …; then the
                                                 only measure is accuracy
         pictures:                               or the name of an item that has the same
@@ -24,12 +27,14 @@
                                                 `than: {of: …, minus: …}` beside `minus`: the difference less another
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
-A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper` is told by runs at the
-paper's scale only, and one with `from_seed: 3` by other seeds than those that suggested it.
+A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
+plan by what there is. A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper`
+is told by runs at the paper's scale only, and one with `from_seed: 3` by other seeds than those that suggested it.
 """
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import hashlib
 import json
@@ -60,7 +65,7 @@ STATES = {
     "drawing": "a drawing or a table without results",
 }
 
-SCALES = ("paper", "small")
+SCALES = ("paper", "medium", "small")
 
 AXES = ("epoch", "seconds", "hours")
 """Of curves; seconds and hours are virtual."""
@@ -73,7 +78,8 @@ FIXED: Dict[str, Any] = {"on_nan": "continue", "log_interval": 10 ** 9, "keep_ch
 class Cell:
     """One curve, bar or number of an item: how it is trained, and the paper's numbers of it by measure.
 
-    `real`: as a job of real processes on this machine; `cluster` has their numbers.
+    `real`: as a job of real processes on this machine; `cluster` has their numbers. `alike`: item, scale and cell whose
+    runs are shown, for there are none of its own.
     """
 
     name: str
@@ -82,17 +88,25 @@ class Cell:
     cluster: Mapping[str, Any]
     paper: Mapping[str, float]
     real: bool = False
+    alike: Optional[Tuple[str, str, str]] = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The size at which an item's cells are run."""
+    """The size at which an item's cells are run. `plan`: turns, each with the pattern of its cells and their number of
+    seeds.
+    """
 
     name: str
     options: Mapping[str, Any]
     times: Mapping[str, float]
     cluster: Mapping[str, Any]
     differs: Tuple[str, ...]
+    plan: Tuple[Tuple[float, str, int], ...]
+
+    def seeds(self, cell: str) -> int:
+        """So many are planned for a cell."""
+        return max((seeds for _, cells, seeds in self.plan if fnmatch.fnmatchcase(cell, cells)), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +142,8 @@ class Claim:
 @dataclasses.dataclass(frozen=True)
 class Picture:
     """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`, each
-    as it is or divided by that of the cell `over` it. `label` of that axis, if it is not the measure's.
+    as it is or divided by that of the cell `over` it; lengths: `y` less that of the cell `over` it, by iterations, a
+    line for all cells whose labels are the same up to the last comma. `label` of that axis, if it is not the measure's.
     """
 
     kind: str
@@ -192,7 +207,8 @@ class Item:
         """All runs of a scale, the first seed of every cell before the second of any."""
         for seed in range(seeds):
             for cell in self.cells.values():
-                yield Trial(self, self.scales[scale], cell, seed)
+                if not cell.alike:
+                    yield Trial(self, self.scales[scale], cell, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,9 +223,18 @@ class Paper:
     def trial(self, item: str, scale: str, cell: str, seed: int) -> Optional[Trial]:
         """By names; None if there is no such cell."""
         found = self.items.get(item)
-        if found is None or scale not in found.scales or cell not in found.cells:
+        if found is None or scale not in found.scales or cell not in found.cells or found.cells[cell].alike:
             return None
         return Trial(found, found.scales[scale], found.cells[cell], seed)
+
+    def planned(self) -> Iterator[Tuple[float, Trial]]:
+        """All trials of the plan with their turns; in a turn the first seed of every cell before the second of any."""
+        for item in self.items.values():
+            for scale in item.scales.values():
+                for turn, cells, seeds in scale.plan:
+                    for trial in item.trials(scale.name, seeds):
+                        if fnmatch.fnmatchcase(trial.cell.name, cells):
+                            yield turn, trial
 
     def runs_of(self, item: Item) -> Item:
         """The item whose cells this one shows: itself, mostly."""
@@ -230,8 +255,8 @@ class Trial:
 
     @property
     def file(self) -> str:
-        """Of its result, below the folder of all results."""
-        return f"data/{self.item.full_name}/{self.scale.name}/{self.cell.name}-{self.seed}.json"
+        """Of the results of its item at its scale, below the folder of all results."""
+        return f"data/{self.item.full_name}-{self.scale.name}.jsonl"
 
     @property
     def asked(self) -> Dict[str, Any]:
@@ -278,7 +303,12 @@ def read_paper(path: Path) -> Paper:
         if item.cells_of is not None and item.cells_of not in items:
             raise unknown("item", item.cells_of, items, where=f" after cells_of of {item.name} in `{path}`")
         _check_names(item, items[item.cells_of or item.name], f"`{path}`: {item.name}")
-    return Paper(path.stem, values["title"], values["cite"], items)
+    paper = Paper(path.stem, values["title"], values["cite"], items)
+    for item in items.values():
+        for cell in item.cells.values():
+            if cell.alike and paper.trial(*cell.alike, 0) is None:
+                raise ConfigError(f"`{path}`: {item.name}, cell {cell.name}: no cell `{'/'.join(cell.alike)}` to be as")
+    return paper
 
 
 def papers() -> List[Paper]:
@@ -329,15 +359,23 @@ def _item(paper: str, name: str, value: Any, where: str) -> Item:
 def _scale(name: str, value: Any, where: str) -> Scale:
     if name not in SCALES:
         raise unknown("scale", name, SCALES, where=f" in {where}")
-    values = _table(value, where, set(), {"options", "times", "cluster", "differs"})
+    values = _table(value, where, set(), {"options", "times", "cluster", "differs", "plan"})
+    plan = [_table(one, f"{where}, plan", {"turn", "cells", "seeds"}) for one in values.get("plan", ())]
     return Scale(name, values.get("options", {}), values.get("times", {}), values.get("cluster", {}),
-                 tuple(values.get("differs", ())))
+                 tuple(values.get("differs", ())), tuple((one["turn"], one["cells"], one["seeds"]) for one in plan))
 
 
 def _cell(name: str, value: Any, where: str) -> Cell:
-    values = _table(value, where, {"label"}, {"options", "cluster", "paper", "real"})
+    values = _table(value, where, {"label"}, {"options", "cluster", "paper", "real", "as"})
     return Cell(name, values["label"], values.get("options", {}), values.get("cluster", {}), values.get("paper", {}),
-                bool(values.get("real")))
+                bool(values.get("real")), _alike(values["as"], where) if "as" in values else None)
+
+
+def _alike(text: str, where: str) -> Tuple[str, str, str]:
+    item, scale, cell = text.split("/") if text.count("/") == 2 else ("", "", "")
+    if not cell:
+        raise ConfigError(f"{where}: expected ITEM/SCALE/CELL after as, got `{text}`")
+    return item, scale, cell
 
 
 def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> Grid:
@@ -349,8 +387,9 @@ def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> G
 
 def _picture(value: Any, where: str) -> Picture:
     values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over", "label"})
-    if values["kind"] not in ("curve", "histogram", "bars") or values.get("x", "epoch") not in AXES:
-        raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram or bars; got {value}")
+    if values["kind"] not in ("curve", "histogram", "bars", "lengths") or values.get("x", "epoch") not in AXES:
+        raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram, bars or "
+                          f"lengths; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
     over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
     return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""))
@@ -391,6 +430,10 @@ def _check_names(item: Item, runs: Item, where: str) -> None:
     for cell in cells:
         if cell not in runs.cells:
             raise unknown("cell", cell, runs.cells, where=f" in {where}")
+    planned = [cells for scale in item.scales.values() for _, cells, _ in scale.plan]
+    for pattern in planned:
+        if not fnmatch.filter(item.cells, pattern):
+            raise unknown("cell", pattern, item.cells, where=f" in the plan of {where}")
     named = [*item.measures, *(measure for _, measure in sides),
              *(measure for one in item.cells.values() for measure in one.paper)]
     for measure in named:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import collections
 import math
-import re
 import statistics
 from pathlib import Path
 from typing import Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from kvstore.errors import ConfigError
 from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
@@ -36,37 +34,47 @@ agree; what speaks against a claim of several differences has to be surer by the
 one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
 
 
-def load(paper: Paper, folder: Path) -> Runs:
-    """All results of a paper; ConfigError for a file that no cell is declared for, or that is not what was written."""
+def load(paper: Paper, folder: Path, refused: List[str]) -> Runs:
+    """All results of a paper; what lines are refused joins `refused`, also those that no cell is declared for, or that
+    were made otherwise than declared.
+    """
     found: Dict[Tuple[str, str], Dict[str, Dict[int, Result]]] = {}
-    for path in sorted((folder / "data" / paper.name).glob("*/*/*.json")):
-        item, scale = path.parent.parent.name, path.parent.name
-        match = re.fullmatch(r"(.+)-(\d{1,9})", path.stem)
-        trial = paper.trial(item, scale, match[1], int(match[2])) if match else None
-        if trial is None:
-            raise ConfigError(f"`{path}`: no cell of that name is declared; remove the file")
-        result = results.checked(results.read(path), trial, path)
-        found.setdefault((item, scale), {}).setdefault(trial.cell.name, {})[trial.seed] = result
+    for path in sorted((folder / "data" / paper.name).glob("*.jsonl")):
+        there = results.read(path)
+        refused += there.refused
+        for (cell, seed), result in sorted(there.results.items()):
+            trial = paper.trial(result.trial["item"], result.trial["scale"], cell, seed)
+            if trial is None or folder / trial.file != path:
+                refused.append(f"`{path}` ({cell}, seed {seed}): no such cell is declared for this file; remove the "
+                               "line")
+            elif results.otherwise(result, trial):
+                refused.append(f"`{path}`: {results.otherwise(result, trial)}")
+            else:
+                found.setdefault((trial.item.name, trial.scale.name), {}).setdefault(cell, {})[seed] = result
+    for item in paper.items.values():
+        for name, (of, scale, shown) in ((cell.name, cell.alike) for cell in item.cells.values() if cell.alike):
+            if shown in found.get((of, scale), {}):
+                found.setdefault((item.name, [*item.scales][-1]), {})[name] = found[of, scale][shown]
     return found
 
 
-def write(papers: Sequence[Paper], folder: Path) -> List[Path]:
+def write(papers: Sequence[Paper], folder: Path, refused: List[str]) -> List[Path]:
     """All pages and pictures; returns the pages' paths."""
     for paper in papers:
-        runs = load(paper, folder)
+        runs = load(paper, folder, [])
         for item in paper.items.values():
             for picture, cells, path in _pictures(paper, item, runs):
                 pictures.draw(paper.runs_of(item), picture, cells, folder / path)
-    texts = pages(papers, folder)
+    texts = pages(papers, folder, refused)
     for page, text in texts.items():
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(text, encoding="utf-8")
     return list(texts)
 
 
-def pages(papers: Sequence[Paper], folder: Path) -> Dict[Path, str]:
-    """The text of every page."""
-    loaded = {paper.name: load(paper, folder) for paper in papers}
+def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Path, str]:
+    """The text of every page; what lines are refused joins `refused`."""
+    loaded = {paper.name: load(paper, folder, refused) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
     return {folder / "README.md": _overview([paper for paper in papers if paper.name != BEYOND], loaded), **texts}
 
@@ -221,6 +229,8 @@ def _made_with(runs: Runs) -> List[str]:
     hours = sum(result.seconds for result in all_results) / 3600
     lines = [["", ""], *([key, ", ".join(sorted(values))] for key, values in sorted(versions.items()))]
     lines.append(["training and evaluation", f"{hours:.2f} hours of {len(all_results)} runs"])
+    unknown = sum(not one.source_is_known for one in all_results)
+    lines.append(["unknown source", f"{unknown} runs, whose commit is gone, or had been changed"])
     return ["## Made with", _left(lines)]
 
 
@@ -228,9 +238,9 @@ def _made_with(runs: Runs) -> List[str]:
 
 def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     items = [(paper, item) for paper in papers for item in paper.items.values() if item.state != "own"]
-    full, small = ([(paper, item) for paper, item in items if (paper.runs_of(item).name, scale) in loaded[paper.name]]
-                   for scale in SCALES)
-    results_of = full + [one for one in small if one not in full]
+    full, *smaller = ([(paper, item) for paper, item in items
+                       if (paper.runs_of(item).name, scale) in loaded[paper.name]] for scale in SCALES)
+    results_of = full + [one for one in items if any(one in of for of in smaller) and one not in full]
     states = collections.Counter(item.state for _, item in items)
     rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
                for paper, item in items for claim in item.claims}
@@ -246,6 +256,9 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
         f"{unrun} of these nothing has run.",
         piped([["tables and figures", "number"], *counts]), "## Claims",
         _claims(items, rulings),
+        "## The plan of seeds", "What is to run, in this order, written down before the runs. A claim is told at a "
+        "scale with a plan when all runs that are planned for its cells are there, and by these alone.",
+        _plan(papers, loaded),
         "## Tables and figures", _items(items, loaded)]
     return "\n\n".join(parts) + "\n"
 
@@ -255,6 +268,18 @@ def _claims(items: Sequence[Tuple[Paper, Item]], rulings: Mapping[Tuple[str, str
         [f"[{paper.title}, {item.title}]({paper.name}.md#{item.name})", claim.says,
          f"**{rulings[paper.name, item.name, claim.name].verdict}**"]
         for paper, item in items for claim in item.claims)])
+
+
+def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
+    counts: Dict[Tuple[float, str, str], List[bool]] = {}
+    for paper in papers:
+        for turn, trial in paper.planned():
+            seeds = loaded[paper.name].get((trial.item.name, trial.scale.name), {}).get(trial.cell.name, {})
+            name = f"[{paper.title}, {trial.item.title}]({paper.name}.md#{trial.item.name})"
+            counts.setdefault((turn, name, trial.scale.name), []).append(trial.seed in seeds)
+    return _left([["turn", "runs of", "scale", "there", "planned"], *(
+        [f"{turn:g}", name, scale, str(sum(there)), str(len(there))]
+        for (turn, name, scale), there in sorted(counts.items()))])
 
 
 def _items(items: Sequence[Tuple[Paper, Item]], loaded: Mapping[str, Runs]) -> str:

@@ -6,12 +6,12 @@ import math
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Counter, Iterator, List, Mapping, Optional, Sequence
+from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce.claims import Seeds
 from odsgd.lab.reproduce.declarations import Cell, Item, Picture
-from odsgd.lab.reproduce.measures import MEASURES, spread
+from odsgd.lab.reproduce.measures import MEASURES, Estimate, estimate, spread
 from odsgd.lab.reproduce.results import Result
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
@@ -34,7 +34,8 @@ def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -
     names = [name for name in (picture.cells or item.cells) if name in cells]
     crowded = picture.kind != "bars" and len(names) > FEW
     figure, axes = plt.subplots(figsize=(6.4, 5 if crowded else 4))
-    {"curve": _curves, "histogram": _histograms, "bars": _bars}[picture.kind](axes, item, picture, names, cells)
+    {"curve": _curves, "histogram": _histograms, "bars": _bars,
+     "lengths": _lengths}[picture.kind](axes, item, picture, names, cells)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncol": 2}  # bars reach everywhere else
@@ -80,6 +81,28 @@ def _histograms(axes: Any, item: Item, picture: Picture, names: List[str], cells
         axes.bar(taus, shares, width=1, alpha=0.6, label=item.cells[name].label)
     axes.set_xlabel("staleness")
     axes.set_ylabel("share of the gradients")
+
+
+def _lengths(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+    """How much a measure of cells is above that of others, by iterations: means over common seeds, with intervals."""
+    lines: Dict[str, List[Tuple[float, Estimate]]] = {}
+    of = MEASURES[picture.y].of
+    for name in names:
+        base = cells.get(picture.over[name], {})
+        gaps = [of(result) - of(base[seed]) for seed, result in cells[name].items() if seed in base]
+        if gaps:
+            iterations = next(iter(cells[name].values())).column("iteration")[-1]
+            label = item.cells[name].label.rpartition(", ")[0]
+            lines.setdefault(label, []).append((iterations, estimate(gaps)))
+    for number, (label, points) in enumerate(lines.items()):
+        beside = 1.04 ** (number - len(lines) / 2)  # else intervals hide each other
+        bars = [0 if math.isinf(found.high) else found.high - found.mean for _, found in points]
+        axes.errorbar([x * beside for x, _ in points], [found.mean for _, found in points], bars, label=label,
+                      marker="o", markersize=4, capsize=3, linewidth=1.3)
+    axes.axhline(0, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("iterations")
+    axes.set_ylabel(picture.label or MEASURES[picture.y].label)
 
 
 def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:

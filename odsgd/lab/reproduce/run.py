@@ -2,8 +2,9 @@
 by side.
 
 A trial that was stopped, by the budget or by a kill, goes on from its newest checkpoint when it is next asked for. One
-that is over becomes a file of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
-keeps two commands from one trial until its result is written.
+that is over becomes a line of `results`, and its checkpoints go. A lock in its folder, which the training inherits,
+keeps two commands from one trial until its result is written. A result says which source it ran; one of which that is
+not known is run again.
 """
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import hashlib
 import math
 import os
 import shutil
@@ -19,13 +21,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, shown
 from odsgd.config.train import DATASETS, TrainConfig
-from odsgd.lab.command import cpu, output
+from odsgd.lab.command import cpu
 from odsgd.lab.processes import GRACE_S
 from odsgd.lab.report.runs import METRICS, events_of
 from odsgd.lab.reproduce import results
@@ -38,8 +40,13 @@ POLL_S = 0.2
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MXNET_CPU_WORKER_NTHREADS": "1"}
 """Of every run: one core. Several trials side by side fill the machine better than one on all cores does."""
 
-COMMITS = "commits"
-"""File in a run's folder: the code that each of its starts ran, a line each."""
+SOURCES = "sources"
+"""File in a run's folder: commit and tree of the code that each of its starts ran, a line each."""
+
+PACKAGES = ("kvstore", "odsgd")
+"""Folders of what a run depends on; the declarations are among them."""
+
+PACKAGE = Path(__file__).resolve().parent
 
 NOT_KEPT = ("data_dir", "out", "cluster", "resume")
 """Options that say where things are on one machine."""
@@ -98,6 +105,7 @@ def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, s
     """Run what is not there yet, `jobs` at a time, until `deadline` (`time.monotonic`)."""
     waiting = _missing(trials, folders)
     check(waiting, folders.data)
+    source()  # or complain before anything runs
     running: List[_Running] = []
     elsewhere: List[Trial] = []
     finished = failed = 0
@@ -128,9 +136,36 @@ def run(trials: Sequence[Trial], folders: Folders, jobs: int, deadline: float, s
     return Counts(finished, failed, len(_missing(left, folders)))
 
 
+def source(folder: Path = PACKAGE) -> Tuple[str, str]:
+    """The commit of the code, and a hash of its tree, `git ls-tree HEAD kvstore odsgd | sha256sum`; ConfigError if what
+    would run is something else.
+    """
+    changed = _git(folder, "--no-optional-locks", "status", "--porcelain", "--", *(f":/{one}" for one in PACKAGES))
+    if changed:
+        raise ConfigError(f"a result names the commit that ran, and `{changed.split()[1]}` is in none; commit it, or "
+                          "run this in a clone")
+    tree = _git(folder, "ls-tree", "--full-tree", "HEAD", *PACKAGES)
+    return _git(folder, "rev-parse", "--short", "HEAD").strip(), hashlib.sha256(tree.encode()).hexdigest()[:16]
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", None) or error
+        raise ConfigError(f"a result names the commit that ran, and git knows none of `{folder}`: {shown(why)}; run "
+                          "this in a clone") from None
+
+
 def _missing(trials: Sequence[Trial], folders: Folders) -> List[Trial]:
-    """Those without a result."""
-    return [trial for trial in trials if results.read_of(trial, folders.results) is None]
+    """Those without a result of a source that is known."""
+    files = {file: results.read(folders.results / file).results if (folders.results / file).exists() else {}
+             for file in {trial.file for trial in trials}}
+    return [trial for trial in trials if not _is_there(trial, files[trial.file].get((trial.cell.name, trial.seed)))]
+
+
+def _is_there(trial: Trial, result: Optional[Result]) -> bool:
+    return result is not None and result.source_is_known and not results.otherwise(result, trial)
 
 
 def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
@@ -181,8 +216,8 @@ def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
     command = [*([*program, "launch", "-n", str(cluster["workers"]), "-s", str(cluster["servers"]), "--"]
                  if trial.cell.real else []),
                *program, "train", "--config", str(folder / "train.yaml"), *(["--resume"] if there else [])]
-    with open(folder / COMMITS, "a", encoding="utf-8") as commits:
-        commits.write(output(["git", "describe", "--always", "--dirty", "--exclude", "*"]) + "\n")
+    with open(folder / SOURCES, "a", encoding="utf-8") as sources:
+        sources.write(" ".join(source()) + "\n")
     with open(folder / "train.log", "ab") as log:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                 env={**os.environ, **ENVIRONMENT}, pass_fds=(lock.fileno(),),
@@ -217,10 +252,20 @@ def _lacks_staleness(one: _Running) -> bool:
 def _kept(one: _Running, folders: Folders) -> str:
     """Write the result of a training that is over, and remove its checkpoints; a word about it."""
     result = collected(one.trial, one.folder)
-    results.write(result, folders.results / one.trial.file)
+    before = results.add(result, folders.results / one.trial.file)
     shutil.rmtree(one.folder / "checkpoints")
     accuracy = result.column("test_accuracy")[-1]
-    return f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
+    return (f"{'' if math.isnan(accuracy) else f'test accuracy {accuracy:.2%}, '}{result.seconds:.0f} s"
+            f"{f'; {differing(before, result)}' if before else ''}")
+
+
+def differing(before: Result, now: Result) -> str:
+    """Where a result has other numbers than one of the same trial before."""
+    if before.numbers() == now.numbers():
+        return "the same numbers again"
+    epochs = [old[0] for old, new in zip(before.rows, now.rows) if old != new]
+    return (f"other numbers than before, from epoch {epochs[0]} on" if epochs else
+            "another staleness, or another number of epochs, than before")
 
 
 def collected(trial: Trial, folder: Path) -> Result:
@@ -229,13 +274,14 @@ def collected(trial: Trial, folder: Path) -> Result:
     starts = [event for event in events if event["event"] == "start"]
     epochs = {event["epoch"]: event for event in events if event["event"] == "epoch"}  # written again: the later counts
     counted = [event for event in events if event["event"] == "staleness"]
-    commits = (folder / COMMITS).read_text(encoding="utf-8").split()
+    commits, trees = zip(*map(str.split, (folder / SOURCES).read_text(encoding="utf-8").splitlines()))
     return Result(
         trial={"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
                "seed": trial.seed},
         asked=trial.asked,
         config={key: value for key, value in starts[-1]["config"].items() if key not in NOT_KEPT and value is not None},
-        versions={**starts[-1]["versions"], "commit": ", ".join(dict.fromkeys(commits))},
+        versions={**starts[-1]["versions"], "commit": ", ".join(dict.fromkeys(commits)),
+                  "tree": ", ".join(dict.fromkeys(trees))},
         machine={"cpu": cpu(), "cores": os.cpu_count(), "threads": 1},
         parameters=starts[-1]["parameters"],
         starts=len(starts),

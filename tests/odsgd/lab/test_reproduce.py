@@ -2,21 +2,24 @@
 import collections
 import dataclasses
 import fcntl
+import hashlib
 import json
 import math
+import multiprocessing
 import os
 import re
 import signal
+import subprocess
 import tempfile
 import time
+from concurrent import futures
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
-from odsgd.lab.command import output
 from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
@@ -58,6 +61,9 @@ GRID = """
 """
 
 
+SOURCE = run.source
+
+
 def declared(folder: Path, text: str = TINY) -> Paper:
     path = folder / "tiny.yaml"
     path.write_text(text, encoding="utf-8")
@@ -71,7 +77,8 @@ def test_every_table_and_figure_is_declared() -> None:
     for paper in papers()[:-1]:
         figures, tables = SHOWN[paper.name]
         expected = {*(f"figure-{n + 1}" for n in range(figures)), *(f"table-{n + 1}" for n in range(tables))}
-        assert {re.match(r"\w+-\d+", name)[0] for name in paper.items} == expected  # type: ignore[index]
+        found = {re.match(r"\w+-\d+|", name)[0] for name in paper.items}  # type: ignore[index]
+        assert found - {""} == expected
 
 
 def test_training_takes_the_options_of_every_cell(tmp_path: Path) -> None:
@@ -125,8 +132,8 @@ def test_a_grid_is_a_table_of_accuracies_by_value_with_the_best_in_bold(tmp_path
     for cell, seed, accuracy in (("asgd-1", 0, 0.5), ("asgd-2", 0, 0.9), ("asgd-2", 1, 0.2), ("ssgd-2", 0, 0.7)):
         trial = paper.trial("figure-3", "small", cell, seed)
         assert trial
-        results.write(made(trial, [accuracy]), tmp_path / trial.file)
-    text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+        results.add(made(trial, [accuracy]), tmp_path / trial.file)
+    text = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
     assert ("| test accuracy, %, by lr | 0.1 | 0.2 |\n|---|---:|---:|\n"
             "| ASGD | **55.00 ± 49.50** | 50.00 |\n| SSGD | **70.00** | not run |") in text
 
@@ -151,7 +158,7 @@ def best_rates(grid: Mapping[str, Mapping[int, Result]], size: int) -> Dict[str,
 
 def test_the_rates_of_what_has_run_beyond_the_papers_are_the_best_of_their_grids() -> None:
     beyond = paper_called(BEYOND)
-    runs = pages.load(beyond, ROOT / "docs" / "results")
+    runs = pages.load(beyond, ROOT / "docs" / "results", [])
     for item, _ in runs:
         if item.startswith("figure-"):
             workers = item.split("-")[1]
@@ -162,7 +169,7 @@ def test_the_rates_of_what_has_run_beyond_the_papers_are_the_best_of_their_grids
 
 def test_the_rates_that_the_paper_of_sasgd_does_not_give_are_the_best_of_their_grid() -> None:
     paper = paper_called("sasgd")
-    runs = pages.load(paper, ROOT / "docs" / "results")
+    runs = pages.load(paper, ROOT / "docs" / "results", [])
     best = best_rates(runs["figure-9-rates", "small"], 11)
     cells = paper.items["figure-7"].cells.values()
     assert len(cells) == 24 and all(cell.options["lr"] in best[cell.options["kvstore"]] for cell in cells)
@@ -196,7 +203,14 @@ def made(trial: Trial, accuracies: Sequence[Optional[float]], staleness: Optiona
     names = {"paper": trial.item.paper, "item": trial.item.name, "scale": trial.scale.name, "cell": trial.cell.name,
              "seed": trial.seed}
     config = {"n": 2, "batch_size": 16, "epochs": len(rows)}
-    return Result(names, trial.asked, config, {"odsgd": "1"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0, rows, staleness)
+    return Result(names, trial.asked, config, {"odsgd": "1", "tree": "1a"}, {"cpu": "a", "cores": 1}, 10, 1, 2.0, rows,
+                  staleness)
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested may have changes that are not committed yet."""
+    monkeypatch.setattr(run, "source", lambda: ("c0", "7e"))
 
 
 @pytest.fixture
@@ -211,40 +225,94 @@ def trial(tiny: Paper) -> Trial:
 
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path, trial: Trial) -> None:
     result = made(trial, [0.1, None, 0.3], {"mean": 1.5, "max": 3, "histogram": {"1": 2, "3": 1}})
-    results.write(result, tmp_path / trial.file)
+    results.add(result, tmp_path / trial.file)
     assert results.read_of(trial, tmp_path) == result
     assert math.isnan(result.column("test_accuracy")[1])
     assert results.read_of(dataclasses.replace(trial, seed=1), tmp_path) is None
 
 
-@pytest.mark.parametrize("old, new, complaint", [
-    ("0.875", "0.975", "was changed by hand or damaged: its checksum is another; restore it, or remove it"),
-    ("\"schema\": 1", "\"schema\": 2", "is of another version: schema 2, here 1; remove it and run its cell again"),
-    ("\"schema\": 1,", "\"schema\": 1,,", "is no JSON"),
-    ("schema", "scheme", "expected the result of a run, which begins with its schema"),
+def test_results_of_several_machines_are_put_together_as_lines(tmp_path: Path, tiny: Paper) -> None:
+    trials = list(tiny.items["figure-1"].trials("small", 2))
+    texts = []
+    for machine, some in (("a", trials[:3]), ("b", trials[1:])):
+        for trial in some:
+            results.add(made(trial, [trial.seed / 2]), tmp_path / machine / trial.file)
+        texts.append((tmp_path / machine / trials[0].file).read_text(encoding="utf-8"))
+        assert texts[-1].splitlines() == sorted(texts[-1].splitlines())
+    (tmp_path / "data" / "tiny").mkdir(parents=True)
+    (tmp_path / trials[0].file).write_text("".join(texts), encoding="utf-8")
+    refused: List[str] = []
+    runs = pages.load(tiny, tmp_path, refused)
+    assert refused == [] and {cell: [*seeds] for cell, seeds in runs["figure-1", "small"].items()} == {
+        "asgd": [0, 1], "ssgd": [0, 1]}
+
+
+@pytest.mark.parametrize("change, complaint", [
+    (lambda line: line.replace("0.875", "0.975"), "changed by hand or damaged: its checksum is another; restore"),
+    (lambda line: line.replace('"schema": 2', '"schema": 3'), "of another version: schema 3, here 2; remove the line"),
+    (lambda line: line[:200], "cut off, or no JSON; restore the line, or remove it and run its cell again"),
+    (lambda line: line.replace("schema", "scheme"), "expected the result of a run, with its schema"),
+    (lambda line: f"{line}\n" + results.line_of(dataclasses.replace(results._parsed(line), seconds=9)),
+     "stands in another line with other content, and neither counts; remove one"),
 ])
-def test_a_file_that_was_not_written_so_is_one_line(tmp_path: Path, trial: Trial, old: str, new: str,
-                                                    complaint: str) -> None:
+def test_a_line_that_was_not_written_so_is_named_and_the_rest_is_read(
+        tmp_path: Path, tiny: Paper, change: Callable[[str], str], complaint: str) -> None:
+    first, second = tiny.items["figure-1"].trials("small", 1)
+    path = tmp_path / first.file
+    for trial, accuracy in ((first, 0.875), (second, 0.5)):
+        results.add(made(trial, [accuracy]), path)
+    damaged, whole = path.read_text(encoding="utf-8").splitlines()
+    path.write_text(f"{change(damaged)}\n{whole}\n", encoding="utf-8")
+    refused: List[str] = []
+    assert [*pages.load(tiny, tmp_path, refused)["figure-1", "small"]] == ["ssgd"]
+    assert len(refused) == 1 and re.search(rf"-small.jsonl`, line [12] \(asgd, seed 0\): {complaint}", refused[0])
+    results.add(made(first, [0.875]), path)  # what is run again takes the place of what nobody could read
+    assert results.read(path).refused == [] and len(path.read_text(encoding="utf-8").splitlines()) == 2
+
+
+def test_a_line_without_a_name_stays_until_somebody_removes_it(tmp_path: Path, trial: Trial) -> None:
     path = tmp_path / trial.file
-    results.write(made(trial, [0.875]), path)
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
-    with pytest.raises(ConfigError, match=complaint):
-        results.read(path)
+    results.add(made(trial, [0.5]), path)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write("{cut")
+    assert results.add(made(trial, [0.6]), path) == made(trial, [0.5])
+    found = results.read(path)
+    assert [*found.results] == [("asgd", 0)] and len(found.refused) == 1 and "line 2: cut off" in found.refused[0]
 
 
-def test_a_result_of_other_options_is_refused_by_name(tmp_path: Path, trial: Trial) -> None:
-    results.write(made(trial, [0.5]), tmp_path / trial.file)
-    later = next(declared(tmp_path, TINY.replace("lr: 0.05", "lr: 0.06")).items["figure-1"].trials("small", 1))
-    with pytest.raises(ConfigError, match=r"was made with lr: 0.05, and declared is 0.06; remove it"):
-        results.read_of(later, tmp_path)
+def test_a_file_of_something_else_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f"{n}\n" for n in range(1000)), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"a\.jsonl` has more than 100 lines that are no results; restore it"):
+        results.read(tmp_path / "a.jsonl")
 
 
-def test_a_file_that_no_cell_is_declared_for_is_refused(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
-    results.write(made(trial, [0.5]), tmp_path / trial.file.replace("asgd-0", "bsgd-0"))
-    with pytest.raises(ConfigError, match=r"bsgd-0.json`: no cell of that name is declared"):
-        pages.load(tiny, tmp_path)
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path, tiny: Paper) -> None:
+    trials = list(tiny.items["figure-1"].trials("small", 10))
+    with futures.ProcessPoolExecutor(4, multiprocessing.get_context("fork")) as processes:
+        for done in [processes.submit(results.add, made(trial, [0.5]), tmp_path / trial.file) for trial in trials]:
+            done.result(60)
+    assert len(results.read(tmp_path / trials[0].file).results) == 20
+
+
+def test_a_result_of_other_options_does_not_count_and_is_run_again(tmp_path: Path, trial: Trial) -> None:
+    results.add(made(trial, [0.5]), tmp_path / trial.file)
+    paper = declared(tmp_path, TINY.replace("lr: 0.05", "lr: 0.06"))
+    later = next(paper.items["figure-1"].trials("small", 1))
+    refused: List[str] = []
+    assert pages.load(paper, tmp_path, refused) == {} and results.read_of(later, tmp_path) is None
+    assert "asgd, small, seed 0: was made with lr: 0.05, and declared is 0.06; run its cell again" in refused[0]
+
+
+def test_a_line_that_no_cell_is_declared_for_is_refused(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
+    refused: List[str] = []
+    result = made(trial, [0.5])
+    for path, other in ((trial.file, dataclasses.replace(result, trial={**result.trial, "cell": "bsgd"})),
+                        (trial.file.replace("-small", "-paper"), result)):
+        results.add(other, tmp_path / path)
+    assert pages.load(tiny, tmp_path, refused) == {}
+    assert [re.sub(".*/", "", line)[:70] for line in refused] == [
+        "figure-1-paper.jsonl` (asgd, seed 0): no such cell is declared for thi",
+        "figure-1-small.jsonl` (bsgd, seed 0): no such cell is declared for thi"]
 
 
 def test_long_curves_keep_some_epochs_and_the_last_five() -> None:
@@ -342,7 +410,8 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
         claim = dataclasses.replace(item.claims[0], from_seed=first)
         verdicts[first] = claims.ruling(tiny, item, claim, {("figure-1", "small"): {"asgd": seeds}})
     assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
-    assert "2 seeds" in verdicts[3].because and verdicts[3].because.startswith("small, seeds from 3 on: ")
+    assert "2 seeds" in verdicts[3].because and verdicts[3].because.startswith(
+        "small, before there was a plan of seeds, seeds from 3 on: ")
 
 
 def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
@@ -357,6 +426,80 @@ def test_a_number_that_is_not_finite_settles_nothing(tiny: Paper, trial: Trial) 
     seeds = {seed: made(dataclasses.replace(trial, seed=seed), [None]) for seed in (0, 1)}
     runs = {("figure-1", "small"): {"asgd": seeds}}
     assert claims.ruling(tiny, tiny.items["figure-1"], tiny.items["figure-1"].claims[0], runs).verdict == claims.OPEN
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Paper:
+    return declared(tmp_path, TINY.replace("scales: {small: {", 'scales: {medium: {plan: [{turn: 2, cells: "*", seeds: '
+                                           '2}, {turn: 1, cells: asgd, seeds: 3}]}, small: {'))
+
+
+def test_the_plan_is_run_by_turns_and_after_the_first_what_has_an_unknown_source(
+        tmp_path: Path, planned: Paper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "papers", lambda: [planned])
+    old = planned.trial("figure-1", "small", "ssgd", 7)
+    assert old
+    result = made(old, [0.5])
+    del result.versions["tree"]
+    results.add(result, tmp_path / old.file)
+    assert [(trial.scale.name, trial.cell.name, trial.seed) for trial in cli.planned(tmp_path)] == [
+        ("medium", "asgd", 0), ("medium", "asgd", 1), ("medium", "asgd", 2), ("small", "ssgd", 7),
+        ("medium", "ssgd", 0), ("medium", "ssgd", 1)]
+
+
+def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(planned: Paper) -> None:
+    item = planned.items["figure-1"]
+    learns, same, _ = item.claims
+
+    def ruled(claim: Any, asgd: Sequence[float], ssgd: Sequence[float], scale: str = "medium") -> claims.Ruling:
+        cells = {name: {seed: made(Trial(item, item.scales[scale], item.cells[name], seed), [value])
+                        for seed, value in enumerate(values)} for name, values in (("asgd", asgd), ("ssgd", ssgd))}
+        before = {name: {seed: made(Trial(item, item.scales["small"], item.cells[name], seed), [value])
+                         for seed in (0, 1)} for name, value in (("asgd", 0.4), ("ssgd", 0.1))}
+        return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
+    early = ruled(learns, [0.9, 0.9], [])
+    assert early.verdict == claims.FAILS and early.because.startswith("small, before there was a plan of seeds: ")
+    assert early.because.endswith("; medium: 2 of 3 runs of the plan, which tell when all are there")
+    full = ruled(learns, [0.9, 0.9, 0.9, 0.1, 0.1], [])
+    assert full.verdict == claims.HOLDS and full.because.startswith("medium: ") and "3 seeds" in full.because
+    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).because.endswith("medium: 4 of 5 runs of the plan, which tell when all "
+                                                                 "are there")
+    assert ruled(same, [0.9, 0.5, 0.9], [0.9, 0.1]).verdict == claims.OPEN  # though the smaller scale would tell
+    later = dataclasses.replace(learns, from_seed=1)
+    assert "2 seeds" in ruled(later, [0.1, 0.9, 0.9], []).because
+    assert ruled(dataclasses.replace(learns, from_seed=3), [0.9] * 9, []).because.startswith("small, before")
+
+
+def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
+    text = TINY + ("  gap-a: {caption: c, state: own, measures: [accuracy], scales: {medium: {}}, "
+                   "options: {dataset: digits}, cells: {a: {label: 'A, 1', as: figure-1/small/asgd}, b: {label: B}}, "
+                   "pictures: [{kind: lengths, over: {a: [b]}}]}\n")
+    paper = declared(tmp_path, text)
+    assert [trial.cell.name for trial in paper.items["gap-a"].trials("medium", 1)] == ["b"]
+    for item, scale, cell, values in (("figure-1", "small", "asgd", (0.5, 0.7)), ("gap-a", "medium", "b", (0.6, 0.9))):
+        for seed, value in enumerate(values):
+            trial = paper.trial(item, scale, cell, seed)
+            assert trial
+            results.add(made(trial, [value]), tmp_path / trial.file)
+    page = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
+    assert "## Gap a\n" in page and "| A, 1 | 60.00 ± 14.14 | 2 |" in page
+    from matplotlib.figure import Figure
+    axes: Any = Figure().add_subplot()
+    gap = paper.items["gap-a"]
+    pictures._lengths(axes, gap, gap.pictures[0], ["b"], pages.load(paper, tmp_path, [])["gap-a", "medium"])
+    points = axes.containers[0].lines[0]
+    assert list(points.get_ydata()) == pytest.approx([15]) and list(points.get_xdata()) == pytest.approx([10], rel=0.03)
+    with pytest.raises(ConfigError, match="gap-a, cell a: no cell `figure-1/paper/asgd` to be as"):
+        declared(tmp_path, text.replace("figure-1/small/asgd", "figure-1/paper/asgd"))
+
+
+def test_cells_that_show_the_runs_of_others_are_declared_alike() -> None:
+    for item in ITEMS:
+        for cell in item.cells.values():
+            if cell.alike:
+                shown = paper_called(item.paper).trial(*cell.alike, 0)
+                assert shown and {**shown.asked["options"], **item.options} == shown.asked["options"], cell
+                assert {**shown.asked["cluster"], **item.cluster} == shown.asked["cluster"], cell
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -392,8 +535,8 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     assert not (started.folder / "checkpoints").exists()
     assert all_of(tiny.items["figure-1"], folders) == run.Counts(0, 0, 0)  # all is there
 
-    texts = pages.pages([tiny], folders.results)
-    assert pages.write([tiny], folders.results) == [*texts]
+    texts = pages.pages([tiny], folders.results, [])
+    assert pages.write([tiny], folders.results, []) == [*texts]
     page = texts[folders.results / "tiny.md"]
     accuracy = f"{100 * result.column('test_accuracy')[-1]:.2f}"
     assert re.search(rf"\| ASGD \| 99.00 \| {accuracy} \| [\d.]+ \| 1 \|", page)
@@ -425,14 +568,31 @@ def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeyp
     folders = in_folders(tmp_path)
     trial = tiny.trial("figure-1", "small", "ssgd", 0)
     assert trial is not None and run.run([trial], folders, 1, time.monotonic() + 200, print).finished == 1
-    path = folders.results / trial.file
-    assert cli.main(["--again", str(path)]) == 0
-    assert capsys.readouterr().out.endswith(f"{path}: the same numbers again\n")
-    result = results.read(path)
+    again = ["--again", "tiny/figure-1", "small", "ssgd", "0", "--results", str(folders.results)]
+    assert cli.main(again) == 0
+    assert capsys.readouterr().out.endswith("tiny/figure-1 ssgd, small, seed 0: the same numbers again\n")
+    result = results.read_of(trial, folders.results)
+    assert result
     result.rows[2][3] = 0.123
-    results.write(result, path)
-    assert cli.main(["--again", str(path)]) == EXIT_FAILURE
-    assert capsys.readouterr().out.endswith(f"{path}: other numbers than before, from epoch 3 on\n")
+    results.add(result, folders.results / trial.file)
+    assert cli.main(again) == EXIT_FAILURE
+    assert capsys.readouterr().out.endswith("seed 0: other numbers than before, from epoch 3 on\n")
+
+
+@pytest.mark.slow
+def test_results_of_an_unknown_source_are_run_again_and_replaced(tmp_path: Path, tiny: Paper, trial: Trial,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "papers", lambda: [tiny])
+    folders, said = in_folders(tmp_path), [""]
+    old = made(trial, [0.5])
+    del old.versions["tree"]
+    results.add(old, folders.results / trial.file)
+    assert "| unknown source | 1 runs" in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
+    assert cli.stale(folders.results) == [trial]
+    assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
+    assert said[-1].endswith("; other numbers than before, from epoch 1 on") and cli.stale(folders.results) == []
+    result = results.read_of(trial, folders.results)
+    assert result and result.versions["tree"] == "7e"
 
 
 @pytest.fixture
@@ -460,16 +620,16 @@ def test_a_second_run_can_be_stopped(tmp_path: Path, tiny: Paper, trial: Trial, 
     monkeypatch.setattr(cli, "SOURCES", ("tiny",))
     monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
     monkeypatch.setattr(cli, "_say", lambda text: signal.raise_signal(number))
-    results.write(made(trial, [0.5]), tmp_path / "result.json")
-    assert main(["reproduce", "--again", f"{tmp_path}/result.json"]) == status
+    results.add(made(trial, [0.5]), tmp_path / trial.file)
+    assert main(["reproduce", "--results", str(tmp_path), "--again", "tiny/figure-1", "small", "asgd", "0"]) == status
     assert not [*scratch.iterdir()]
 
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_again(
         tmp_path: Path, tiny: Paper, trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    commits = ["a1", "b2-dirty", "a1"]
-    monkeypatch.setattr(run, "output", lambda command: commits.pop(0))
+    sources = [("a1", "7e"), *[("b2", "8f")] * 2, ("a1", "7e")]
+    monkeypatch.setattr(run, "source", lambda: sources.pop(0))
     folders, said = in_folders(tmp_path), [""]
     started = run._start(trial, folders, said.append)
     assert started and started.process.wait(100) == 0
@@ -481,8 +641,9 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
     result = results.read_of(trial, folders.results)
     assert result and result.numbers() == whole.numbers() and result.starts == 3
-    assert whole.versions["commit"] == "a1" and result.versions["commit"] == "a1, b2-dirty"
-    assert "| commit | a1, b2-dirty |" in pages.pages([tiny], folders.results)[folders.results / "tiny.md"]
+    assert (whole.versions["commit"], whole.versions["tree"]) == ("a1", "7e")
+    assert (result.versions["commit"], result.versions["tree"]) == ("a1, b2", "7e, 8f")
+    assert "| commit | a1, b2 |" in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
 
 
 def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
@@ -502,7 +663,7 @@ def test_a_trial_that_another_command_finishes_meanwhile_is_not_left(tmp_path: P
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         counts = run.run([trial], folders, 1, time.monotonic() + 100,
-                         lambda text: results.write(made(trial, [0.5]), folders.results / trial.file))
+                         lambda text: (results.add(made(trial, [0.5]), folders.results / trial.file), None)[1])
     assert counts == run.Counts(0, 0, 0)
 
 
@@ -525,10 +686,50 @@ def test_two_commands_run_nothing_twice(tmp_path: Path, tiny: Paper) -> None:
     assert said[-1] == "tiny/figure-1 ssgd, small, seed 0: another command has finished it"
 
 
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=folder, check=True,
+                          stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_a_result_names_its_commit_and_a_tree_that_survives_a_rebase(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    for name in run.PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(name)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    commit, tree = SOURCE(tmp_path / "odsgd")
+    assert commit == git(tmp_path, "rev-parse", "--short", "HEAD").strip()
+    listed = git(tmp_path, "ls-tree", "HEAD", *run.PACKAGES)
+    assert hashlib.sha256(listed.encode()).hexdigest().startswith(tree) and len(tree) == 16
+    (tmp_path / "README").write_text("results, docs")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "two")
+    assert SOURCE(tmp_path)[0] != commit and SOURCE(tmp_path)[1] == tree
+    (tmp_path / "notes").write_text("not of the packages")
+    assert SOURCE(tmp_path)[1] == tree
+    (tmp_path / "kvstore" / "b.py").write_text("new")
+    with pytest.raises(ConfigError, match=r"names the commit that ran, and `kvstore/b\.py` is in none; commit it"):
+        SOURCE(tmp_path)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "three")
+    assert SOURCE(tmp_path)[1] != tree
+
+
+def test_what_is_in_no_repository_makes_no_results(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"git knows none of .*: fatal: not a git repository.*; run this in a clone"):
+        SOURCE(tmp_path)
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="these files are in no repository")
-def test_the_commit_is_that_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert output(["git", "rev-parse", "--show-toplevel"]) == str(ROOT)
+def test_trees_of_results_are_those_of_their_commits() -> None:
+    sources = {(result.versions["commit"], result.versions["tree"]) for path in (ROOT / "docs/results/data").glob("*/*")
+               if path.suffix == ".jsonl" for result in results.read(path).results.values() if result.source_is_known}
+    shallow = git(ROOT, "rev-parse", "--is-shallow-repository").strip() == "true"
+    for commit, tree in sources if not shallow else ():
+        trees = [hashlib.sha256(git(ROOT, "ls-tree", "--full-tree", one, *run.PACKAGES).encode()).hexdigest()[:16]
+                 for one in commit.split(", ")]
+        assert ", ".join(dict.fromkeys(trees)) == tree, commit
 
 
 def test_no_time_is_no_run(tmp_path: Path, tiny: Paper) -> None:
@@ -549,8 +750,10 @@ def test_a_run_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
 
 def test_the_pages_are_those_that_the_files_make() -> None:
     """To write them anew: odsgd reproduce --report."""
-    for path, text in pages.pages(papers(), ROOT / "docs" / "results").items():
+    refused: List[str] = []
+    for path, text in pages.pages(papers(), ROOT / "docs" / "results", refused).items():
         assert path.read_text(encoding="utf-8") == text, path.name
+    assert refused == []
 
 
 def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) -> None:
@@ -560,8 +763,8 @@ def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) 
     for (cell, seed), accuracies in runs.items():
         trial = paper.trial("figure-1", "small", cell, seed)
         assert trial
-        results.write(made(trial, accuracies), tmp_path / trial.file)
-    text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+        results.add(made(trial, accuracies), tmp_path / trial.file)
+    text = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
     assert "| ASGD | **45.00** (98.00) |\n| SSGD | - (65.00) |" in text
 
 
@@ -570,8 +773,8 @@ def test_methods_without_a_seed_in_common_have_nothing_side_by_side(tmp_path: Pa
     for cell, seed in (("asgd", 0), ("ssgd", 1)):
         trial = paper.trial("figure-1", "small", cell, seed)
         assert trial
-        results.write(made(trial, [0.95]), tmp_path / trial.file)
-    assert "| ASGD |  |\n| SSGD |  |" in pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+        results.add(made(trial, [0.95]), tmp_path / trial.file)
+    assert "| ASGD |  |\n| SSGD |  |" in pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
 
 
 def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(tiny: Paper, trial: Trial) -> None:
@@ -595,23 +798,23 @@ def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) 
     for item, scale, cell in (("figure-1", "paper", "asgd"), ("figure-1", "small", "asgd"), ("figure-3", "small", "a")):
         trial = paper.trial(item, scale, cell, 0)
         assert trial
-        results.write(made(trial, [0.5]), tmp_path / trial.file)
-    overview = pages.pages([paper], tmp_path)[tmp_path / "README.md"]
+        results.add(made(trial, [0.5]), tmp_path / trial.file)
+    overview = pages.pages([paper], tmp_path, [])[tmp_path / "README.md"]
     assert ("Of 3 tables and figures, or parts of one, of 1 papers 3 have results here, 2 at the paper's scale and 1 "
             "smaller.") in overview
 
 
 def test_a_smaller_scale_says_what_differs_at_every_scale_too(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("scales: {small:", "scales: {paper: {differs: [the data]}, small:"))
-    text = pages.pages([paper], tmp_path)[tmp_path / "tiny.md"]
+    text = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
     assert "- all of it\n\nAnd, unless that says otherwise, what differs at every scale:\n\n- the data\n" in text
 
 
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
     texts = []
     for accuracy in (0.5, 0.5001):
-        results.write(made(trial, [accuracy]), tmp_path / trial.file)
-        texts.append(pages.pages([tiny], tmp_path)[tmp_path / "tiny.md"])
+        results.add(made(trial, [accuracy]), tmp_path / trial.file)
+        texts.append(pages.pages([tiny], tmp_path, [])[tmp_path / "tiny.md"])
     assert texts[0] != texts[1] and "50.00" in texts[0] and "50.01" in texts[1]
 
 
@@ -636,7 +839,7 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags, complaint", [
     ("od-sgd/tabel-2", "unknown table or figure `od-sgd/tabel-2`; did you mean `od-sgd/table-2`? "
      "`odsgd reproduce --list` lists all"),
-    ("", "expected tables or figures to run, as od-sgd/table-2, or --list"),
+    ("", "expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list"),
     ("od-sgd/table-3", "od-sgd/table-3 has nothing to run: preset"),
     ("sasgd/figure-8", "sasgd/figure-8 has nothing to run: The data are the authors' own"),
     ("od-sgd/table-4 --scale paper", "od-sgd/table-4 has no scale `paper`; it has small"),
@@ -650,7 +853,9 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     ("--list od-sgd/table-6", "`od-sgd/table-6` is not used with --list; leave it out"),
     ("--report --seeds 3", "`--seeds` is not used with --report"),
     ("--report --list", "`--report` is not used with --list"),
-    ("--again FOLDER/none.json --cells x", "`--cells` is not used with --again"),
+    ("--again tiny/a small b 0 --cells x", "`--cells` is not used with --again"),
+    ("--plan --seeds 2", "`--seeds` is not used with --plan"),
+    ("--stale --cells x", "`--cells` is not used with --stale"),
 ])
 def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, complaint: str) -> None:
     words = [word.replace("FOLDER", str(tmp_path)) if "FOLDER" in word else word for word in flags.split()]
@@ -661,9 +866,17 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_result_that_is_not_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "--again", f"{tmp_path}/none.json"]) == EXIT_USAGE
-    assert f"cannot read `{tmp_path}/none.json`, the result of a run" in capsys.readouterr().err
+@pytest.mark.parametrize("name, complaint", [
+    ("od-sgd/table-1 small nag 0", "no cell is declared as od-sgd/table-1 small nag 0; expected PAPER/ITEM, scale"),
+    ("od-sgd small ssgd 0", "no cell is declared as od-sgd small ssgd 0"),
+    ("nobody/table-1 small ssgd 0", "no cell is declared as nobody/table-1 small ssgd 0"),
+    ("od-sgd/table-1 small ssgd -", "expected a seed, a whole number, got `-`"),
+    ("od-sgd/table-1 small ssgd 0", "od-sgd/table-1 ssgd, small, seed 0: no result of it in"),
+])
+def test_a_result_that_is_not_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str,
+                                                     complaint: str) -> None:
+    assert main(["reproduce", "--results", str(tmp_path), "--again", *name.split()]) == EXIT_USAGE
+    assert complaint in capsys.readouterr().err
 
 
 def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
@@ -691,7 +904,8 @@ def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,
 
 def test_a_figure_that_shows_the_runs_of_another_runs_those() -> None:
     chosen = cli.chosen(named(["od-sgd/figure-19"]), "small", "wp[0-5]", 1)
-    assert [trial.file for trial in chosen] == [f"data/od-sgd/table-6/small/wp{n}-0.json" for n in range(6)]
+    assert [trial.cell.name for trial in chosen] == [f"wp{n}" for n in range(6)]
+    assert {trial.file for trial in chosen} == {"data/od-sgd/table-6-small.jsonl"}
 
 
 def test_a_whole_paper_is_all_that_has_cells() -> None:
