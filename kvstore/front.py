@@ -27,7 +27,7 @@ import numpy as np
 
 from kvstore import saving
 from kvstore.algorithms.method import Method, Options
-from kvstore.buckets import Bucket
+from kvstore.buckets import TRAINABLE_DTYPES, Bucket
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import control, ending
@@ -167,18 +167,20 @@ class FrontEnd(Generic[L]):
     def global_weights(self) -> Iterator[None]:
         """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
 
-        What is not trained (the statistics of BatchNorm) holds its mean over devices and workers inside. Afterwards
-        this worker's own are back.
+        What is not trained (the statistics of BatchNorm) holds its mean over devices and workers inside, unless it is
+        of a type that is never trained. Afterwards this worker's own are back.
         """
         self._check_usable()
         self._meet()
         self._idle()
         self.session.wire.check()
         own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._statistics().items()}
-        means = self._over_workers({name: mine[0].size for name, mine in own.items()},
-                                   lambda name: np.mean(own[name], axis=0), self.session.mean)
+        means = self._over_workers(
+            {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
+            lambda name: np.mean(own[name], axis=0), self.session.mean)
         shared = {name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means}
-        with self.showing(Snapshot([self.session.global_weights(lane.bucket) for lane in self.lanes], shared)):
+        with self.showing(Snapshot([self.session.global_weights(lane.bucket) for lane in self.lanes],
+                                   {**own, **shared})):
             yield
 
     def snapshot(self) -> Snapshot:
@@ -278,11 +280,13 @@ class FrontEnd(Generic[L]):
         them before that step.
         """
         self._check_not_begun("load_state")
+        saving.check_form(worker, "store")
+        if worker[1]["store"] != self.name:
+            raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
+                              f"`{self.name}`")
         saving.check_worker(worker)
         if server is not None:
             saving.check_servers(server, "the servers' part of the saved state")
-        if worker[1]["store"] != self.name:
-            raise ConfigError(f"the saved state is of a `{shown(worker[1]['store'])}` store, this one is `{self.name}`")
         self._saved, self._saved_servers = worker, server
         meta = worker[1]
         self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),

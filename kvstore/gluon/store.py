@@ -17,7 +17,7 @@ import numpy as np
 
 from kvstore import saving
 from kvstore.algorithms.method import Method, Options, Step
-from kvstore.buckets import Parameter, by_layer
+from kvstore.buckets import TRAINABLE_DTYPES, Parameter, by_layer
 from kvstore.engine import optimizers
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError, unknown
@@ -315,9 +315,19 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                                                        for key, one in parameters.items()])
         if self._saved is not None:
             return
-        sizes = {key: one.size for key, one in parameters.items()}
-        for key, flat in self._from_worker_0(sizes, lambda key: arriving[key].asnumpy()):
+        sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
+        for key, flat in (*self._from_worker_0(sizes, lambda key: arriving[key].asnumpy()),
+                          *self._bytes_from_worker_0({key: arriving[key] for key in arriving if key not in sizes})):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
+
+    def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
+        """Constants of types whose numbers single precision does not have. Collective; waits."""
+        arrays = {key: array.asnumpy() for key, array in mine.items()}
+        if arrays:
+            data = agreement.from_worker_0(self.session.transport, b"".join(map(bytes, arrays.values())))
+            ends = np.cumsum([array.nbytes for array in arrays.values()])
+            for (key, array), end in zip(arrays.items(), ends):
+                yield key, np.frombuffer(data[end - array.nbytes:end], array.dtype)
 
     def _agree_on_model(self) -> None:
         """Compare with the other workers all that must be the same, while a difference can still be named."""

@@ -218,6 +218,31 @@ def test_the_initial_weights_of_a_trainer_travel_together_and_are_worker_0_s(mon
     assert weights == [90, 90, 93, 93, 150, 150]
 
 
+def test_constants_that_single_precision_does_not_have_keep_every_bit() -> None:
+    """Where they are sent, and inside `global_weights`, which a checkpoint's weights come from."""
+    constants = [np.array([[2 ** 24 + 1, 2 ** 62 + 1]]), np.array([1 / 3, 1e300]), np.array([7, 255], np.uint8)]
+
+    def work(transport: Transport) -> List[Any]:
+        mine = [values if transport.worker_rank == 0 else np.zeros_like(values) for values in constants]
+        parameters = [gluon.Parameter("w", shape=(1,)), *(
+            gluon.Constant(f"c{number}", mx.nd.array(one, dtype=one.dtype)) for number, one in enumerate(mine))]
+        for parameter in parameters:
+            parameter.initialize()
+        store = kvstore.create("ssgd", transport)
+        trainer = gluon.Trainer(parameters, "sgd", kvstore=store)
+        with autograd.record():
+            loss = parameters[0].data() * 2
+        loss.backward()
+        trainer.step(1)
+        after = [constant.data().asnumpy() for constant in parameters[1:]]
+        with store.global_weights():
+            return [after, [constant.data().asnumpy() for constant in parameters[1:]]]
+    for seen in Stage(3).run(work):
+        for arrays in seen:
+            for array, constant in zip(arrays, constants):
+                assert array.dtype == constant.dtype and np.array_equal(array, constant)
+
+
 def test_arrays_of_a_script_hold_worker_0_s_values_at_once_one_by_one_or_as_a_list() -> None:
     def work(transport: Transport) -> List[List[float]]:
         store = make(transport=transport)
