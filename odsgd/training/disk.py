@@ -3,13 +3,64 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import hmac
 import os
+import socket
+import time
 from pathlib import Path
-from typing import Iterator, Optional
+from typing import IO, Iterator, Optional
 
-from kvstore.errors import shown
+from kvstore.errors import ConfigError, shown
+from kvstore.job import control
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+LOCK, FREE_WITHIN_S = ".lock", 3.0
+"""In the folder of a run; and for how long one is asked for that another job has."""
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Meanwhile no other job has this folder of a run; ConfigError if one has it. All workers of a job have it.
+
+    The kernel's lock goes with the process, however it ends; the file stays. Without a secret of its job a worker is a
+    job by itself. Where the file system knows no locks nobody is refused.
+    """
+    mine = f"{socket.gethostname()} pid {os.getpid()}"
+    job = hmac.new(control.job_key(), b"folder", "sha256").hexdigest() if control.trusted() else mine
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "a+") as file:
+        until = time.monotonic() + FREE_WITHIN_S
+        while not _share(file, job, mine):
+            if time.monotonic() > until:
+                file.seek(0)
+                other = shown(file.read().partition("\n")[2].strip()) or "starting"
+                raise ConfigError(f"--out `{folder}`: another job trains there (host {other}); take another --out, or "
+                                  "wait until that one has ended")
+            time.sleep(0.1)
+        yield
+
+
+def _share(file: IO[str], job: str, mine: str) -> bool:
+    """Whether `job` has the file now: it is the first to lock it, or the one that has."""
+    try:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.truncate(0)
+            file.write(f"{job}\n{mine}\n")
+            file.flush()
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
+        return True
+    file.seek(0)
+    shared = file.readline().strip() == job
+    if not shared:
+        fcntl.flock(file, fcntl.LOCK_UN)
+    return shared
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ there are no weights worth a checkpoint.
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -129,6 +130,11 @@ class Training:
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
+        trusted_or_first = control.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
+        with disk.held(self.checkpoints.parent) if trusted_or_first else contextlib.nullcontext():
+            self._run()
+
+    def _run(self) -> None:
         resumed = self._resume()
         self.total = min(self.config.epochs * self.batches_per_epoch - self.course.ahead,
                          self.config.iterations or sys.maxsize)

@@ -119,3 +119,10 @@ def test_a_gradient_that_is_not_finite_ends_the_job_and_says_where(tmp_path: Pat
     assert code != 0
     assert re.search(r"worker [01], iteration \d+: \d+ elements of the gradient of \w+ are infinite or not a", output)
     assert "Traceback" not in output
+
+
+def test_of_two_jobs_with_one_folder_at_the_same_moment_one_is_refused(tmp_path: Path) -> None:
+    ends = [finish(job) for job in [start(*ODSGD, "--out", tmp_path / "run") for _ in range(2)]]
+    assert sorted(code for code, _ in ends) == [0, 64], ends
+    refused = next(output for code, output in ends if code)
+    assert f"`{tmp_path / 'run'}`" in refused and "take another --out" in refused
