@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 import sys
-from typing import Callable, Iterator
+import threading
+from typing import Callable, Iterator, List
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -17,23 +18,29 @@ def command() -> str:
     return sys.argv[1] if ours and len(sys.argv) > 1 else ""
 
 
+def heard() -> List[signal.Signals]:
+    """Those that a job ends by: none that is ignored (nohup, a shell's `&`), and none off the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
 def heed(end: Callable[[int], object] = os._exit) -> None:
-    """From here on a signal ends this process by `end`. One that is ignored (nohup, a shell's `&`) stays so."""
+    """From here on a signal ends this process by `end`."""
     def ended(number: int, frame: object) -> None:
         text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
         with contextlib.suppress(OSError):
             os.write(2, text.encode())
         end(128 + number)
 
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, ended)
+    for number in heard():
+        signal.signal(number, ended)
 
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
     """Meanwhile a signal raises SystemExit, so that what has been begun is taken back."""
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in heard()}
     heed(sys.exit)
     try:
         yield

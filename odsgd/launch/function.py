@@ -28,7 +28,8 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
          options: Sequence[str] = (), **keywords: Any) -> List[Any]:
     """Start a job on this machine whose workers call ``function(*arguments, **keywords)``; their results, by rank.
 
-    Blocks until the job has ended; main thread only. The workers' output is shown as `odsgd launch` shows it.
+    Blocks until the job has ended; Ctrl-C ends it where this is called on the main thread. The workers' output is shown
+    as `odsgd launch` shows it.
 
     Parameters
     ----------
