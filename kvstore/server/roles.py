@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvstore.errors import EXIT_USAGE, KVStoreError
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
 from kvstore.job import control
 
 
@@ -44,7 +44,15 @@ def _schedule() -> None:
     for code in (library.MXKVStoreCreate(b"dist_async", ctypes.byref(store)),
                  library.MXKVStoreRunServer(store, None, None)):
         if code:
-            raise KVStoreError(f"MXNet's scheduler ended with an error: {library.MXGetLastError().decode()}")
+            _give_up(library.MXGetLastError().decode())
+
+
+def _give_up(why: str) -> None:
+    if "bind failed" in why:
+        address, port = os.environ.get("DMLC_PS_ROOT_URI"), os.environ.get("DMLC_PS_ROOT_PORT")
+        control.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave the "
+                    "option out and a free one is chosen", EXIT_FAILURE)
+    raise KVStoreError(f"MXNet's scheduler ended with an error: {why}")
 
 
 def _library() -> Any:
