@@ -53,7 +53,7 @@ DOORS: Dict[str, Callable[[Job, Plan], Door]] = {"mpi": open_mpirun, "slurm": sl
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
-    """Run a job to its end; return the launcher's exit code. Blocks; main thread only, since it takes the signals."""
+    """Run a job to its end; return the launcher's exit code. Blocks; on the main thread it takes the signals."""
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
@@ -205,13 +205,14 @@ class Supervisor:
 
     def _unless_alone(self, verdict: Verdict) -> Verdict:
         """The verdict, or a failure where several workers have succeeded and none has looked for the others."""
-        job, together = self.job, self.judge.met or self.mpi_asked
-        if not verdict.finished or together or job.store == NO_STORE or not (job.store or job.num_workers > 1):
+        job = self.job
+        expected = job.store != NO_STORE if job.store else job.num_workers > 1
+        if not verdict.finished or not expected or self.judge.met or self.mpi_asked:
             return verdict
         served = f"so `{job.store}` has served none and each" if job.store else "so each"
         text = (f"no worker has made a store, {served} has trained by itself; the script has to ask for one "
-                "(kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I). For a command "
-                f"that needs none say so: --store {NO_STORE}")
+                "(kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I). For a command"
+                f" that needs none say so: --store {NO_STORE}")
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
 
@@ -499,9 +500,8 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Take the signals for the time of the job. One that was ignored (nohup, a shell's background job) stays so."""
-        heeded = [number for number in early.SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        handlers = {number: signal.signal(number, self._signalled) for number in heeded}
+        """Take the signals for the time of the job."""
+        handlers = {number: signal.signal(number, self._signalled) for number in early.heard()}
         try:
             yield
         finally:

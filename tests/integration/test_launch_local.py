@@ -186,8 +186,8 @@ def test_workers_who_have_trained_by_themselves_are_told_of_and_have_failed(opti
         assert launch.wait() == 70
     assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
     assert launch.said == (f"no worker has made a store, so {served} has trained by itself; the script has to ask for "
-                           "one (kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I)."
-                           " For a command that needs none say so: --store none")
+                           "one (kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or "
+                           "-I). For a command that needs none say so: --store none")
 
 
 @pytest.mark.parametrize("options", [["-n", 2, "--store", "none"], ["-n", 1, "-s", 0]])

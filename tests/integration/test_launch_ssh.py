@@ -57,8 +57,9 @@ def test_addresses_and_variables_reach_the_hosts(ssh: Way, tmp_path: Path) -> No
     show = tmp_path / "show.py"
     show.write_text("import os\nprint({k: os.environ.get(k) for k in ('DMLC_NODE_HOST', 'DMLC_PS_ROOT_URI', 'MXNET_X', "
                     "'GIVEN', 'PASSED', 'OTHER', 'ONLY_WORKERS')}, os.getcwd())")
+    env = {**env, "MXNET_X": "1", "PASSED": "2", "OTHER": "3"}
     with Launch("-n", 3, "--store", "none", *options, "--env", "GIVEN:a b'c", "--env", "PASSED", "--env-worker",
-                "ONLY_WORKERS=1", show, env={**env, "MXNET_X": "1", "PASSED": "2", "OTHER": "3"}, cwd=tmp_path) as launch:
+                "ONLY_WORKERS=1", show, env=env, cwd=tmp_path) as launch:
         assert launch.wait() == 0
     for line in launch.output:
         host = "127.0.0.1" if line.startswith("worker 0") else "127.0.0.2"
