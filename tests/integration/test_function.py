@@ -46,7 +46,8 @@ def test_a_function_of_a_script_runs_on_every_worker_and_its_results_and_errors_
     done = subprocess.run([sys.executable, str(script)], cwd=ROOT, env=environment(), capture_output=True, text=True,
                           timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("RESULTS", "BESIDE", "FAILED")))
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines()
+                if line.startswith(("RESULTS", "BESIDE", "FAILED")))
     assert json.loads(said["RESULTS"]) == [[0, 31.0], [1, 31.0]]
     assert json.loads(said["BESIDE"]) == [[0, 3.0], [1, 3.0]]
     assert json.loads(said["FAILED"]) == ["the job ended with exit code 1; worker 1 raised ValueError('no data')",
