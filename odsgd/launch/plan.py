@@ -59,7 +59,7 @@ OURS = frozenset((
 MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
-                       r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)|AWS_(ACCESS_KEY_ID|SECRET_ACCESS_KEY)")
+                       r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,9 @@ from odsgd.launch.plan import Job, Plan, Process
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
 """At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
 CONNECTED_WITHIN_S = 30
-ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
-"""As in dmlc's tracker; not with --secure, where the job's secret goes to hosts that ssh knows."""
+NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
+"""A host that ssh has never met is taken, one whose key has changed is not. With --secure the job's secret goes to
+hosts that ssh knows, and to no others."""
 SILENCE_S = 300.0
 """A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
 output is not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
@@ -163,7 +164,7 @@ def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
 
 def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
     """The words before a host's name."""
-    options = SSH_OPTIONS if job.secure else (*ANY_HOST_KEY, *SSH_OPTIONS)
+    options = SSH_OPTIONS if job.secure else (*NEW_HOST_KEY, *SSH_OPTIONS)
     return [*program("ODSGD_SSH", "ssh"), *options, "-o", f"ConnectTimeout={within_s}",
             *(["-p", str(host.port)] if host.port else [])]
 

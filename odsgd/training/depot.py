@@ -23,7 +23,7 @@ from odsgd.training.disk import replacing
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
-ANY_HOST_KEY = ("-o", "StrictHostKeyChecking=no")
+NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """As the launcher's; not in a job with --secure."""
 
 
@@ -101,7 +101,7 @@ class RemoteDepot(Depot):
         if program is None:
             raise ConfigError(f"checkpoint_to: {words[0]} is not a program on this machine; install ssh, or name a "
                               "folder")
-        options = SSH_OPTIONS if control.secure() else (*ANY_HOST_KEY, *SSH_OPTIONS)
+        options = SSH_OPTIONS if control.secure() else (*NEW_HOST_KEY, *SSH_OPTIONS)
         self._ssh, self._host = [program, *words[1:], *options, host], host
 
     def put(self, path: Path, iteration: int) -> None:

@@ -144,7 +144,7 @@ def test_every_job_has_its_own_secret() -> None:
 def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job() -> None:
     environ = {"MXNET_ENGINE_TYPE": "x", "PS_VERBOSE": "1", "DMLC_INTERFACE": "eth0", "HOME": "/root", "PATH": "/bin",
                "DMLC_ROLE": "worker", "ODSGD_SECRET": "s", "PSMODULE": "1", "PORT": "80", "UCX_TLS": "tcp",
-               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_FD": "7"}
+               "MPIR_CVAR_CH4_NETMOD": "ofi", "PMI_FD": "7", "AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
     assert set(forwarded(environ)) == {"MXNET_ENGINE_TYPE", "PS_VERBOSE", "DMLC_INTERFACE", "UCX_TLS",
                                        "MPIR_CVAR_CH4_NETMOD"}
     assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_FD"}

@@ -8,7 +8,7 @@ import pytest
 from kvstore.errors import ConfigError
 from odsgd.launch.hosts import Host
 from odsgd.launch.plan import make_plan
-from odsgd.launch.reach import check_tunnels, orders, remote_command
+from odsgd.launch.reach import check_tunnels, orders, remote_command, ssh_to
 from tests.odsgd.launch.jobs import ROOT, A, job
 
 
@@ -27,6 +27,12 @@ def test_only_a_job_that_goes_on_tells_of_losses() -> None:
     told = [orders(job(2, 0, on_worker_loss=policy), plan.processes, remote=False)["tells_losses"]
             for policy in ("fail", "continue")]
     assert told == [False, True]
+
+
+def test_a_host_whose_key_has_changed_is_refused_and_with_secure_a_new_one_as_well() -> None:
+    said = {secure: [word for word in ssh_to(job(1, 1, A, secure=secure), A) if "HostKey" in word]
+            for secure in (False, True)}
+    assert said == {False: ["StrictHostKeyChecking=accept-new"], True: []}
 
 
 def test_the_remote_command_is_quoted_for_the_shell_over_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,7 +137,7 @@ def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, 
     monkeypatch.setenv("ODSGD_SECURE", "1" if secure else "")
     assert made("me@backup:/data").iterations() == []
     asked = (tmp_path / "asked").read_text()
-    assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=no" in asked) is not secure
+    assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=accept-new" in asked) is not secure
 
 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
