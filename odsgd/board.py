@@ -12,6 +12,7 @@ worker has waited for weights. An Estimator has `odsgd.callbacks.OnBoard`.
 from __future__ import annotations
 
 import atexit
+import functools
 import importlib
 import os
 import time
@@ -20,13 +21,18 @@ from typing import Any, Dict, Mapping, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import control
+from kvstore.job.aside import Aside
 
 FOLDER = "runs/board"
 FLUSH_S = 5
+CLOSED_WITHIN_S = 10.0
 
 
 class Board:
-    """Writes one event file below `folder`. What it is given is in the file some seconds later."""
+    """Writes one event file below `folder`. What it is given is in the file some seconds later.
+
+    A disk that is full, or hangs, is said once, and what cannot be written is left out.
+    """
 
     def __init__(self, folder: Union[str, Path]) -> None:
         try:
@@ -35,25 +41,29 @@ class Board:
             raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
         except OSError as error:
             raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
+        self._aside = Aside("TensorBoard's event file")
+        events = self._writer.file_writer.event_writer
+        self._end, events.close = events.close, lambda: None  # called at exit, it may wait for ever
         self._last: Optional[Tuple[int, float, float]] = None  # iteration, time, seconds waited
 
     def add(self, iteration: int, values: Mapping[str, Optional[float]]) -> None:
         """Numbers by their names, which TensorBoard groups by what stands before a `/`; None is left out."""
+        now, add = time.time(), self._writer.add_scalar
         for name, value in values.items():
             if value is not None:
-                self._writer.add_scalar(name, float(value), iteration)
+                self._aside.do(functools.partial(add, name, float(value), iteration, now))
 
     def add_counts(self, iteration: int, name: str, counts: Mapping[int, int]) -> None:
         """How often each whole number came, as a histogram with a bar for each."""
         if not counts:
             return
         numbers = range(max(counts) + 1)
-        self._writer.add_histogram_raw(
-            name, min=min(counts), max=max(counts), num=sum(counts.values()),
+        self._aside.do(functools.partial(
+            self._writer.add_histogram_raw, name, min=min(counts), max=max(counts), num=sum(counts.values()),
             sum=sum(number * count for number, count in counts.items()),
             sum_squares=sum(number * number * count for number, count in counts.items()),
             bucket_limits=[number + 0.5 for number in numbers], bucket_counts=[counts.get(n, 0) for n in numbers],
-            global_step=iteration)
+            global_step=iteration))
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
         """Those of a caller, with what we can tell by ourselves of the iterations since the last call."""
@@ -67,7 +77,7 @@ class Board:
 
     def close(self) -> None:
         """Nothing more will be added."""
-        self._writer.close()
+        self._aside.finish(self._end, CLOSED_WITHIN_S)
 
 
 _board: Optional[Board] = None

@@ -1,7 +1,14 @@
-"""What only observes may not end what it observes."""
+"""What only observes may neither end nor hang what it observes.
+
+`guarded` is for what may raise. An `Aside` is for what may also block, since it writes where a disk or a reader may
+hold it up: it does so on a thread of its own. Files are opened by `without_waiting`.
+"""
 import contextlib
+import os
+import queue
 import sys
-from typing import Callable, Iterator, Set
+import threading
+from typing import Callable, Iterator, Optional, Set
 
 _told: Set[str] = set()
 
@@ -21,3 +28,41 @@ def guarded(what: str, say: Callable[[str], None] = tell) -> Iterator[None]:
         if what not in _told:
             _told.add(what)
             say(f"warning: {what} failed, and the job goes on without: {type(error).__name__}: {error}")
+
+
+def without_waiting(path: str, flags: int) -> int:
+    """An opener of files that waits for nobody where a pipe lies in their place."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
+
+
+class Aside:
+    """Does what it is given, one after the other, on a daemon thread. What fails, or hangs, is said once."""
+
+    def __init__(self, what: str, most: int = 1000) -> None:
+        self._what, self._calls = what, queue.Queue(most)  # type: str, queue.Queue[Callable[[], object]]
+        self._thread: Optional[threading.Thread] = None
+
+    def do(self, call: Callable[[], object]) -> None:
+        """Soon. It is left out where `most` wait already."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="kvstore-aside", daemon=True)
+            self._thread.start()
+        with guarded(self._what):
+            try:
+                self._calls.put_nowait(call)
+            except queue.Full:
+                raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs") from None
+
+    def finish(self, call: Callable[[], object], within_s: float) -> None:
+        """Do this last, and return when it is done, or after `within_s`."""
+        done = threading.Event()
+        self.do(call)
+        self.do(done.set)
+        with guarded(self._what):
+            if not done.wait(within_s):
+                raise TimeoutError(f"not all is written after {within_s:g} s")
+
+    def _work(self) -> None:
+        while True:
+            with guarded(self._what):
+                self._calls.get()()

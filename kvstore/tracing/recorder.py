@@ -20,15 +20,17 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any, Deque, Dict, Optional, Sequence
+from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
+from kvstore.job.aside import guarded
 from kvstore.tracing.trace import Event, Trace
 
 BEHIND_S = 0.25
+WRITTEN_WITHIN_S = 10.0
 
 folder: Optional[str] = os.environ.get("ODSGD_TRACE") or None
 """Where this job's traces go; None: nowhere."""
@@ -68,6 +70,7 @@ class Recorder(Trace):
         super().__init__(folder, {"role": role, "rank": rank, "host": socket.gethostname(), "boot": boot(),
                                   "job": job(), "wall_s": time.time(), "monotonic_s": time.monotonic()})
         self._events: Deque[Event] = collections.deque()
+        self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
         self._written: Dict[int, Moment] = {}  # by id of array: when the operation queued last had written it
         self._alive: Dict[int, NDArray] = {}  # so that an id means one array
@@ -76,6 +79,7 @@ class Recorder(Trace):
 
     # -- what the rest of the package tells ----------------------------------------------------------------------
 
+    @guarded("the trace")
     def span(self, lane: str, bucket: Bucket, reads: Sequence[NDArray], writes: Sequence[NDArray],
              numbered: bool = True) -> None:
         """An operation on a bucket has been queued, which reads these arrays and writes those; none is in both.
@@ -112,6 +116,7 @@ class Recorder(Trace):
         self.iterations += 1
         return Passes(self, self.iterations - 1, weights)
 
+    @guarded("the trace")
     def add(self, lane: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
         """A bar. Two probes at almost the same time may run in the wrong order; then it has no start, and no length."""
         with self._adding:
@@ -120,26 +125,43 @@ class Recorder(Trace):
     # -- the file ------------------------------------------------------------------------------------------------
 
     def _put(self, event: Event) -> None:
-        self._events.append(event)
+        if not self._over:
+            self._events.append(event)
 
+    @guarded("the trace")
     def flush(self) -> None:
-        """Write down what has been added."""
-        with self._writing:
-            if self._file.closed:
-                return
-            while self._events:
-                super()._put(self._events.popleft())
-            self._file.flush()
+        """Write down what has been added. A file that takes nothing is left as it is from then on."""
+        if not self._over:
+            self._write(self._take)
+
+    def _take(self) -> None:
+        while self._events:
+            super()._put(self._events.popleft())
+        self._file.flush()
+
+    def _write(self, call: Callable[[], None]) -> None:
+        if not self._writing.acquire(timeout=WRITTEN_WITHIN_S):
+            self._over = True
+            raise TimeoutError(f"its file has taken nothing for {WRITTEN_WITHIN_S:g} s")
+        try:
+            call()
+        except Exception:
+            self._over = True
+            raise
+        finally:
+            self._writing.release()
 
     def _write_behind(self) -> None:
-        while not self._file.closed:
+        while not self._over:
             time.sleep(BEHIND_S)
             self.flush()
 
+    @guarded("the trace")
     def close(self) -> None:
         self.flush()
-        with self._writing:
-            super().close()
+        if not self._over:
+            self._over = True
+            self._write(super().close)
 
 
 class Passes:

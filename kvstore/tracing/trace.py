@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Dict, Set, Tuple
 
 from kvstore.errors import ConfigError
+from kvstore.job.aside import without_waiting
 
 LANES = ("compute", "gather", "copy", "local update", "scatter", "merge", "update", "exchange")
 """Each is one row of a process, but exchanges of different buckets overlap: each bucket has a row (`row`)."""
@@ -30,7 +31,8 @@ class Trace:
         path = folder / f"{about['role']}-{about['rank']}.json"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w", encoding="utf-8")
+            self._file = os.fdopen(without_waiting(str(path), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w",
+                                   encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write the trace `{path}`: {error.strerror}; name another folder") from None
         self._pid = os.getpid()

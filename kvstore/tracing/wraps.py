@@ -6,6 +6,7 @@ from typing import Any, Callable, Sequence
 from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine._mxnet import NDArray
 from kvstore.engine.updates import Queued
+from kvstore.job.aside import guarded
 from kvstore.tracing.recorder import Recorder
 from kvstore.wire.interfaces import Pending
 from kvstore.wire.messages import HEADER
@@ -18,7 +19,8 @@ def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:
     @functools.wraps(call)
     def wrapped(*arguments: Any, **keywords: Any) -> Any:
         result = call(*arguments, **keywords)
-        after(result, *arguments, **keywords)
+        with guarded("the trace"):
+            after(result, *arguments, **keywords)
         return result
     setattr(owner, name, wrapped)
 

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
+from kvstore.job.aside import without_waiting
 from odsgd.launch import linux
 
 Facts = Dict[str, Any]
@@ -36,7 +37,7 @@ class Notice:
         """Say this from now on. Waits for no reader, whatever lies there; OSError where it cannot be written."""
         if self._ours:
             draft = self._path.with_suffix(".new")
-            with open(draft, "w", encoding="utf-8", opener=_without_waiting) as file:
+            with open(draft, "w", encoding="utf-8", opener=without_waiting) as file:
                 file.write(json.dumps({**facts, "born": self._born}))
             os.replace(draft, self._path)
 
@@ -65,10 +66,6 @@ def running() -> List[int]:
         return []
     jobs = [int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit()]
     return sorted(job for job in jobs if read(job) is not None)
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def _is_ours(path: Path) -> bool:

@@ -33,6 +33,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
 from kvstore.factory import connect, make
 from kvstore.job import agreement, control
+from kvstore.job.aside import guarded
 from kvstore.tracing import recorder
 from kvstore.transports.virtual import description
 from kvstore.wire.interfaces import Transport
@@ -173,7 +174,8 @@ class Training:
         recorder.on.flush()
         self.store.barrier()
         if self.store.leads:
-            self.journal.say(tracing.finish(Path(str(recorder.folder))))
+            with guarded("the timeline"):
+                self.journal.say(tracing.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""

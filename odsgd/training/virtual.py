@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Optional
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, KVStoreError
+from kvstore.job.aside import guarded
 from kvstore.tracing import recorder
 from kvstore.transports.virtual.transport import VirtualStage
 from kvstore.wire.interfaces import Transport
@@ -41,8 +42,9 @@ def run(config: TrainConfig) -> int:
         stage = VirtualStage(cluster, config.options.timeout_s, trace)
         stage.run(train, stage.worker if config.needs_servers else stage.ring_worker)
         if trace is not None:
-            stage.finish_trace()
-            print(tracing.finish(Path(trace)))
+            with guarded("the timeline"):
+                stage.finish_trace()
+                print(tracing.finish(Path(trace)))
     except (ConfigError, KVStoreError, OSError) as error:
         why = disk.full(error, str(config.out)) if isinstance(error, OSError) else str(error)
         if why is None:

@@ -1,5 +1,6 @@
 """Starting the launcher as a process of its own, with stand-ins for servers, ssh and mpirun, and watching it."""
 import dataclasses
+import importlib
 import os
 import shlex
 import shutil
@@ -261,6 +262,10 @@ def by_ssh(folder: Path, hostfile: str) -> Way:
     return ["-H", folder / "hosts"], {"ODSGD_SSH": stand_in_ssh(folder)}
 
 
+def _raises(*_: object, **__: object) -> None:
+    raise LookupError("on purpose")
+
+
 def main() -> int:
     """The command line with a stand-in for `python -m kvstore.server`, and as much patience as a test wants."""
     from odsgd import cli
@@ -270,6 +275,9 @@ def main() -> int:
     run = supervise.run
     server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
     supervise.run = lambda job, console=None: run(dataclasses.replace(job, server_command=server), console)
+    for name in os.environ.get("LAUNCH_TEST_RAISES", "").split():
+        module, owner, method = name.split(":")
+        setattr(getattr(importlib.import_module(module), owner), method, _raises)
     judge.FAREWELL_S = float(os.environ.get("LAUNCH_TEST_FAREWELL_S", PATIENCE_S))
     return cli.main(["launch", *sys.argv[1:]])
 

@@ -334,7 +334,7 @@ def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
         holds(heard)
 
 
-HOSTS = {"scheduler": "a", "server 0": "a", "worker 0": "a", "worker 1": "b", "worker 2": "b"}
+AT = {"scheduler": "a", "server 0": "a", "worker 0": "a", "worker 1": "b", "worker 2": "b"}
 FIELDS = ["at", "waited_s", "nbytes", "silent_s", "waits_s", "activity", "stale", "run", "part", "moves"]
 
 
@@ -357,14 +357,14 @@ def strange_beat(random: Random) -> Any:
 def beats_over_time(random: Random) -> List[Tuple[float, Dict[str, Any]]]:
     """Clocks go on by a second, and jump now and then."""
     steps = random.choices([1.0, 0.0, 0.1, 20.0, -1.0, -1e6, 1e9], [20, 1, 1, 1, 1, 1, 1], k=random.randint(1, 15))
-    names = [*HOSTS, "worker 7", "nobody"]
+    names = [*AT, "worker 7", "nobody"]
     return [(step, {name: strange_beat(random) for name in names if random.random() < 0.7}) for step in steps]
 
 
 @fed(beats_over_time, [(1.0, {"worker 0": {"at": at, "waited_s": at, "silent_s": 0.1},
                               "worker 1": {"at": 9 - at, "waited_s": 0, "silent_s": 0.1}}) for at in range(9)])
 def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dict[str, Any]]]) -> None:
-    of = overview.Overview(HOSTS)
+    of = overview.Overview(AT)
 
     def told() -> None:
         now = 1e6

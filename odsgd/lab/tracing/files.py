@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.errors import ConfigError
+from kvstore.job.aside import without_waiting
 from kvstore.tracing.trace import row
 from odsgd.lab.tracing import clocks
 from odsgd.lab.tracing.timeline import Bar, Timeline, Track
@@ -29,7 +30,8 @@ def read_timeline(path: Path) -> Timeline:
 
 def _from_parts(folder: Path) -> Timeline:
     """Files that an earlier job left in the same folder are not of this one, that of worker 0."""
-    paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))]
+    paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))
+             if path.is_file()]
     found = [track for path in paths for track in _tracks(_events(path)[0], path)]
     if not found:
         raise ConfigError(f"no trace in `{folder}`; expected worker-0.json ..., which `odsgd train --trace {folder}` "
@@ -98,5 +100,5 @@ def write(timeline: Timeline, path: Path) -> None:
         events += [{"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args} for name, tid, args in metadata]
     lines = ",\n".join(json.dumps(event) for event in events)
     remarks = json.dumps({"remarks": timeline.remarks})
-    path.write_text(f'{{"displayTimeUnit": "ms", "otherData": {remarks}, "traceEvents": [\n{lines}\n]}}\n',
-                    encoding="utf-8")
+    with open(path, "w", encoding="utf-8", opener=without_waiting) as file:
+        file.write(f'{{"displayTimeUnit": "ms", "otherData": {remarks}, "traceEvents": [\n{lines}\n]}}\n')

@@ -1,0 +1,97 @@
+"""Nothing that only observes a job may end it, or hang it: whatever raises, is full, or is read by nobody."""
+import os
+import sys
+from pathlib import Path
+from typing import Callable, Dict, List
+
+import pytest
+
+from odsgd.launch import notice
+from tests.integration.launching import ROOT, Launch, words
+from tests.jobs import until
+
+pytest.importorskip("tensorboardX")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+OBSERVED = os.path.join(ROOT, "tests", "observed.py")
+FAILED = " failed, and the job goes on without: "
+RAISES = ("odsgd.launch.supervise:Overview:beats odsgd.launch.supervise:Overview:standing "
+          "odsgd.launch.supervise:Notice:write")
+TRACES = "worker-0.json", "worker-1.json", "server-0.json"
+
+
+def said(launch: Launch) -> Dict[str, List[str]]:
+    """Who has said that which observer failed."""
+    found: Dict[str, List[str]] = {}
+    for line in launch.errors:
+        if FAILED in line:
+            who, _, what = line.partition(FAILED)[0].replace(" | ", ": ", 1).rpartition("warning: ")
+            found.setdefault(who.strip(": "), []).append(what)
+    return {who: sorted(what) for who, what in found.items()}
+
+
+def observed(fault: str, folder: Path, **more: str) -> Launch:
+    env = {**SERVER, **more, "ODSGD_TRACE": str(folder / "trace")}
+    return Launch("-n", 2, "-s", 1, sys.executable, OBSERVED, fault, folder / "board", env=env)
+
+
+def ends_well(launch: Launch) -> None:
+    assert launch.wait() == 0, str(launch)
+    results = {line.partition(" | ")[2] for line in launch.output}
+    assert len(launch.output) == 2 and len(results) == 1 and "trained, " in str(results), str(launch)
+
+
+def test_a_job_goes_on_without_observers_that_raise(tmp_path: Path) -> None:
+    with observed("raise", tmp_path, LAUNCH_TEST_RAISES=RAISES) as launch:
+        ends_well(launch)
+    assert said(launch) == {
+        "odsgd launch": ["the file for `odsgd watch`", "the line that tells how the job stands",
+                         "the overview of beats"],
+        "worker 0": ["TensorBoard's event file", "`broken` of the pulse", "the trace"],
+        "worker 1": ["`broken` of the pulse", "the trace"]}, str(launch)
+
+
+def test_a_job_goes_on_where_observers_find_no_room(tmp_path: Path) -> None:
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "server-0.json").symlink_to("/dev/full")
+    with observed("full", tmp_path) as launch:
+        takes_the_place_of_the_notice(launch, lambda path: path.symlink_to("/dev/full"))
+        ends_well(launch)
+    assert said(launch) == {
+        "odsgd launch": ["the file for `odsgd watch`"],
+        "server 0": ["the trace"],
+        "worker 0": ["TensorBoard's event file", "`broken` of the pulse", "the trace"],
+        "worker 1": ["`broken` of the pulse", "the trace"]}, str(launch)
+
+
+def test_a_job_goes_on_where_nobody_reads_what_observers_write(tmp_path: Path) -> None:
+    (tmp_path / "trace").mkdir()
+    readers = []
+    for name in TRACES:
+        os.mkfifo(tmp_path / "trace" / name)
+        readers.append(os.open(tmp_path / "trace" / name, os.O_RDONLY | os.O_NONBLOCK))
+    with observed("block", tmp_path) as launch:
+        takes_the_place_of_the_notice(launch, os.mkfifo)
+        ends_well(launch)
+    for reader in readers:
+        os.close(reader)
+    assert said(launch) == {
+        "odsgd launch": ["the file for `odsgd watch`"],
+        "server 0": ["the trace"],
+        "worker 0": ["TensorBoard's event file", "the trace"],
+        "worker 1": ["the trace"]}, str(launch)
+
+
+def takes_the_place_of_the_notice(launch: Launch, make: Callable[[Path], None]) -> None:
+    """What the launcher opens to write its next notice is this from now on."""
+    draft = notice.folder() / f"{launch.process.pid}.new"
+
+    def made() -> bool:
+        try:
+            make(draft)
+        except OSError:  # it writes just then, or has not begun to
+            return False
+        return True
+    until(lambda: draft.with_suffix(".json").exists())
+    until(made)
