@@ -3,6 +3,7 @@ import os
 import resource
 import sys
 import time
+from typing import Any, Callable, Dict
 
 if __name__ == "__main__":
     sys.path[0] = os.path.dirname(sys.path[0])  # beside this script lie the tests of kvstore, under that name
@@ -26,7 +27,8 @@ def main(fault: str, folder: str) -> None:
     for key, weight in weights.items():
         store.broadcast(key, weight, weight)
     board.to(folder)
-    control.pulse.more["broken"] = {"none": int, "raise": lambda: 1 // 0, "full": lambda: {1}, "block": int}[fault]
+    looks: Dict[str, Callable[[], Any]] = {"raise": lambda: 1 // 0, "full": lambda: {1}, "block": int}
+    control.pulse.more["broken"] = looks[fault]
     for step in range(STEPS):
         for key, weight in weights.items():
             store.pushpull(key, weight * 0.1, out=weight)

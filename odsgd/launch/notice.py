@@ -43,8 +43,9 @@ class Notice:
 
     def close(self) -> None:
         """The job has ended."""
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        for path in (self._path, self._path.with_suffix(".new")):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def read(job: int) -> Optional[Facts]:
