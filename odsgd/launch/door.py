@@ -8,6 +8,7 @@ import subprocess
 import time
 from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 
+from kvstore.errors import ConfigError
 from odsgd.launch import handshake
 from odsgd.launch import plan as planning
 from odsgd.launch.channel import Channel
@@ -135,7 +136,14 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, posts: Sequ
     # In front: MPICH's mpirun does not see the last variable of its environment when it exports by name.
     environment = {**exported, **planning.scrubbed(os.environ), **(env or {}), **exported}
     door.starter_name, door.family = os.path.basename(command[0]), family
-    door.starter = subprocess.Popen([*command, job.remote_python, *AGENT], stdin=subprocess.DEVNULL,
-                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-                                    env=environment, start_new_session=True)
+    try:
+        door.starter = subprocess.Popen([*command, job.remote_python, *AGENT], stdin=subprocess.DEVNULL,
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+                                        env=environment, start_new_session=True)
+    except OSError as error:
+        door.close()
+        why = error.strerror if error.errno != errno.E2BIG else (
+            f"the orders of {len(posts)} agents have {len(packed) // 1024} KiB, and Linux hands on at most 128 in a "
+            "variable; take fewer workers, or --launcher ssh, whose agents are told on their own")
+        raise ConfigError(f"cannot run {command[0]}: {why}") from None
     return door

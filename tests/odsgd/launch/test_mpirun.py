@@ -3,8 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.errors import ConfigError
 from odsgd.launch.hosts import Host
-from odsgd.launch.mpirun import mpirun_command
+from odsgd.launch.mpirun import mpirun_command, open_mpirun
+from odsgd.launch.plan import make_plan
 from tests.odsgd.launch.jobs import job
 
 
@@ -20,3 +22,10 @@ def test_mpirun_is_spoken_to_in_its_own_dialect(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("ODSGD_MPIRUN", str(program))
     command = mpirun_command(job(3, 1, Host("a"), Host("b"), Host("a"), launcher="mpi", remote_python="python3"))
     assert command == [str(program), "-n", "3", *options.split()]
+
+
+def test_more_agents_than_a_variable_has_room_for_are_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_MPIRUN", "echo")
+    asked = job(4096, 0, launcher="mpi", host_ip="127.0.0.1")
+    with pytest.raises(ConfigError, match=r"the orders of 4096 agents have \d+ KiB, and Linux hands on at most 128"):
+        open_mpirun(asked, make_plan(asked, ("127.0.0.1", 4000)))
