@@ -37,6 +37,8 @@ REJOIN_EVERY_S = 2.0
 """Between two attempts of a job that lacks a host or a worker."""
 STAND_EVERY_S = 1.0
 """Between two looks at how far the job is."""
+PATIENCE_S = 1.0
+"""How long all that carried connections which have gone may take to end and say why; the loop is deaf meanwhile."""
 COMING_S, COMING_SAID_S = 2.0, 10.0
 """How long it may be coming up without a word: on a terminal, and where lines stay. There the next word comes after as
 long again."""
@@ -127,6 +129,7 @@ class Supervisor:
         self.outposts: List[Outpost] = []
         self.questions: Deque[Tuple[str, str]] = collections.deque()  # of MPI, by process
         self.mpi_asked = False
+        self.patience_s = PATIENCE_S
         self.posted: Dict[str, Outpost] = {}  # by process
         self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
         self.door: Optional[Door] = None
@@ -401,10 +404,12 @@ class Supervisor:
     def _lost_outpost(self, outpost: Outpost) -> None:
         why = "its agent has gone"
         if outpost.carrier:
+            began = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = outpost.carrier.wait(timeout=1.0)
+                code = outpost.carrier.wait(timeout=self.patience_s)
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
                 why = f"{outpost.carrier_name} {how}"
+            self.patience_s = max(0.0, self.patience_s - (time.monotonic() - began))
         self._lost(outpost.host, outpost.processes, why, outpost.carrier, outpost.host)
 
     def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",

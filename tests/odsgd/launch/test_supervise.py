@@ -3,6 +3,8 @@ import contextlib
 import io
 import os
 import socket
+import subprocess
+import time
 from typing import Dict, Iterator, List
 
 import pytest
@@ -80,3 +82,16 @@ def test_a_process_that_asks_for_what_is_not_served_is_cut_off(agents: Agents) -
     assert agents.errors.getvalue().splitlines() == [
         f"odsgd launch: worker {rank}: its MPI asked for `spawn`, which this launcher does not serve; it was cut off"
         for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("agents", [False], indirect=True)
+def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_one(agents: Agents) -> None:
+    carriers = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
+    began = time.monotonic()
+    for carrier in carriers:
+        outpost = agents.supervisor.outposts[0]
+        agents.supervisor._lost_outpost(Outpost(outpost.host, outpost.processes, outpost.channel, carrier, "ssh"))
+    assert time.monotonic() - began < 15.0  # each had a second
+    for carrier in carriers:
+        carrier.kill()
+        carrier.communicate()
