@@ -60,7 +60,8 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
         return Decision(False, f"not started again: {verdict.culprit} has failed in the same way as before, after the "
                         f"same checkpoint ({attempt.resumed}) and no farther than then (iteration {before.at})")
     if done == most:
-        return Decision(False, f"not started again: that were {most} restarts (--max-restarts)")
+        used = "the 1 restart is" if most == 1 else f"all {most} restarts are"
+        return Decision(False, f"not restarted: {used} used up (--max-restarts)")
     iterations = max(0, attempt.at - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
     return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.lost_s:.1f} s, at least "

@@ -41,10 +41,11 @@ def test_a_mistake_in_the_options_stays_one() -> None:
         False, "not started again: a mistake in the options stays one")
 
 
-def test_there_are_so_many_and_no_more() -> None:
-    assert decide(attempt(saved=410), attempt(), 2, 3).again
-    assert decide(attempt(saved=410, resumed=410), attempt(), 3, 3) == Decision(
-        False, "not started again: that were 3 restarts (--max-restarts)")
+@pytest.mark.parametrize("most, used", [(3, "all 3 restarts are"), (1, "the 1 restart is")])
+def test_there_are_so_many_and_no_more(most: int, used: str) -> None:
+    assert decide(attempt(saved=410), attempt(), most - 1, most).again
+    assert decide(attempt(saved=410, resumed=410), attempt(), most, most) == Decision(
+        False, f"not restarted: {used} used up (--max-restarts)")
 
 
 def test_the_same_failure_at_the_same_place_is_not_tried_again() -> None:
