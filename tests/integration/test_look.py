@@ -3,6 +3,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -30,8 +31,10 @@ class Terminal:
                                         env={**environment(), "NO_COLOR": "1"}, start_new_session=True)
         os.close(theirs)
 
-    def read(self) -> bool:
+    def read(self, deadline: float) -> bool:
         """Some more; False when the program has closed it."""
+        came = select.select([self.fd], [], [], max(0.0, deadline - time.monotonic()))[0]
+        assert came, f"nothing more came:\n{self.text}"
         try:
             self.text += os.read(self.fd, 65536).decode("utf-8", "replace")
         except OSError:
@@ -45,7 +48,7 @@ class Terminal:
             found = re.search(pattern, self.text)
             if found:
                 return found
-            assert time.monotonic() < deadline and self.read(), f"never saw {pattern}:\n{self.text}"
+            assert self.read(deadline), f"never saw {pattern}:\n{self.text}"
 
 
 def odsgd(*words: str) -> List[str]:
@@ -64,6 +67,18 @@ def cells(seen: str) -> List[List[str]]:
     return [row[3:] for row in rows]
 
 
+def test_a_terminal_that_stays_silent_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "PATIENCE_S", 0.2)
+    terminal = Terminal("sleep", "600")
+    try:
+        with pytest.raises(AssertionError, match="nothing more came"):
+            terminal.wait_for("x")
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+        os.close(terminal.fd)
+
+
 @pytest.mark.slow
 def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_path: Path) -> None:
     out = str(tmp_path / "run")
@@ -77,7 +92,8 @@ def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_pa
         seen = watched(out)
         while len(cells(seen)) < 3 or any("-" in row[:7] for row in cells(seen)[:2]):  # until rates can be told
             seen = watched(out)
-        while job.read():
+        deadline = time.monotonic() + PATIENCE_S
+        while job.read(deadline):
             pass
         assert job.process.wait(PATIENCE_S) == 0, job.text
     finally:
