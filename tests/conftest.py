@@ -10,13 +10,23 @@ from typing import Any, Iterator
 
 import pytest
 
+from tests.integration import debian
+
 _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
 _peak_mb = 0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `scripts/test` takes beside pytest's own."""
+    parser.addoption("--system", action="store_true",
+                     help="tests may change this machine: as root they install sshd, Slurm and MPIs by apt-get, and load "
+                     "the schemas of Kubernetes by pip")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the real stderr, which is not captured at this moment; hear Ctrl-C where a shell began this with `&`."""
     global _stderr
+    debian.system = config.getoption("--system")
     os.close(_stderr)
     _stderr = os.dup(2)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # tests of an interruption raise it

@@ -1,4 +1,4 @@
-"""Programs of the distribution, for tests that run them for real: installed when they are missing, else a skip."""
+"""Programs of the distribution, for tests that run them for real; with `--system` what is missing is installed."""
 from __future__ import annotations
 
 import os
@@ -11,6 +11,8 @@ import pytest
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 INSTALLED_WITHIN_S, UPDATED_WITHIN_S = 240.0, 20.0
 HURRIED = ["-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=5", "-o", "DPkg::Lock::Timeout=60"]
+system = False
+"""Whether tests may change this machine (`scripts/test --system`)."""
 _refused: List[str] = []
 """Why nothing can be installed here, once that is known: it is not tried again."""
 
@@ -26,7 +28,15 @@ def provide(programs: Dict[str, str]) -> Dict[str, str]:
     return {name: str(shutil.which(name, path=PATH)) for name in programs}
 
 
+def ask(what: str) -> None:
+    """Skip the test unless `what`, which changes this machine, has been asked for."""
+    if not system:
+        pytest.skip(f"{what}: only with --system")
+
+
 def _why_not() -> str:
+    if not system:
+        return "it is installed with --system only"
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         return "only root can install it, by apt-get"
     if os.path.isdir("/run/systemd/system"):

@@ -16,6 +16,7 @@ import yaml
 
 from odsgd.lab import processes
 from odsgd.lab.cluster import Cluster
+from tests.integration import debian
 from tests.integration.launching import MARK, PATIENCE_S, ROOT, command_line, marked
 from tests.integration.test_emulated_cluster import WHY_NOT
 from tests.jobs import until
@@ -145,6 +146,7 @@ def schemas(config: pytest.Config) -> Path:
     """The folder of the package `kubernetes-validate`, which has the API's schemas: 140 MB, in pytest's cache."""
     folder = config.cache.mkdir("kubernetes-validate")
     if not (folder / "kubernetes_validate").is_dir():
+        debian.ask("kubernetes-validate is not here, and pip would load 140 MB")
         shutil.rmtree(folder, ignore_errors=True)
         try:
             done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--retries", "0", "--timeout",
