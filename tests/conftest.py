@@ -19,8 +19,8 @@ _peak_mb = 0
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What `scripts/test` takes beside pytest's own."""
     parser.addoption("--system", action="store_true",
-                     help="tests may change this machine: as root they install sshd, Slurm and MPIs by apt-get, and load "
-                     "the schemas of Kubernetes by pip")
+                     help="tests may change this machine: as root they install sshd, Slurm and MPIs by apt-get, and "
+                     "load the schemas of Kubernetes by pip")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -261,7 +261,7 @@ def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Ma
                                                                      status: int) -> None:
     machine.add("python3")
     assert machine.run(".ci/run", TORCH="2.12.1+cpu", **wrong).returncode == status
-    tests, check, torch = (machine.calls.index(call) for call in ("-m pytest --system", "-m ruff check .", "-m pytest -k torch"))
+    tests, check, torch = map(machine.calls.index, ("-m pytest --system", "-m ruff check .", "-m pytest -k torch"))
     assert tests < check < torch == len(machine.calls) - 1
     assert "torch" not in " ".join(machine.calls[:tests])  # as a newcomer runs them
 

@@ -306,8 +306,8 @@ class Flow:
 def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
     """Bytes both ways between two ends, until one of them is closed; then the other is closed as well.
 
-    All that a closed end has sent is sent on before. What speaks here, ZeroMQ, couriers and libfabric, does not close one
-    direction alone.
+    All that a closed end has sent is sent on before. What speaks here, ZeroMQ, couriers and libfabric, does not close
+    one direction alone.
     """
     for end in (guarded, plain):
         end.setblocking(False)
