@@ -91,7 +91,7 @@ def check_worker(saved: Saved) -> None:
     meta = saved[1]
     names: Any = meta.get("arrays")
     local = meta.get("optimizer_local")
-    if not (isinstance(meta.get("store"), str) and _are_numbers(meta.get("lr"), meta["lr_local"])
+    if not ({"optimizer_local", "versions"} <= set(meta) and _are_numbers(meta.get("lr"), meta["lr_local"])
             and _are_counts(meta.get("iteration"), meta.get("left_out", 0)) and _are_numbers(meta.get("since", 0))
             and _by_bucket(meta.get("facts"), lambda one: isinstance(one, dict))
             and (_are_names(names) or (_by_bucket(names, _are_names) and set(names) == set(meta["facts"])))

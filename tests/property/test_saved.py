@@ -2,9 +2,17 @@
 
 `SCRIPT` says what a method does in each iteration to each bucket, so that no two buckets need be alike.
 """
+import atexit
 import collections
 import contextlib
+import copy
+import functools
+import io
 import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Deque, Dict, Iterator, List, Optional, Tuple
 
@@ -18,8 +26,11 @@ from kvstore.saving import Saved
 from kvstore.transports.inprocess import Stage
 from kvstore.wire.interfaces import Array, Pending, Transport
 from kvstore.wire.messages import Header
+from kvstore.wire.saved import write_npz
 from tests.methods import as_they_were
+from tests.property import nasty
 from tests.property.nasty import fed
+from tests.property.test_readers import MEMORY, holds
 
 SHAPES = {"a": (3,), "b": (2, 3), "c": (1,)}
 BUCKET_NBYTES = 16
@@ -160,3 +171,95 @@ def test_a_run_whose_buckets_keep_each_something_else_is_resumed_to_the_same_bit
     for ours, theirs in zip(resumed, straight):
         for one, other in zip(ours, theirs):
             np.testing.assert_array_equal(one, other)
+
+
+# -- in whatever form --------------------------------------------------------------------------------------------------
+
+FILE = Path(tempfile.mkdtemp(dir=MEMORY if os.path.isdir(MEMORY) else None)) / "states"
+atexit.register(shutil.rmtree, FILE.parent)
+
+
+def a_store(name: str) -> Any:
+    """A store of one worker, before its first step, that keeps something of each kind."""
+    stage = Stage(1)
+    options: Dict[str, Dict[str, Any]] = {"pipesgd": {"K": 3}, "odsgd": {"warmup": 0, "optimizer_local": "adam"}}
+    transport = stage.ring_worker(0) if name == "pipesgd" else stage.worker(0)
+    store = kvstore.create(name, transport, **options.get(name, {}))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=0.5))
+    return store
+
+
+def begun(store: Any) -> Any:
+    """The same after its first step has found its weights."""
+    w = mx.nd.ones(3)
+    store.broadcast("w", w, w)
+    store.begin()
+    return store
+
+
+@functools.lru_cache(maxsize=None)
+def good(name: str) -> Tuple[Saved, Saved]:
+    """Its states after three steps."""
+    store, w = begun(a_store(name)), mx.nd.ones(3)
+    for _ in range(3):
+        store.pushpull("w", w, w)
+    return store.worker_state(), store.server_state()
+
+
+def damaged(random: Random) -> Tuple[str, Saved, Saved]:
+    """One of them with some parts replaced, renamed or gone."""
+    name = random.choice(["odsgd", "pipesgd", "dcasgd_a", "softsync"])
+    parts = copy.deepcopy(good(name))
+    for _ in range(random.randint(0, 3)):
+        arrays, meta = random.choice(parts)
+        damage(random, random.choice((arrays, meta, meta)))
+    return (name, *parts)
+
+
+def damage(random: Random, inside: Any) -> None:
+    """Change something somewhere below, if there is anything."""
+    if not inside:
+        return
+    key = random.choice(list(inside) if isinstance(inside, dict) else range(len(inside)))
+    if isinstance(inside[key], (dict, list)) and inside[key] and random.random() < 0.7:
+        damage(random, inside[key])
+    elif random.random() < 0.4:
+        del inside[key]
+    elif isinstance(inside[key], np.ndarray):
+        inside[key] = random.choice((inside[key].reshape(-1)[:1], inside[key].astype(str), np.array(None),
+                                     np.zeros((2, 3), int)))
+    else:
+        inside[key] = nasty.anything(random)
+
+
+@fed(damaged)
+def test_a_saved_state(case: Tuple[str, Saved, Saved]) -> None:
+    name, worker, servers = case
+
+    def resume() -> None:
+        store = a_store(name)
+        store.load_state(worker, servers)
+        begun(store)
+
+    holds(resume)
+
+
+@fed(nasty.one_of(lambda random: npz_of(damaged(random)[2]), nasty.mutated(b""),
+                  lambda random: nasty.mutated(npz_of(good("odsgd")[1]))(random)))
+def test_a_file_of_an_optimizer_s_states(content: bytes) -> None:
+    FILE.write_bytes(content)
+
+    def load() -> None:
+        store = a_store("odsgd")
+        store.load_optimizer_states(str(FILE))
+        begun(store)
+        store.load_optimizer_states(str(FILE))
+
+    holds(load)
+
+
+def npz_of(saved: Saved) -> bytes:
+    """As `save_optimizer_states` writes it."""
+    file = io.BytesIO()
+    write_npz(file, *saved)
+    return file.getvalue()
