@@ -224,7 +224,8 @@ while words[0].startswith("-"):
     elif option == "-x":
         keep[value] = os.environ[value]
 {note}
-ranks = [subprocess.Popen(words, env=dict(keep, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_LOCAL_SIZE=str(count)))
+ranks = [subprocess.Popen(words, env=dict(keep, OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_LOCAL_RANK=str(rank),
+                                    OMPI_COMM_WORLD_LOCAL_SIZE=str(count)))
          for rank in range(count)]
 sys.exit(max(rank.wait() for rank in ranks))
 """

@@ -39,6 +39,14 @@ def test_a_job_succeeds(mpi: Way) -> None:
     assert launch.said == ""
 
 
+def test_mpirun_says_which_worker_of_its_host_each_is(mpi: Way) -> None:
+    options, env = mpi
+    show = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE"
+    with Launch("-n", 2, "--store", "none", *options, "sh", "-c", show, env=env) as launch:
+        assert launch.wait() == 0
+    assert sorted(launch.output) == ["worker 0 | 0 2 0 2", "worker 1 | 1 2 1 2"]
+
+
 def test_kill_9_of_a_worker_ends_the_job_and_names_it(mpi: Way) -> None:
     options, env = mpi
     with Launch("-n", 2, "-s", 1, *options, MEMBER, "children", env=env) as launch:

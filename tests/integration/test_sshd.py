@@ -147,6 +147,19 @@ def test_a_host_that_does_not_answer_is_one_line_with_sshs_own_words(hosts: Host
                            f"  {host}: ssh ended with exit code 255: {said}")
 
 
+def test_a_host_whose_key_has_changed_is_refused(hosts: Hosts) -> None:
+    known = hosts.folder / "known"
+    before = known.read_text() if known.exists() else ""
+    known.write_text("host0 " + (hosts.folder / "stranger.pub").read_text())
+    try:
+        with hosts.launch("-n", 1, "-s", 0, MEMBER, "wait", listed="host0\n") as launch:
+            assert launch.wait() == 70
+    finally:
+        known.write_text(before)
+    assert launch.said.startswith("1 of 1 hosts cannot take part; nothing was started\n  host0: ssh ended with exit")
+    assert "Host key verification failed" in str(launch)
+
+
 def test_a_copy_that_fails_is_one_line_with_its_cause(hosts: Hosts, tmp_path: Path) -> None:
     host, folder = "host1", "/proc/no/copy"
     said = "rsync: [Receiver] change_dir#3 \"/proc/no\" failed: No such file or directory (2)"
