@@ -17,15 +17,16 @@ import importlib
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import control
-from kvstore.job.aside import Aside
+from kvstore.job.aside import Aside, guarded
 
 FOLDER = "runs/board"
 FLUSH_S = 5
 CLOSED_WITHIN_S = 10.0
+EVENT_FILE = "TensorBoard's event file"
 
 
 class Board:
@@ -41,29 +42,33 @@ class Board:
             raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
         except OSError as error:
             raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
-        self._aside = Aside("TensorBoard's event file")
+        self._aside = Aside(EVENT_FILE)
         events = self._writer.file_writer.event_writer
         self._end, events.close = events.close, lambda: None  # called at exit, it may wait for ever
         self._last: Optional[Tuple[int, float, float]] = None  # iteration, time, seconds waited
+
+    @guarded(EVENT_FILE)
+    def _write(self, call: Callable[..., object], *arguments: Any, **keywords: Any) -> None:
+        self._aside.do(functools.partial(call, *arguments, **keywords))
 
     def add(self, iteration: int, values: Mapping[str, Optional[float]]) -> None:
         """Numbers by their names, which TensorBoard groups by what stands before a `/`; None is left out."""
         now, add = time.time(), self._writer.add_scalar
         for name, value in values.items():
             if value is not None:
-                self._aside.do(functools.partial(add, name, float(value), iteration, now))
+                self._write(add, name, float(value), iteration, now)
 
     def add_counts(self, iteration: int, name: str, counts: Mapping[int, int]) -> None:
         """How often each whole number came, as a histogram with a bar for each."""
         if not counts:
             return
         numbers = range(max(counts) + 1)
-        self._aside.do(functools.partial(
+        self._write(
             self._writer.add_histogram_raw, name, min=min(counts), max=max(counts), num=sum(counts.values()),
             sum=sum(number * count for number, count in counts.items()),
             sum_squares=sum(number * number * count for number, count in counts.items()),
             bucket_limits=[number + 0.5 for number in numbers], bucket_counts=[counts.get(n, 0) for n in numbers],
-            global_step=iteration))
+            global_step=iteration)
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
         """Those of a caller, with what we can tell by ourselves of the iterations since the last call."""
@@ -75,6 +80,7 @@ class Board:
             own = dict(zip(("speed/iteration_ms", "speed/waiting_ms"), since_ms))
         self.add(iteration, {**own, **values})
 
+    @guarded(EVENT_FILE)
     def close(self) -> None:
         """Nothing more will be added."""
         self._aside.finish(self._end, CLOSED_WITHIN_S)

@@ -8,6 +8,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import Callable, Iterator, Optional, Set
 
 _told: Set[str] = set()
@@ -36,31 +37,30 @@ def without_waiting(path: str, flags: int) -> int:
 
 
 class Aside:
-    """Does what it is given, one after the other, on a daemon thread. What fails, or hangs, is said once."""
+    """Does what it is given, one after the other, on a daemon thread. What fails there is said once."""
 
     def __init__(self, what: str, most: int = 1000) -> None:
         self._what, self._calls = what, queue.Queue(most)  # type: str, queue.Queue[Callable[[], object]]
         self._thread: Optional[threading.Thread] = None
 
-    def do(self, call: Callable[[], object]) -> None:
-        """Soon. It is left out where `most` wait already."""
+    def do(self, call: Callable[[], object], within_s: float = 0.0) -> None:
+        """Soon. TimeoutError if `most` wait already, and still do after `within_s`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvstore-aside", daemon=True)
             self._thread.start()
-        with guarded(self._what):
-            try:
-                self._calls.put_nowait(call)
-            except queue.Full:
-                raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs") from None
+        try:
+            self._calls.put(call, within_s > 0, within_s)
+        except queue.Full:
+            raise TimeoutError(f"{self._calls.maxsize} writes wait for one that hangs") from None
 
     def finish(self, call: Callable[[], object], within_s: float) -> None:
-        """Do this last, and return when it is done, or after `within_s`."""
+        """Do this last. TimeoutError if not all is done after `within_s`."""
         done = threading.Event()
-        self.do(call)
-        self.do(done.set)
-        with guarded(self._what):
-            if not done.wait(within_s):
-                raise TimeoutError(f"not all is written after {within_s:g} s")
+        deadline = time.monotonic() + within_s
+        self.do(call, within_s)
+        self.do(done.set, max(0.0, deadline - time.monotonic()))
+        if not done.wait(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError(f"not all is written after {within_s:g} s")
 
     def _work(self) -> None:
         while True:

@@ -1,11 +1,17 @@
 """The user's screen: every line with its process in front, and at the bottom one line that a progress bar redraws."""
+import contextlib
+import functools
 import os
 import re
+import select
 import sys
-from typing import Dict, Optional, TextIO
+from typing import Dict, Iterator, Optional, TextIO, Tuple
+
+from kvstore.job.aside import Aside
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
+READ_WITHIN_S, ENDED_WITHIN_S, MOST_WAITING = 1.0, 600.0, 1000
 BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
 
 
@@ -15,6 +21,10 @@ class Console:
     At the bottom stands how far the job is (`stand`), or a progress bar that worker 0 draws itself: those of several
     processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed above
     it. Without a terminal a bar's last state, the one that ends with a newline, is a line like any other.
+
+    A reader that takes nothing (a stopped terminal, a pipe) is waited for a second, once. Then lines beyond the first
+    `MOST_WAITING` are left out, which is said where it goes on. A disk that is full is said, too. Where a pipe has lost
+    its reader, BrokenPipeError, soon.
     """
 
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
@@ -24,6 +34,10 @@ class Console:
         """The bar is the job's own line, not one that worker 0 draws."""
         self.drawn = False
         """Worker 0 draws one."""
+        self._written = self._asides()
+        self._left_out = dict.fromkeys(self.streams, 0)
+        self._gone = False
+        """Nobody can read it any more."""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
     def line(self, process: str, text: str, stream: str) -> None:
@@ -41,6 +55,7 @@ class Console:
 
     def stand(self, text: str) -> None:
         """How far the job is; empty: nothing is known any more. A script that draws a bar itself has the precedence."""
+        self._check()
         if self.on_terminal["stderr"] and not self.drawn:
             if not text:
                 self._hide_bar()
@@ -85,12 +100,63 @@ class Console:
         return f"\x1b[{colours[int(rank or 0) % len(colours) if rank.isdigit() else 0]}m{process} |\x1b[0m "
 
     def _write(self, text: str, name: str) -> None:
-        stream = self.streams[name]
+        self._check()
+        if name not in self._written:
+            self.streams[name].write(self._encoded(text, name).decode(self._encoding(name)))
+            self.streams[name].flush()
+            return
+        left_out = self._left_out[name]
+        if left_out:
+            text = f"odsgd launch: warning: {left_out} lines are left out here, which nobody read\n{text}"
         try:
-            stream.write(text)
-        except UnicodeEncodeError:
-            stream.write(text.encode(stream.encoding, "backslashreplace").decode(stream.encoding))
-        stream.flush()
+            self._written[name].do(functools.partial(self._put, text, name), 0.0 if left_out else READ_WITHIN_S)
+            self._left_out[name] = 0
+        except TimeoutError:
+            self._left_out[name] += 1
+
+    def _check(self) -> None:
+        if self._gone:
+            raise BrokenPipeError
+
+    @contextlib.contextmanager
+    def flushed(self) -> Iterator[None]:
+        """Wait in the end until all has been read, as any program does, but not for ever."""
+        try:
+            yield
+        finally:
+            for aside in set(self._written.values()):
+                with contextlib.suppress(TimeoutError):
+                    aside.finish(lambda: None, ENDED_WITHIN_S)
+
+    def _asides(self) -> Dict[str, Aside]:
+        """Who writes to the standard streams; both alike if they are one file, so that lines keep their order."""
+        standard = {name: stream for name, stream in self.streams.items() if stream in (sys.__stdout__, sys.__stderr__)}
+        by_file: Dict[Tuple[int, ...], Aside] = {}
+        found = {}
+        for name, stream in standard.items():
+            stream.flush()
+            status = os.fstat(stream.fileno())
+            file = status.st_dev, status.st_ino, status.st_rdev
+            found[name] = by_file.setdefault(file, Aside(f"standard {'error' if name == 'stderr' else 'output'}",
+                                                         MOST_WAITING))
+        return found
+
+    def _put(self, text: str, name: str) -> None:
+        """On a thread of its own, and past Python's buffer, whose lock it would keep."""
+        fd, data = self.streams[name].fileno(), self._encoded(text, name)
+        try:
+            while data:
+                select.select([], [fd], [])  # another program may have set it not to wait
+                with contextlib.suppress(BlockingIOError):
+                    data = data[os.write(fd, data):]
+        except BrokenPipeError:
+            self._gone = True
+
+    def _encoding(self, name: str) -> str:
+        return getattr(self.streams[name], "encoding", None) or "utf-8"
+
+    def _encoded(self, text: str, name: str) -> bytes:
+        return text.encode(self._encoding(name), "backslashreplace")
 
 
 def _columns(stream: TextIO) -> int:

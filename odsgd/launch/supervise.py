@@ -63,7 +63,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     root = root_uri(job)
     for warning in filter(None, (None if job.secure else exposure(root), _allow_files(job))):
         console.say(warning)
-    with early.heeded(), contextlib.closing(Notice()) as notice:
+    with early.heeded(), contextlib.closing(Notice()) as notice, console.flushed():
         reach.check_programs(job)
         reach.check_tunnels(job, root)
         check_hosts(job)

@@ -1,13 +1,19 @@
 """Nothing that only observes a job may end it, or hang it: whatever raises, is full, or is read by nobody."""
+import contextlib
 import os
+import pty
+import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Callable, Dict, List
 
 import pytest
 
 from odsgd.launch import notice
-from tests.integration.launching import ROOT, Launch, words
+from tests.integration import launching
+from tests.integration.launching import PATIENCE_S, ROOT, Launch, words
+from tests.integration.test_launch_local import script
 from tests.jobs import until
 
 pytest.importorskip("tensorboardX")
@@ -81,6 +87,57 @@ def test_a_job_goes_on_where_nobody_reads_what_observers_write(tmp_path: Path) -
         "server 0": ["the trace"],
         "worker 0": ["TensorBoard's event file", "the trace"],
         "worker 1": ["the trace"]}, str(launch)
+
+
+SPEAKS = """
+for _ in range(3000):
+    print("x" * 1000)
+open(f"done-{os.environ['ODSGD_WORKER_RANK']}", "w").close()
+"""
+LEFT_OUT = "lines are left out here, which nobody read"
+
+
+def have_done(folder: Path) -> None:
+    until(lambda: all((folder / f"done-{rank}").exists() for rank in range(2)))
+
+
+def test_a_job_goes_on_where_nobody_reads_its_output_and_says_later_what_is_left_out(tmp_path: Path) -> None:
+    with Launch("-n", 2, "-s", 0, "--store", "none", script(tmp_path, SPEAKS), cwd=tmp_path, unread=True) as launch:
+        have_done(tmp_path)
+        assert launch.process.stdout
+        with launch.process.stdout as stdout:
+            text = stdout.read()
+        assert launch.wait() == 0
+    assert LEFT_OUT in text and text.endswith("\n"), text[-3000:]
+
+
+def test_a_job_goes_on_where_its_terminal_is_stopped(tmp_path: Path) -> None:
+    terminal, end = pty.openpty()
+    termios.tcflow(end, termios.TCOOFF)  # as Ctrl-S does
+    command = [sys.executable, launching.__file__, "-n", "2", "-s", "0", "--store", "none",
+               script(tmp_path, SPEAKS)]
+    with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stdin=subprocess.DEVNULL,
+                          stdout=end, stderr=end) as process:
+        have_done(tmp_path)
+        termios.tcflow(end, termios.TCOON)
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # nobody writes any more
+            while True:
+                shown += os.read(terminal, 65536)
+        assert process.wait(PATIENCE_S) == 0
+    os.close(terminal)
+    assert LEFT_OUT in shown.decode()
+
+
+def test_a_job_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
+    command = [sys.executable, launching.__file__, "-n", "2", "-s", "0", "--store", "none", script(tmp_path, SPEAKS)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stdin=subprocess.DEVNULL,
+                              stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    have_done(tmp_path)
+    assert done.returncode == 0
+    assert done.stderr == f"warning: standard output{FAILED}OSError: [Errno 28] No space left on device\n"
 
 
 def takes_the_place_of_the_notice(launch: Launch, make: Callable[[Path], None]) -> None:
