@@ -1,14 +1,14 @@
 """The server's end of messages with a codec (`courier`): connections of all workers, and the buckets they ask for.
 
 One thread per connection receives. Updates take place one at a time, in the thread of the message that made the round
-whole, under `lock`; so do commands, which may touch the same arrays.
+whole, under the lock of the server's commands and of MXNet's loop, which may touch the same arrays.
 """
 import contextlib
 import functools
 import socket
 import threading
 import time
-from typing import Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 
 import numpy as np
 
@@ -28,11 +28,14 @@ WELCOME_S = 30.0  # within which a worker that has called says which it is
 
 
 class Hub:
-    """What takes pushes with a codec and answers them. `update`: the shard's, called as MXNet's loop would."""
+    """What takes pushes with a codec and answers them.
 
-    def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None]) -> None:
-        self._num_workers, self._timeout_s, self._update = num_workers, timeout_s, update
-        self.lock = threading.RLock()
+    update : the shard's, called as MXNet's loop would, with the `lock` held
+    """
+
+    def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],
+                 lock: Any) -> None:
+        self._num_workers, self._timeout_s, self._update, self._lock = num_workers, timeout_s, update, lock
         self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
         self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
@@ -48,6 +51,12 @@ class Hub:
             self._arrays[key] = mx.nd.zeros(size + HEADER), mx.nd.zeros(size + HEADER), traffic
         mx.nd.waitall()
         return {key: engine.view(self._arrays[key][1])[:size] for key, size in sizes.items()}
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """No worker pushes these any more."""
+        for key in keys:
+            self._arrays.pop(key, None)
+            self._buckets.pop(key, None)
 
     def _welcome(self) -> None:
         while True:
@@ -65,7 +74,7 @@ class Hub:
         if rank is None:
             connection.close()
             return
-        with self.lock:  # nothing arrives before its way back is known
+        with self._lock:  # nothing arrives before its way back is known
             arrived = functools.partial(self._arrived, rank)
             self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)
 
@@ -81,7 +90,7 @@ class Hub:
         return self._buckets[key].room(rank, nbytes)
 
     def _arrived(self, rank: int, key: int, header: np.ndarray) -> None:
-        with self.lock:
+        with self._lock:
             pushed, stored, traffic = self._arrays[key]
             if header[-1] == BEGIN:
                 self._buckets[key] = CodedBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))

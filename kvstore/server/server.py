@@ -5,14 +5,15 @@ every exception of an update. So the role is entered here, with a controller tha
 (`control`) and an updater whose exceptions end the process.
 
 The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
-there, and answers.
+there, and answers. Where a store has a codec, the threads of its connections call `_update`, too (`hub`); one lock lets
+commands and updates take place one at a time, whoever brings them.
 """
+import collections
 import contextlib
 import ctypes
-import os
 import threading
 import traceback
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from kvstore.buckets import WIRE_DTYPE
 from kvstore.engine._mxnet import NDArray, mx
@@ -25,25 +26,19 @@ from kvstore.tracing import recorder, wraps
 from kvstore.wire.interfaces import Traffic
 from kvstore.wire.messages import pack_letter
 
-ANSWER_S = 0.2
 _PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's own stores sends
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
 def _fatal(function: Callable[..., None]) -> Callable[..., None]:
-    """MXNet ignores exceptions from `function`; make them end the process, and with it the job. Its time is work."""
-    pulse = control.pulse
-
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
     def guarded(*arguments: Any) -> None:
-        pulse.activity = "serving"
         try:
             function(*arguments)
         except DivergedError as error:
             control.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
             control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
-        pulse.activity = ""
-        pulse.moved(pulse.at + 1)
     return guarded
 
 
@@ -62,6 +57,8 @@ class Server:
         self._synchronous = True
         self._everyone: Set[int] = set()
         self._left: Set[int] = set()
+        self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by a store's buckets: by whom
+        self._lock = threading.RLock()
         self._timeout_s = control.DEFAULT_TIMEOUT_S
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
@@ -74,8 +71,15 @@ class Server:
         controller = signature(_fatal(self._controller))
         mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
 
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Do one thing at a time; its time is work."""
+        with self._lock, control.pulse.doing("serving"):
+            yield
+            control.pulse.moved(control.pulse.at + 1)
+
     def _controller(self, head: int, body: bytes, _: Any) -> None:
-        with self._hub.lock if self._hub else contextlib.nullcontext():
+        with self._serving():
             self._carry_out(body)
 
     def _carry_out(self, body: bytes) -> None:
@@ -93,6 +97,10 @@ class Server:
             self._open_hub(**payload)
         elif name in ("export", "statistics", "address", "software"):
             self._answer(sender, name, **payload)
+        elif name == "taken":
+            self._outgoing.pop((sender, payload["answer"]), None)
+        elif name == "close":
+            self._close(sender, payload["buckets"])
         else:
             assert self._shard is not None
             if name == "open":
@@ -135,26 +143,42 @@ class Server:
         """A store has a codec: take its messages beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update))
+            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, Traffic(**traffic))
         if traffic["codec_weights"] != "none":
             self._shard.keep(weights)
 
+    def _close(self, sender: int, buckets: List[int]) -> None:
+        """A worker has closed a store. With the last of them what is kept for its buckets goes, but for MXNet's arrays.
+
+        Where a worker is lost it stays: one that has been given up may still push.
+        """
+        store = tuple(buckets)
+        self._closed[store].add(sender)
+        if self._closed[store] == self._everyone and self._shard is not None:
+            del self._closed[store]
+            self._shard.forget(buckets)
+            if self._hub is not None:
+                self._hub.forget(buckets)
+
     def _leave(self, sender: int) -> None:
-        """A worker has done; after the last of them so has this server. Those the launcher gave up do not count."""
+        """A worker has done; with the last of them so has this server. Those the launcher gave up do not count.
+
+        Its process stays, since the answer to this command is still to go out: the launcher ends it after the workers.
+        """
         self._left.add(sender)
         if self._left >= self._everyone - control.lost_workers():
-            threading.Timer(ANSWER_S, self._end).start()  # the answer to this command goes out first
-
-    @staticmethod
-    def _end() -> None:
-        recorder.end()
-        control.report("done")
-        os._exit(0)
+            recorder.end()
+            control.watch.end("silence")
+            control.report("done")
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
-        self._heard()
+        with self._serving():
+            self._heard()
+            self._route(key, pushed, stored)
+
+    def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:
             self._add_up(key, pushed, stored)
         elif key == self._mailbox_key:
@@ -180,7 +204,10 @@ class Server:
         return answer
 
     def _answer(self, sender: int, name: str, chunk: int) -> None:
-        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox."""
+        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox.
+
+        What takes several pieces is kept until the worker has `taken` it.
+        """
         assert self._shard is not None and self._mailbox is not None
         if chunk == 0:
             self._outgoing[sender, name] = self._said(name)

@@ -6,7 +6,7 @@ in number. Commands come from workers, through `control.Verifier` where there is
 import base64
 import io
 import json
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Tuple
 
 import numpy as np
 
@@ -193,6 +193,11 @@ class Shard:
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
         return applied
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """A store has ended: what was kept for its buckets that live here goes."""
+        for key in keys:
+            self._entries.pop(key, None)
 
     def keep(self, weights: Dict[int, np.ndarray]) -> None:
         """Save these weights, too: workers have others, whose codes come after them."""

@@ -203,7 +203,7 @@ class Connection:
     def close(self) -> None:
         """Leave the job.
 
-        In a job of our launcher nobody waits: the servers end when all workers have said that they leave, and what a
+        In a job of our launcher nobody waits: it ends the servers when all workers have left and ended, and what a
         worker ends with is seen at once. A foreign tracker waits for the scheduler, which ends as MXNet has it: all
         workers leave together, and the first of them stops the servers.
         """
@@ -236,6 +236,8 @@ class Mail(Export):
         for answer, (_, _, length, piece) in zip(self._answers, letters):
             answer += piece[:length - len(answer)]
         self.left = max(map(pieces, (letter[2] for letter in letters))) - self._chunk
+        if not self.left and self._chunk > 1:  # what fits into a letter may stay with the servers
+            self._connection.command("taken", {"answer": self._name})
 
     def read(self) -> List[bytes]:
         """All of it; waits."""
@@ -482,8 +484,10 @@ class ParameterServer(Wired):
                 "left. Check that all are alive, or raise `timeout_s`")
 
     def close(self) -> None:
-        """Forget the buffers. The connection stays for other stores, until the process ends."""
+        """Forget what belongs to the buckets, here and on the servers. The connection stays until the process ends."""
         watch.end(id(self))
+        if self._wires:
+            self._connection.command("close", {"buckets": list(self._wires)})
         if self._outbox is not None:
             self._outbox.forget(self._wires)
         self._wires.clear()

@@ -15,9 +15,9 @@ The rules, in the order in which `tick` applies them:
    With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
    job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
    that belong together cannot be spared, none is.
-3. All workers that are not lost ended with 0: the servers get `FAREWELL_S`, then the job has succeeded, unless one of
-   them has ended badly: the exit code is then that one's. The scheduler, which only introduced the others to each
-   other and hears no farewell, is not waited for.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
+   succeeded, unless one of them has ended badly: the exit code is then that one's. The scheduler, which only introduced
+   the others to each other and hears no farewell, is not waited for.
    A process or an agent that hangs (`vigil.py`) has failed, too: `take_hung` tells which are to be ended.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
@@ -449,7 +449,8 @@ class Judge:
     def _farewell(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
         staying = [member.name for member in self.others  # one that is not called waits for nothing
-                   if member.code is None and member.role == "server" and (self.met or member.joined)]
+                   if member.code is None and member.role == "server" and member.phase != "done"
+                   and (self.met or member.joined)]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
         bad = [member for member in self.others if member.code]

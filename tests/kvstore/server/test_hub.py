@@ -3,6 +3,7 @@ import contextlib
 import os
 import queue
 import socket
+import threading
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -62,7 +63,7 @@ def add(key: int, pushed: NDArray, stored: NDArray) -> None:
 
 @pytest.fixture
 def hub() -> Hub:
-    return Hub(2, PATIENCE_S, add)
+    return Hub(2, PATIENCE_S, add, threading.RLock())
 
 
 def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub: Hub) -> None:

@@ -2,7 +2,7 @@
 import collections
 import contextlib
 import queue
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import pytest
 
@@ -81,6 +81,9 @@ class Servers:
 
     def init(self, ids: Sequence[int], arrays: Sequence[NDArray]) -> None:
         """These keep no weights."""
+
+    def command(self, name: str, payload: Any) -> None:
+        """Nor anything else."""
 
     def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
         engine.push_async(lambda answer: self.arrived.put((key, answer)), [], [out])

@@ -183,6 +183,13 @@ def test_a_server_whose_word_of_joining_comes_late_is_waited_for_all_the_same() 
     assert verdict_at(judge, 10.2) == Verdict(0, "", finished=True)
 
 
+def test_a_server_that_says_it_is_done_is_not_waited_for() -> None:
+    judge = running(*NAMES)
+    judge.reported("server 0", {"event": "done"}, 9.9)
+    end_workers(judge, 10.0)
+    assert verdict_at(judge, 10.0) == Verdict(0, "", finished=True)
+
+
 def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
     judge = running(*NAMES)
     end_workers(judge, 10.0)
