@@ -9,7 +9,6 @@ MXNet is imported with the first store, not before.
 """
 from typing import TYPE_CHECKING, Any, Union
 
-from kvstore.algorithms import register_method
 from kvstore.errors import (
     ConfigError,
     DivergedError,
@@ -19,10 +18,11 @@ from kvstore.errors import (
     StoreClosedError,
     WorkerLostError,
 )
+from kvstore.methods import register_method
 
 if TYPE_CHECKING:
-    from kvstore.gluon.store import Store
-    from kvstore.wire.interfaces import Transport
+    from kvstore.fronts.gluon.store import Store
+    from kvstore.messages.seam import Transport
 
 __all__ = ["create", "register", "register_method", "ConfigError", "DivergedError", "KVStoreError", "ProtocolError",
            "RoundTimeoutError", "StoreClosedError", "WorkerLostError"]
@@ -46,14 +46,15 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
         default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``,
         ``pipesgd``
     options
-        see the ``Options`` of the algorithm's file in `kvstore.algorithms`
+        see the ``Options`` of the algorithm's file in `kvstore.methods`
     """
-    from kvstore import factory
-    return factory.create(name, transport, **options)
+    from kvstore.fronts import choice
+    from kvstore.fronts.gluon.store import Store
+    return Store(*choice.checked(name, transport, options))
 
 
 def register() -> None:
-    """Make the names known to MXNet as well (`kvstore.gluon.by_name`). ``import odsgd`` does it."""
+    """Make the names known to MXNet as well (`kvstore.fronts.gluon.by_name`). ``import odsgd`` does it."""
     from kvstore.engine._mxnet import mx
-    from kvstore.gluon import by_name
+    from kvstore.fronts.gluon import by_name
     by_name.install(mx, create)

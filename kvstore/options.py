@@ -1,7 +1,7 @@
 """What one option of a configuration is: its kind (how text becomes a value), default, unit and help, said once.
 
 The command line, the YAML keys, the checks and the table of the docs are all derived from these fields, whether they
-belong to a method (`kvstore.algorithms`) or to a training run (`odsgd.config`).
+belong to a method (`kvstore.methods`) or to a training run (`odsgd.config`).
 A kind accepts its own values unchanged, so a configuration can be checked again and again:
 
     >>> SPAN.convert("2epochs"), SPAN.convert(SPAN.convert("2epochs"))

@@ -15,7 +15,7 @@ if early.command() == "launch":
 import kvstore
 from kvstore._version import VERSION
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
-from kvstore.gluon import by_name
+from kvstore.fronts.gluon import by_name
 from kvstore.job import control
 
 control.lean = control.lean or early.command() == "train"
@@ -26,7 +26,7 @@ if importlib.util.find_spec("mxnet") is None:
     from kvstore.engine import _mxnet  # noqa: F401  says what to install
 
 if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not control.serving:
-    from kvstore.server import roles
+    from kvstore.weights.servers import roles
 
     sys.exit(roles.main())
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.gluon.store import Store
+from kvstore.fronts.gluon.store import Store
 from odsgd import board
 
 events = importlib.import_module("mxnet.gluon.contrib.estimator")  # mx.gluon.contrib has it only after that

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import ConfigError
-from kvstore.gluon.store import Store
+from kvstore.fronts.gluon.store import Store
 from kvstore.job import control
-from odsgd.training import checkpoint
-from odsgd.training.depot import Depot, depot
+from odsgd.training.checkpoint import checkpoint
+from odsgd.training.checkpoint.mirror import Depot, depot
 
 
 def latest(folder: Union[str, Path]) -> int:

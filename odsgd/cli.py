@@ -18,10 +18,10 @@ from odsgd.config import flags
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
 COMMANDS = {
     "train": ("odsgd.training.cli", "train a model; alone, or as one of a job's workers"),
-    "launch": ("odsgd.launch.cli", "start a job: scheduler, servers, and the workers' command"),
-    "watch": ("odsgd.launch.watch", "how a running job stands, process by process"),
-    "report": ("odsgd.lab.report.cli", "a table of finished runs, and a page with pictures"),
-    "trace": ("odsgd.lab.tracing.cli", "timelines: put together, sum up, draw"),
+    "launch": ("odsgd.launch.command", "start a job: scheduler, servers, and the workers' command"),
+    "watch": ("odsgd.launch.view.watch", "how a running job stands, process by process"),
+    "report": ("odsgd.report.cli", "a table of finished runs, and a page with pictures"),
+    "trace": ("odsgd.timeline.cli", "timelines: put together, sum up, draw"),
     "cluster": ("odsgd.lab.cluster.cli", "emulate a cluster with slow links on this machine"),
     "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
     "reproduce": ("odsgd.lab.reproduce.cli", "run the papers' tables and figures, and write pages of them"),
@@ -36,7 +36,7 @@ def _flags_of_train() -> Iterable[str]:
 
 
 def _flags_of_launch() -> Iterable[str]:
-    from odsgd.launch.cli import flags
+    from odsgd.launch.command import flags
     return flags()
 
 

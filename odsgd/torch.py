@@ -6,7 +6,7 @@
 
 docs/pytorch.md begins with a script of DistributedDataParallel's and changes five lines.
 """
-from kvstore.torch.optimizer import GradScaler, Optimizer
-from kvstore.torch.store import TorchStore, create
+from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
+from kvstore.fronts.torch.store import TorchStore, create
 
 __all__ = ["Optimizer", "TorchStore", "create", "GradScaler"]

@@ -16,10 +16,10 @@ from examples.networks import NETWORKS, make
 
 import odsgd.torch as od
 from kvstore.errors import EXIT_USAGE, ConfigError
+from kvstore.fronts.torch.store import connect
 from kvstore.job import control
-from kvstore.torch.store import connect
 from odsgd.config.train import TrainConfig
-from odsgd.training.data import load
+from odsgd.training.data.data import load
 from odsgd.training.journal import Journal
 from odsgd.training.metrics import Clock, Sums
 from odsgd.training.schedule import lr_at, lr_local_at

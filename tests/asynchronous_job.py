@@ -8,7 +8,7 @@ from tests.jobs import Result
 def train_each(worker_rank: int, runs: List[Dict[str, Any]]) -> Result:
     """One training after another, from the options of each."""
     from odsgd.config.train import TrainConfig
-    from odsgd.training import train
+    from odsgd.training import loop
     for options in runs:
-        assert train.run(TrainConfig(**options)) == 0, json.dumps(options)
+        assert loop.run(TrainConfig(**options)) == 0, json.dumps(options)
     return {}

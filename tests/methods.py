@@ -4,14 +4,14 @@ import textwrap
 from pathlib import Path
 from typing import Iterator
 
-from kvstore import algorithms
+from kvstore import methods
 
 HALVED = '''
     """SSGD whose worker sends a part of its gradient."""
     from dataclasses import dataclass
 
-    from kvstore.algorithms.method import Options, Step
-    from kvstore.algorithms.sync import SSGD, Synchronous
+    from kvstore.methods.contract import Options, Step
+    from kvstore.methods.sync import SSGD, Synchronous
     from kvstore.options import option, real
 
 
@@ -46,7 +46,7 @@ def write(folder: Path, text: str = HALVED, name: str = "own_method.py") -> Path
 @contextlib.contextmanager
 def as_they_were() -> Iterator[None]:
     """Afterwards the methods are those from before."""
-    before = dict(algorithms.METHODS)
+    before = dict(methods.METHODS)
     yield
-    algorithms.METHODS.clear()
-    algorithms.METHODS.update(before)
+    methods.METHODS.clear()
+    methods.METHODS.update(before)

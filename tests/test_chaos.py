@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from scripts import chaos
+from scripts.maintain import chaos
 
 KILLED: Dict[str, Any] = {"victim": "worker 1", "fault": "kill", "hit": True, "code": 137, "left": 0, "damaged": [],
                           "restarts": 0, "restarted": False, "finished": False, "named_s": 0.9, "accuracy": None,
@@ -86,7 +86,7 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
     wall = re.compile(r"\btime\.time(_ns)?\(|\bfrom time import|\bdatetime\.(now|utcnow|today)\(|CLOCK_REALTIME")
     asking = {str(path.relative_to(chaos.ROOT)) for package in ("kvstore", "odsgd")
               for path in (chaos.ROOT / package).rglob("*.py") if wall.search(path.read_text(encoding="utf-8"))}
-    assert asking == {"odsgd/training/journal.py", "odsgd/launch/supervise.py", "odsgd/launch/watch.py",
+    assert asking == {"odsgd/training/journal.py", "odsgd/launch/supervisor.py", "odsgd/launch/view/watch.py",
                       "kvstore/tracing/recorder.py"}
 
 

@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 import pytest
 
-from odsgd.launch import pods
+from odsgd.launch.hosts import pods
 from tests.jobs import ROOT
 from tests.test_packaging import packaging
 

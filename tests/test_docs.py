@@ -12,8 +12,8 @@ from typing import Iterator, List, Set, Tuple
 import pytest
 
 import kvstore
-from kvstore.algorithms import METHODS
-from scripts import docs_tables, scale, validate_virtual
+from kvstore.methods import METHODS
+from scripts.maintain import docs_tables, scale, validate_virtual
 from tests.jobs import ROOT, environment
 
 FOLDER = ROOT / "docs"
@@ -107,7 +107,7 @@ def test_every_preset_is_in_the_table_of_experiments() -> None:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 def test_the_tables_of_options_are_the_codes() -> None:
-    """To write them anew: scripts/docs_tables.py."""
+    """To write them anew: scripts/maintain/docs_tables.py."""
     page = DOCS["reference/configuration"]
     assert docs_tables.written(page) == page
     named = {cells[0].strip("`") for cells in table_rows(section(page, "Options of the methods"))}
@@ -121,14 +121,14 @@ def test_the_keys_of_a_virtual_cluster_are_the_codes() -> None:
 
 
 def test_what_is_said_of_virtual_clusters_against_real_jobs_is_the_results() -> None:
-    """To write it anew: scripts/validate_virtual.py page."""
+    """To write it anew: scripts/maintain/validate_virtual.py page."""
     assert validate_virtual.described(DOCS["virtual"]) == DOCS["virtual"]
     results = json.loads(validate_virtual.RESULTS.read_text(encoding="utf-8"))
     assert validate_virtual.table(results) == DOCS[f"benchmarks/{validate_virtual.TABLE.stem}"]
 
 
 def test_the_page_of_scale_is_its_results_and_these_are_the_models() -> None:
-    """To write it anew: scripts/scale.py page; to compute: without its results, scripts/scale.py run."""
+    """To write it anew: scripts/maintain/scale.py page; to compute: without its results, `scale.py run`."""
     found, crossed = scale.results(scale.Kept(computes=False))
     assert scale.written(DOCS["scale"], found, crossed) == DOCS["scale"]
     for point in (scale.Point("25M", "1gbit", "lognormal:0.3", 16, store) for store in scale.STORES):
@@ -136,16 +136,16 @@ def test_the_page_of_scale_is_its_results_and_these_are_the_models() -> None:
 
 
 def test_the_launchers_options_are_documented() -> None:
-    from odsgd.launch import cli
-    flags = {action.option_strings[0] for action in cli._parser()._actions if action.option_strings}
+    from odsgd.launch import command
+    flags = {action.option_strings[0] for action in command._parser()._actions if action.option_strings}
     missing = [flag for flag in sorted(flags - {"-h"}) if f"`{flag}`" not in DOCS["reference/configuration"]
                and not any(f"`{other}`" in DOCS["reference/configuration"] for other in long_spellings(flag))]
     assert not missing
 
 
 def long_spellings(flag: str) -> List[str]:
-    from odsgd.launch import cli
-    return [other for action in cli._parser()._actions if flag in action.option_strings
+    from odsgd.launch import command
+    return [other for action in command._parser()._actions if flag in action.option_strings
             for other in action.option_strings]
 
 
@@ -197,15 +197,15 @@ def test_every_public_name_of_the_library_is_documented() -> None:
 
 
 def test_every_public_call_of_a_store_is_documented() -> None:
-    from kvstore.front import FrontEnd
-    from kvstore.gluon.store import Store
+    from kvstore.fronts.base import FrontEnd
+    from kvstore.fronts.gluon.store import Store
     calls = [name for name in {**vars(FrontEnd), **vars(Store)} if not name.startswith("_")] + ["lr_local", "options"]
     missing = [name for name in calls if not re.search(rf"`[^`]*\b{name}\b", DOCS["reference/library"])]
     assert not missing
 
 
 def test_functions_and_tests_named_beside_the_paper_exist() -> None:
-    code = {path: path.read_text(encoding="utf-8") for folder in ("kvstore", "tests") for path in
+    code = {path: path.read_text(encoding="utf-8") for folder in ("kvstore", "odsgd", "tests") for path in
             (ROOT / folder).rglob("*.py")}
     for name in re.findall(r"\b(test_\w+)", DOCS["reference/algorithms"]):
         assert any(f"def {name}(" in text for text in code.values()) or (ROOT / "tests" / f"{name}.py").exists() \

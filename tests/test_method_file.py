@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import algorithms
+from kvstore import methods
 from kvstore.engine._mxnet import mx
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from tests.jobs import ROOT, Result, environment, run_job
 
 TARGETS = (0.0, 2.0)
@@ -30,7 +30,7 @@ def method_file(tmp_path: Path) -> Iterator[Path]:
     file = tmp_path / "clipped.py"
     file.write_text(code, encoding="utf-8")
     yield file
-    algorithms.METHODS.pop("clipped", None)
+    methods.METHODS.pop("clipped", None)
 
 
 def by_numpy(workers: int) -> List[float]:
@@ -56,7 +56,7 @@ def path_of(store: Any, worker_rank: int) -> List[float]:
 
 def train(worker_rank: int, file: str) -> Result:
     """A worker of a real job, whose script registers the method."""
-    kvstore.register_method(algorithms.load(file))
+    kvstore.register_method(methods.load(file))
     store = kvstore.create("clipped", clip_norm=CLIP)
     path = path_of(store, worker_rank)
     _, meta = store.server_state()
@@ -65,7 +65,7 @@ def train(worker_rank: int, file: str) -> Result:
 
 
 def test_the_example_clips_in_one_process(method_file: Path) -> None:
-    algorithms.load(str(method_file))
+    methods.load(str(method_file))
     paths = Stage(2, timeout_s=60).run(
         lambda transport: path_of(kvstore.create("clipped", transport, clip_norm=CLIP), transport.worker_rank))
     np.testing.assert_allclose(paths, [by_numpy(2)] * 2, rtol=1e-6)
@@ -105,5 +105,5 @@ def test_a_package_offers_it_by_an_entry_point(method_file: Path, monkeypatch: p
     (package / "entry_points.txt").write_text("[odsgd.methods]\nclipped = clipped:ClippedSGD\n")
     monkeypatch.syspath_prepend(str(method_file.parent))
     importlib.invalidate_caches()
-    assert algorithms.find("clipped").name == "clipped"
+    assert methods.find("clipped").name == "clipped"
     sys.modules.pop("clipped")

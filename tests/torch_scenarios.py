@@ -5,8 +5,8 @@ from typing import Any, Dict, List
 import numpy as np
 import torch
 
-from kvstore.torch.optimizer import Optimizer
-from kvstore.torch.store import create
+from kvstore.fronts.torch.optimizer import Optimizer
+from kvstore.fronts.torch.store import create
 from tests.scenarios import SCENARIOS_OF, SHAPES, Scenario, initial, target, turns
 
 

@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
-from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control
 from kvstore.job.aside import guarded
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.tracing.trace import Event, Trace
 
 BEHIND_S = 0.25

@@ -1,6 +1,6 @@
 """The file of one process of a timeline: a Chrome trace, which Perfetto opens.
 
-An array of events; where a process was killed only the closing bracket is missing. `odsgd.lab.tracing` puts the files
+An array of events; where a process was killed only the closing bracket is missing. `odsgd.timeline` puts the files
 of a job together.
 """
 import json

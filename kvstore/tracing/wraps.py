@@ -3,13 +3,13 @@ import functools
 import time
 from typing import Any, Callable, Sequence
 
-from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine._mxnet import NDArray
-from kvstore.engine.updates import Queued
 from kvstore.job.aside import guarded
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket
+from kvstore.messages.header import HEADER
+from kvstore.messages.seam import Pending
+from kvstore.optimizers.apply import Queued
 from kvstore.tracing.recorder import Recorder
-from kvstore.wire.interfaces import Pending
-from kvstore.wire.messages import HEADER
 
 
 def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:

@@ -4,18 +4,18 @@ from typing import Dict, Iterable, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.buckets import Bucket
 from kvstore.engine import engine
 from kvstore.errors import EXIT_FAILURE, KVStoreError
 from kvstore.job import control
 from kvstore.job.control import watch
-from kvstore.server import courier
-from kvstore.server.courier import Courier
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.codecs import NotFiniteError
+from kvstore.messages.coded import CodedAnswer, CodedPush
+from kvstore.messages.header import BEGIN, FETCH, HEADER
+from kvstore.messages.seam import Traffic
 from kvstore.transports.wires import Buffer
-from kvstore.wire.codecs import NotFiniteError
-from kvstore.wire.coded import CodedAnswer, CodedPush
-from kvstore.wire.interfaces import Traffic
-from kvstore.wire.messages import BEGIN, FETCH, HEADER
+from kvstore.weights.servers import courier
+from kvstore.weights.servers.courier import Courier
 
 NOTHING = np.empty(0, np.uint8)
 

@@ -7,14 +7,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.buckets import Bucket, Keys, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import control, software
+from kvstore.messages.buckets import Bucket, Keys, Parameter
+from kvstore.messages.codecs import codec
+from kvstore.messages.seam import Pending, Ring, Traffic, Transport
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
-from kvstore.wire.codecs import codec
-from kvstore.wire.interfaces import Pending, Ring, Traffic, Transport
 
 
 class Views:

@@ -17,14 +17,14 @@ from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Option
 
 import numpy as np
 
-from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.errors import EXIT_FAILURE, DivergedError, KVStoreError
 from kvstore.job import control
 from kvstore.job.control import watch
-from kvstore.wire.codecs import Codec, NotFiniteError, Plain
-from kvstore.wire.codecs import codec as named
-from kvstore.wire.finite import Look
-from kvstore.wire.interfaces import Traffic
+from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
+from kvstore.messages.codecs import Codec, NotFiniteError, Plain
+from kvstore.messages.codecs import codec as named
+from kvstore.messages.finite import Look
+from kvstore.messages.seam import Traffic
 
 MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""

@@ -9,13 +9,13 @@ from typing import Callable, Dict, List, Sequence
 
 import numpy as np
 
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.messages.codecs import Plain
+from kvstore.messages.seam import Pending, Sharded, Traffic
 from kvstore.transports.ring import MpiTransport
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, on_ring, owned, reduce_scatter
-from kvstore.wire.codecs import Plain
-from kvstore.wire.interfaces import Pending, Sharded, Traffic
 
 Cuts = Sequence[int]
 """Where the blocks of a bucket begin and end, as many as workers."""

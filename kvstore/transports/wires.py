@@ -8,14 +8,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from kvstore.buckets import WIRE_DTYPE, Bucket
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError
 from kvstore.job import control
-from kvstore.wire.finite import Look
-from kvstore.wire.interfaces import AsynchronousServers, Pending
-from kvstore.wire.messages import FETCH, HEADER, split_lr
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket
+from kvstore.messages.finite import Look
+from kvstore.messages.header import FETCH, HEADER, split_lr
+from kvstore.messages.seam import AsynchronousServers, Pending
 
 Tag = Tuple[float, float, int]
 """What follows the version in a message: learning rate, in two floats, and rank."""

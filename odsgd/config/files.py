@@ -7,8 +7,8 @@ from typing import Any, Union
 import yaml
 
 from kvstore.errors import ConfigError, shown
-from kvstore.transports.virtual import description
-from kvstore.transports.virtual.description import VirtualCluster
+from odsgd.virtual import description
+from odsgd.virtual.description import VirtualCluster
 
 YAML_NBYTES, YAML_DEPTH, YAML_SCALAR = 1 << 18, 20, 4096
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, Tuple
 
-from kvstore.algorithms import METHODS
-from kvstore.algorithms.method import Options
+from kvstore.methods import METHODS
+from kvstore.methods.contract import Options
 from kvstore.options import Kind, as_text, option, plain
 
 COMMON = tuple(field.name for field in dataclasses.fields(Options))

@@ -2,7 +2,7 @@
 
 A field of TrainConfig is a flag (``--lr-step-epochs``, or ``--lr_step_epochs``), a key of the YAML file, and a row of
 docs/reference/configuration.md. So are the options of the methods, which their own files declare
-(`kvstore.algorithms`); a configuration holds those of its method in `options`. Nothing slow is imported here, so that a
+(`kvstore.methods`); a configuration holds those of its method in `options`. Nothing slow is imported here, so that a
 misspelt option costs nobody a second.
 
     >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
@@ -21,18 +21,18 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import yaml
 
-from kvstore import algorithms
-from kvstore.algorithms import optimizers
-from kvstore.algorithms.method import Method, Options
+from kvstore import methods as algorithms
 from kvstore.errors import ConfigError, shown, unknown
+from kvstore.methods import local_optimizers
+from kvstore.methods.contract import Method, Options
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
-from kvstore.transports.virtual import description
-from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.config import methods
 from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
 from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, UMASK, Compute
 from odsgd.config.names import GLUON_MODELS, MODELS
+from odsgd.virtual import description
+from odsgd.virtual.description import VirtualCluster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ class TrainConfig:
                                           "updates, for a method that runs on several: parameter servers, a ring of "
                                           "the workers, or workers that each update a part of the weights",
                                           otherwise="the method's first choice", result=False)
-    optimizer: str = _algorithm("sgd", name("optimizer", optimizers.NAMES), "optimizer of the global weights",
+    optimizer: str = _algorithm("sgd", name("optimizer", local_optimizers.NAMES), "optimizer of the global weights",
                                 tunes=True)
     lr: float = _algorithm(0.1, real(at_least=0), "its learning rate, before the schedule")
     momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
@@ -376,7 +376,7 @@ class TrainConfig:
         if self.method.plain_sgd and (self.optimizer != "sgd" or self.momentum):
             raise ConfigError(f"kvstore `{self.kvstore}` takes plain SGD steps of its own: leave optimizer and "
                               f"momentum out (momentum: {self.method.plain_sgd})")
-        optimizers.check_momentum("momentum", self.momentum, self.optimizer)
+        local_optimizers.check_momentum("momentum", self.momentum, self.optimizer)
 
     @staticmethod
     def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:

@@ -24,11 +24,12 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from kvstore.errors import shown
 from kvstore.job.pulse import STACKS
-from odsgd.launch import handshake, hook, linux
-from odsgd.launch.addresses import address_towards, mpi_interface
-from odsgd.launch.channel import Channel, Message
-from odsgd.launch.lines import CHUNK, Pieces, Stream
-from odsgd.launch.vigil import STATES, warn_s
+from odsgd.launch import hook, linux
+from odsgd.launch.connections import handshake
+from odsgd.launch.connections.addresses import address_towards, mpi_interface
+from odsgd.launch.connections.lines import CHUNK, Pieces, Stream
+from odsgd.launch.messages import Channel, Message
+from odsgd.launch.policy.liveness import STATES, warn_s
 
 MAX_BACKLOG = 1 << 20
 """Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
@@ -280,7 +281,7 @@ class Agent:
     def _open_tunnel(self, orders: Message) -> None:
         """Start it (`tunnel.py`). What the launcher tells it, and what it answers, passes through here."""
         goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # one that is stopped hears of our end
-        self.tunnel = subprocess.Popen([sys.executable, "-m", "odsgd.launch.tunnel"], stdin=subprocess.PIPE,
+        self.tunnel = subprocess.Popen([sys.executable, "-m", "odsgd.launch.connections.tunnel"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE, bufsize=0, start_new_session=True, preexec_fn=goes_on)
         assert self.tunnel.stdin and self.tunnel.stdout
         self.passage = Channel(self.tunnel.stdout.fileno(), self.tunnel.stdin.fileno())

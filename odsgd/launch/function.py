@@ -43,16 +43,16 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
     JobError
         a process has failed. Where a worker raised an exception that is its ``__cause__``.
     """
-    from odsgd.launch import cli, supervise
+    from odsgd.launch import command, supervisor
     with tempfile.TemporaryDirectory(prefix="odsgd-function-") as name:
         folder = Path(name)
         (folder / TASK).write_bytes(cloudpickle.dumps((function, arguments, keywords)))
         servers = [] if num_servers is None else ["-s", str(num_servers)]
-        job = cli.parse(["-n", str(num_workers), *servers, *options, sys.executable, "-m", __name__, name])
+        job = command.parse(["-n", str(num_workers), *servers, *options, sys.executable, "-m", __name__, name])
         if job.launcher != "local":
             raise ConfigError(f"options {list(options)}: a function runs on this machine alone; put it into a script "
                               "and start that with `odsgd launch`")
-        code = supervise.run(job)
+        code = supervisor.run(job)
         if code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
         results = [_read(folder / RESULT.format(rank)) for rank in range(num_workers)]

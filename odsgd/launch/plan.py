@@ -26,8 +26,8 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from kvstore.job import software
-from odsgd.launch.addresses import LOOPBACK, node_host
-from odsgd.launch.hosts import Host
+from odsgd.launch.connections.addresses import LOOPBACK, node_host
+from odsgd.launch.hosts.hostfile import Host
 
 LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
@@ -95,7 +95,7 @@ class Job:
     secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
     door_port: int = 0  # at which pods knock
     live: bool = False  # how far it is stands on one line of a terminal
-    server_command: Optional[Tuple[str, ...]] = None  # stands in for ``python -m kvstore.server`` (bench, tests)
+    server_command: Optional[Tuple[str, ...]] = None  # instead of ``python -m kvstore.weights.servers`` (bench, tests)
 
 
 class Process(NamedTuple):
@@ -163,8 +163,8 @@ def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: s
     if job.most_workers:
         common["ODSGD_MOST_WORKERS"] = str(job.most_workers)
     python = sys.executable if job.launcher == "local" else job.remote_python
-    scheduler = job.server_command or (sys.executable, "-m", "kvstore.server")  # always on this machine
-    server = job.server_command or (python, "-m", "kvstore.server")
+    scheduler = job.server_command or (sys.executable, "-m", "kvstore.weights.servers")  # always on this machine
+    server = job.server_command or (python, "-m", "kvstore.weights.servers")
     worker = (python, *job.command) if job.command[0].endswith(".py") else job.command
 
     def process(role: str, rank: int, host: Host, command: Tuple[str, ...], env: Mapping[str, str]) -> Process:

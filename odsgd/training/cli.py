@@ -12,7 +12,7 @@ def main(argv: List[str]) -> int:
     if config.cluster is not None:  # MXNet reads these when it is imported
         os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", str(os.cpu_count() or 1))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        from odsgd.training.virtual import run as run_virtual
+        from odsgd.training.step.virtual import run as run_virtual
         return run_virtual(config)
-    from odsgd.training.train import run  # MXNet's import takes a second: only once the options are right
+    from odsgd.training.loop import run  # MXNet's import takes a second: only once the options are right
     return run(config)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from kvstore.gluon.store import Store
+from kvstore.fronts.gluon.store import Store
 from kvstore.job import control
 from odsgd.training.metrics import Meter, Sums
 

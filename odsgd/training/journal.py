@@ -18,7 +18,7 @@ from kvstore.job import control
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
-from odsgd.training.disk import replacing
+from odsgd.training.checkpoint.disk import replacing
 from odsgd.training.metrics import METRICS, MetricsFile
 from odsgd.training.progress import Progress
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from kvstore.engine._mxnet import mx
-from kvstore.wire.interfaces import Transport
+from kvstore.messages.seam import Transport
 
 IN_FLIGHT = 4
 """Iterations that may be queued and not yet computed."""
@@ -121,12 +121,12 @@ class VirtualClock:
     """The time of a cluster in virtual time; it stands still during evaluations and checkpoints of itself."""
 
     def __init__(self, transport: Transport) -> None:
-        self._transport, self._before_s = transport, 0.0
+        self._seconds: Optional[Callable[[], float]] = getattr(transport, "seconds", None)
+        self._before_s = 0.0
 
     def read(self) -> Optional[float]:
         """Seconds of the run so far, with what a resumed one has behind it; None for a real cluster."""
-        seconds = self._transport.seconds()
-        return None if seconds is None else self._before_s + seconds
+        return None if self._seconds is None else self._before_s + self._seconds()
 
     def go_on_from(self, seconds: Optional[float]) -> None:
         """So many have passed before this process."""

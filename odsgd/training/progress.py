@@ -1,8 +1,8 @@
 """What a user sees of a run: one line on a terminal that is redrawn, plain lines in a log. One worker speaks, the
 others do not.
 
-In a job the terminal is the launcher's. It draws the line by the beats of this process (`odsgd.launch.overview`), and
-says by ODSGD_LIVE that it does.
+In a job the terminal is the launcher's. It draws the line by the beats of this process (`odsgd.launch.view.overview`),
+and says by ODSGD_LIVE that it does.
 """
 from __future__ import annotations
 

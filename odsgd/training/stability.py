@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import List, Tuple
 
-from kvstore.algorithms.optimizers import PLAIN
+from kvstore.methods.local_optimizers import PLAIN
 from odsgd.config.train import TrainConfig
 
 MOST_STEP = 1.0

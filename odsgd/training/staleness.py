@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, Union
 
-from kvstore.gluon.store import Store
+from kvstore.fronts.gluon.store import Store
 from kvstore.job import control
-from kvstore.staleness import Staleness, mean
+from kvstore.session.staleness import Staleness, mean
 from odsgd.training.metrics import Clock, VirtualClock
 
 

@@ -13,7 +13,7 @@ from networks import make
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import odsgd.torch as od
-from odsgd.training import datasets
+from odsgd.training.data import datasets
 
 
 def parsed() -> argparse.Namespace:

@@ -12,9 +12,9 @@ from typing import Any, Callable, Dict, Iterable, List, Union
 import numpy as np
 import pytest
 
-from kvstore.transports.inprocess import Stage
-from kvstore.transports.virtual.description import of
-from kvstore.transports.virtual.transport import VirtualStage
+from kvstore.transports.in_process import Stage
+from odsgd.virtual.description import of
+from odsgd.virtual.transport import VirtualStage
 from tests.jobs import Result, run_job
 from tests.scenarios import SCENARIOS_OF, Scenario, train
 

@@ -4,7 +4,7 @@ from typing import Any, Dict, List
 import numpy as np
 import pytest
 
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from tests.contract import outcomes
 from tests.jobs import Result, run_job
 from tests.scenarios import PLAIN, SCENARIOS_OF, Scenario, train

@@ -5,7 +5,7 @@ from typing import List, Tuple
 import numpy as np
 import pytest
 
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from tests.contract.outcomes import INPROCESS, RINGS, TRANSPORTS, NamedJob
 from tests.contract.test_algorithms import CLOSE
 from tests.jobs import Result, run_job

@@ -268,14 +268,15 @@ def _raises(*_: object, **__: object) -> None:
 
 
 def main() -> int:
-    """The command line with a stand-in for `python -m kvstore.server`, and as much patience as a test wants."""
+    """The command line with a stand-in for the servers' command, and as much patience as a test wants."""
     from odsgd import cli
-    from odsgd.launch import judge, supervise
+    from odsgd.launch import supervisor
+    from odsgd.launch.policy import judge
     for number in (signal.SIGINT, signal.SIGHUP):  # the shell of the tests may ignore them, as `nohup` and `&` do
         signal.signal(number, signal.SIG_DFL)
-    run = supervise.run
+    run = supervisor.run
     server = tuple(shlex.split(os.environ.get("LAUNCH_TEST_SERVER", "")) or [sys.executable, MEMBER])
-    supervise.run = lambda job, console=None: run(dataclasses.replace(job, server_command=server), console)
+    supervisor.run = lambda job, console=None: run(dataclasses.replace(job, server_command=server), console)
     for name in os.environ.get("LAUNCH_TEST_RAISES", "").split():
         module, owner, method = name.split(":")
         setattr(getattr(importlib.import_module(module), owner), method, _raises)

@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import pytest
 
-from kvstore.algorithms import METHODS
+from kvstore.methods import METHODS
 from odsgd.config.train import TrainConfig
 from tests.jobs import ROOT, launch, run_job
 

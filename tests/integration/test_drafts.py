@@ -3,7 +3,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvstore.wire.saved import read_npz
+from kvstore.state.npz import read_npz
 from tests.jobs import Result, run_job
 
 WIDTH = 1024  # 4 MiB of momentum: several pieces
@@ -13,7 +13,7 @@ def train_beside(worker_rank: int, folder: str) -> Result:
     """Three steps, a checkpoint, and three steps while it arrives; on worker 0 the state as it was between."""
     import kvstore
     from kvstore.engine._mxnet import mx
-    from odsgd.training import checkpoint
+    from odsgd.training.checkpoint import checkpoint
 
     store = kvstore.create("odsgd", warmup=1)
     net = mx.gluon.nn.Dense(WIDTH, in_units=WIDTH)

@@ -11,7 +11,7 @@ from tests.integration.launching import ROOT, Launch, Word, command_line, marked
 
 pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
-SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
 
 def start(fault: str, codec: str = "none") -> Launch:
@@ -98,7 +98,7 @@ STUCK = """
 import os
 import time
 
-from kvstore.algorithms.sync import SSGD, Synchronous
+from kvstore.methods.sync import SSGD, Synchronous
 
 
 class StuckWorker(Synchronous):

@@ -283,8 +283,8 @@ def test_kill_9_of_a_worker_or_a_tunnel_of_a_secure_job_is_named(hosts: Cluster,
     with Launch("--secure", "-n", 3, "-s", 0, "-H", "@hosts", "--env", MARK, MEMBER, "sums", cluster=hosts) as launch:
         launch.wait_for(*(f"worker {rank} | rank {rank} of 3, sum 6, by lo" for rank in range(3)))
         if victim == "tunnel":
-            os.kill(next(pid for pid in descendants(launch.process.pid) if "odsgd.launch.tunnel" in command_line(pid)),
-                    signal.SIGKILL)
+            os.kill(next(pid for pid in descendants(launch.process.pid)
+                         if "odsgd.launch.connections.tunnel" in command_line(pid)), signal.SIGKILL)
             assert launch.wait() == 70
             assert launch.said.startswith("lost host host") and "the tunnel of this host has ended" in launch.said
         else:

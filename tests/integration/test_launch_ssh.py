@@ -44,7 +44,7 @@ def test_a_secure_job_on_hosts_that_share_their_sockets_ends_with_a_tunnel(ssh: 
     with Launch("--secure", "-n", 2, "-s", 1, "--hang-timeout", hang_timeout_s, *options, MEMBER, "children",
                 env=env) as launch:
         launch.wait_for_all_joined()
-        tunnels = [pid for pid in marked(launch.mark) if "odsgd.launch.tunnel" in command_line(pid)]
+        tunnels = [pid for pid in marked(launch.mark) if "odsgd.launch.connections.tunnel" in command_line(pid)]
         assert len(tunnels) == 3  # of the launching machine and two hosts
         os.kill(tunnels[-1], number)
         assert launch.wait() == 70

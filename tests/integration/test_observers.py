@@ -10,7 +10,7 @@ from typing import Callable, Dict, List
 
 import pytest
 
-from odsgd.launch import notice
+from odsgd.launch.view import status_file
 from tests.integration import launching
 from tests.integration.launching import PATIENCE_S, ROOT, Launch, words
 from tests.integration.test_launch_local import script
@@ -19,11 +19,11 @@ from tests.jobs import until
 pytest.importorskip("tensorboardX")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 OBSERVED = os.path.join(ROOT, "tests", "observed.py")
 FAILED = " failed, and the job goes on without: "
-RAISES = ("odsgd.launch.supervise:Overview:beats odsgd.launch.supervise:Overview:standing "
-          "odsgd.launch.supervise:Notice:write")
+RAISES = ("odsgd.launch.supervisor:Overview:beats odsgd.launch.supervisor:Overview:standing "
+          "odsgd.launch.supervisor:Notice:write")
 TRACES = "worker-0.json", "worker-1.json", "server-0.json"
 
 
@@ -142,7 +142,7 @@ def test_a_job_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
 
 def takes_the_place_of_the_notice(launch: Launch, make: Callable[[Path], None]) -> None:
     """What the launcher opens to write its next notice is this from now on."""
-    draft = notice.folder() / f"{launch.process.pid}.new"
+    draft = status_file.folder() / f"{launch.process.pid}.new"
 
     def made() -> bool:
         try:

@@ -14,7 +14,7 @@ from tests.integration.launching import Launch, Word, words
 from tests.jobs import until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
-SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 METHODS: Dict[str, List[str]] = {
     "ssgd": ["--kvstore", "ssgd"],
     "odsgd": ["--kvstore", "odsgd", "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--warmup", "10"],

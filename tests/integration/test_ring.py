@@ -17,9 +17,9 @@ import pytest
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import control
+from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Rounds
-from kvstore.wire.codecs import WITHOUT_RESIDUAL, codec
 from tests.jobs import PATIENCE_S, ROOT, environment
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
@@ -190,7 +190,7 @@ def test_servers_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_benchmark_of_the_ring_runs() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "scripts" / "bench_ring.py"), "-n", "2", "--floats", "1000",
+    done = subprocess.run([sys.executable, str(ROOT / "scripts/maintain/bench_ring.py"), "-n", "2", "--floats", "1000",
                            "--repeat", "1"], capture_output=True, text=True,
                           timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

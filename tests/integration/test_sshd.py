@@ -48,7 +48,7 @@ IdentitiesOnly yes
 UserKnownHostsFile {folder}/known
 SendEnv {mark}
 """
-REAL_SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+REAL_SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
 
 class Hosts(NamedTuple):

@@ -65,7 +65,7 @@ def test_networks_compute_as_those_of_the_presets(name: str, dataset: str, thumb
 
     from kvstore.engine._mxnet import mx
     from odsgd.config.train import TrainConfig
-    from odsgd.training import models
+    from odsgd.training.models import models
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "examples"))
     networks = __import__("networks")
     folder: Dict[str, Any] = {} if dataset == "digits" else {"data_dir": str(tmp_path)}

@@ -14,7 +14,7 @@ from tests.jobs import until
 pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 PRESET = os.path.join(ROOT, "configs", "digits_async.yaml")
 LASTING = os.path.join(ROOT, "tests", "lasting.py")
-SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.server"), "OMP_NUM_THREADS": "1"}
+SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
 
 def test_sums_evaluation_another_optimizer_and_the_end_do_without_the_lost_worker() -> None:

@@ -88,13 +88,13 @@ def test_train_runs_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch) 
     def run(config: TrainConfig) -> int:
         ran.append(config)
         return 7
-    stand_in(monkeypatch, "odsgd.training.train", run=run)
+    stand_in(monkeypatch, "odsgd.training.loop", run=run)
     assert main(["train", "--kvstore", "dist_sync", "--epochs", "3"]) == 7
     assert (ran[0].kvstore, ran[0].epochs) == ("ssgd", 3)
 
 
 def test_launch_gets_the_rest_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in(monkeypatch, "odsgd.launch.cli", main=lambda argv: len(argv))
+    stand_in(monkeypatch, "odsgd.launch.command", main=lambda argv: len(argv))
     assert main(["launch", "-n", "2", "--help"]) == 3
 
 
@@ -102,7 +102,7 @@ def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytes
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     def run(config: object) -> int:
         raise ConfigError("no GPU 0 on this machine")
-    stand_in(monkeypatch, "odsgd.training.train", run=run)
+    stand_in(monkeypatch, "odsgd.training.loop", run=run)
     assert main(["train"]) == 64
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
 

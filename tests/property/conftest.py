@@ -1,4 +1,4 @@
-"""How many examples: a few in the suite, more by ``scripts/fuzz --examples N``, then many from one seed."""
+"""How many examples: a few in the suite, more by ``scripts/maintain/fuzz --examples N``, then many from one seed."""
 import pytest
 from hypothesis import HealthCheck, settings
 

@@ -1,7 +1,7 @@
 """The campaign of examples: what a reader still lacks, and its table."""
 from typing import Any, Dict, List
 
-from scripts import fuzz
+from scripts.maintain import fuzz
 
 
 def test_a_campaign_goes_on_with_the_reader_that_has_the_fewest_examples() -> None:

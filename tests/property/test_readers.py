@@ -25,16 +25,20 @@ import pytest
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.control import Signer, Verifier
-from kvstore.wire import codecs
+from kvstore.messages import codecs
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
-from odsgd.launch import cli, handshake, kubernetes, overview, pmi, watch
-from odsgd.launch.channel import Channel
-from odsgd.launch.hosts import read_hostfile
-from odsgd.launch.judge import Judge, Member
+from odsgd.launch import command
+from odsgd.launch.connections import handshake, pmi
+from odsgd.launch.hosts import kubernetes
+from odsgd.launch.hosts.hostfile import read_hostfile
+from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job
-from odsgd.training import checkpoint, datasets, records, weights
+from odsgd.launch.policy.judge import Judge, Member
+from odsgd.launch.view import overview, watch
+from odsgd.training.checkpoint import checkpoint, weights
+from odsgd.training.data import datasets, records
 from tests.property import nasty
 from tests.property.nasty import (
     PIECES,
@@ -171,7 +175,7 @@ def test_flags_of_a_training(words: List[str]) -> None:
 def test_flags_of_the_launcher(words: List[str]) -> None:
     if {"-h", "--help"} & set(words):
         return
-    holds(lambda: cli.parse(words))
+    holds(lambda: command.parse(words))
 
 
 HOSTS = "hostA\nalice@hostB slots=4\n10.0.0.7:2\nhostC slots=2 port=2222 # far\n"

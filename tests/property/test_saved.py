@@ -19,14 +19,14 @@ from typing import Any, ClassVar, Deque, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 import kvstore
-from kvstore.algorithms.method import Step
-from kvstore.algorithms.sync import SSGD, Synchronous, SyncUpdate
 from kvstore.engine._mxnet import mx
-from kvstore.saving import Saved
-from kvstore.transports.inprocess import Stage
-from kvstore.wire.interfaces import Array, Pending, Transport
-from kvstore.wire.messages import Header
-from kvstore.wire.saved import write_npz
+from kvstore.messages.header import Header
+from kvstore.messages.seam import Array, Pending, Transport
+from kvstore.methods.contract import Step
+from kvstore.methods.sync import SSGD, Synchronous, SyncUpdate
+from kvstore.session.saving import Saved
+from kvstore.state.npz import write_npz
+from kvstore.transports.in_process import Stage
 from tests.methods import as_they_were
 from tests.property import nasty
 from tests.property.nasty import fed

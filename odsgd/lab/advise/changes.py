@@ -4,9 +4,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, NamedTuple, Sequence, TypeVar
 
-from kvstore.transports.virtual.description import Link, Quantity, ServerCost, VirtualCluster, WorkerCost
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.bench.systems import AUTO, System
+from odsgd.virtual.description import Link, Quantity, ServerCost, VirtualCluster, WorkerCost
 
 NOTHING = 0.01
 """A smaller gain is none."""

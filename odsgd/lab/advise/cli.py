@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 from typing import List, Sequence
 
-from kvstore.buckets import Parameter
 from kvstore.errors import ConfigError
-from kvstore.wire.codecs import WITHOUT_RESIDUAL
+from kvstore.messages.buckets import Parameter
+from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
 from odsgd.lab.advise import figure, report
 from odsgd.lab.advise.candidates import candidates, linked
@@ -17,7 +17,7 @@ from odsgd.lab.advise.knowledge import beyond
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
-from odsgd.lab.command import pyplot, say
+from odsgd.tools import pyplot, say
 
 TIE = 0.01
 """Of the fastest time: a smaller difference is none, and what is least stale comes first, then what needs least memory.

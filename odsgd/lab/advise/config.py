@@ -10,13 +10,13 @@ import dataclasses
 from typing import Any, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, unknown
+from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from kvstore.options import PATH, Kind, integer, integers, option, several
-from kvstore.transports.virtual.description import RATE
-from kvstore.wire.codecs import WITHOUT_RESIDUAL
 from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import AUTO, OURS, System, parse
+from odsgd.virtual.description import RATE
 
 DESCRIPTION = """\
 Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what

@@ -4,7 +4,7 @@ from __future__ import annotations
 from typing import Dict, List, Sequence
 
 from odsgd.lab.advise.predictions import Prediction
-from odsgd.lab.command import pyplot
+from odsgd.tools import pyplot
 
 MARKERS = "os^vDP*X<>hd"
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from typing import Dict, List, Mapping, Sequence, Tuple
 
-from kvstore.transports.virtual.description import VirtualCluster
 from odsgd.lab.bench.systems import OURS, System
+from odsgd.virtual.description import VirtualCluster
 
 Seeds = Tuple[str, str, str]
 

@@ -15,10 +15,10 @@ from typing import Any, Type
 
 import numpy as np
 
-from kvstore import keeping
-from kvstore.algorithms.method import Method, Update
-from kvstore.transports.virtual.programs import Programs
-from kvstore.wire.codecs import CODECS
+from kvstore.messages.codecs import CODECS
+from kvstore.methods.contract import Method, Update
+from kvstore.state import declared
+from odsgd.virtual.programs import Programs
 
 
 def of_worker(method: Type[Method], options: Any, workers: int, transport: str, programs: Programs) -> float:
@@ -40,4 +40,4 @@ def of_servers(method: Type[Method], options: Any, workers: int) -> float:
     rule.start(np.zeros(1, np.float32))
     traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
     shown = (workers if method.asynchronous else 1) * (traffic.codec_weights != "none")
-    return 2 + state + shown + sum(array.size for array in keeping.arrays_of(rule).values())
+    return 2 + state + shown + sum(array.size for array in declared.arrays_of(rule).values())

@@ -7,14 +7,14 @@ import itertools
 import multiprocessing
 from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
 
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
-from kvstore.staleness import mean
-from kvstore.transports.virtual import times
-from kvstore.transports.virtual.description import VirtualCluster
-from kvstore.transports.virtual.programs import Programs
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
+from kvstore.session.staleness import mean
 from odsgd.lab.advise import memory
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
+from odsgd.virtual import times
+from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.programs import Programs
 
 WARM_UP = 4
 ITERATIONS, OF_ALL = (4, 10), 64

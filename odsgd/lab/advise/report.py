@@ -9,7 +9,7 @@ from odsgd.lab.advise.changes import Change
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import accuracy_of_many, accuracy_of_two
 from odsgd.lab.advise.predictions import Prediction
-from odsgd.lab.command import aligned
+from odsgd.tools import aligned
 
 LARGE = 0.99
 """The share of the pushes whose staleness a column has."""

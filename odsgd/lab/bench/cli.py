@@ -13,7 +13,7 @@ from odsgd.lab.bench import figure, report
 from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
-from odsgd.lab.command import pyplot, say
+from odsgd.tools import pyplot, say
 
 
 def main(argv: Sequence[str]) -> int:

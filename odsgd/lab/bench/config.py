@@ -11,8 +11,8 @@ import functools
 import re
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from kvstore.buckets import TRAINABLE_DTYPES
 from kvstore.errors import ConfigError
+from kvstore.messages.buckets import TRAINABLE_DTYPES
 from kvstore.options import PATH, TEXT, Kind, integer, integers, option, real, several
 from odsgd.config.flags import parse_flags
 from odsgd.config.kinds import KEYWORDS

@@ -7,12 +7,12 @@ import math
 
 import numpy as np
 
-from kvstore.transports.virtual.description import LayerTimes, Quantity
 from odsgd.lab.bench import models
-from odsgd.training.emulate import steps
+from odsgd.training.step.emulated import steps
+from odsgd.virtual.description import LayerTimes, Quantity
 
 STEP_S = 70e-6
-"""Processor time of a step of the emulated accelerator (`odsgd.training.emulate`)."""
+"""Processor time of a step of the emulated accelerator (`odsgd.training.step.emulated`)."""
 HAND_IN_S = 10e-6
 """A parameter that the training loop hands to the store: dsync with one worker, which sends nothing, takes 1.2 ms with
 97 tensors of 0.27 M numbers and 5.3 ms with 10 of 4.2 M (the page `host`)."""

@@ -5,7 +5,7 @@ import textwrap
 from typing import Any, Dict, List, Sequence, Tuple
 
 from odsgd.lab.bench.results import Finding
-from odsgd.lab.command import pyplot
+from odsgd.tools import pyplot
 
 PANELS_PER_LINE = 3
 TITLE_WIDTH = 50

@@ -10,13 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-from odsgd.launch import cli, supervise
+from odsgd.launch import command, supervisor
 
 
 def main(file: str) -> int:
     """Run it to its end; returns the launcher's exit code."""
     asked = json.loads(Path(file).read_text(encoding="utf-8"))
-    return supervise.run(dataclasses.replace(cli.parse(asked["flags"]), server_command=tuple(asked["server_command"])))
+    job = command.parse(asked["flags"])
+    return supervisor.run(dataclasses.replace(job, server_command=tuple(asked["server_command"])))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ it for each pattern. A method that communicates every T iterations needs T_wire 
 """
 from __future__ import annotations
 
-from kvstore.wire.codecs import codec
+from kvstore.messages.codecs import codec
 from odsgd.lab.bench.systems import AUTO, System
 
 

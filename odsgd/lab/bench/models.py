@@ -10,8 +10,8 @@ import math
 import re
 from typing import Dict, List, Sequence, Tuple
 
-from kvstore.buckets import Parameter
 from kvstore.errors import unknown
+from kvstore.messages.buckets import Parameter
 from odsgd.config.names import MODELS
 
 Shapes = List[Tuple[int, ...]]
@@ -89,7 +89,7 @@ def shapes(name: str) -> Shapes:
 
 def _shapes_of_network(name: str) -> Shapes:
     from odsgd.config.train import TrainConfig
-    from odsgd.training import models
+    from odsgd.training.models import models
     net = models.create(TrainConfig.from_flags(["--model", name, "--dataset", "synthetic", "--kvstore", "local"]))
     return [parameter.shape for parameter in net.collect_params().values() if parameter.grad_req != "null"]
 

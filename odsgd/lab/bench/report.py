@@ -16,7 +16,7 @@ from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig
 from odsgd.lab.bench.results import Finding
 from odsgd.lab.bench.run import Measured, Setting, nbytes
-from odsgd.lab.command import aligned, cpu, output, piped
+from odsgd.tools import aligned, cpu, output, piped
 
 HOW_MEASURED = """\
 Iteration: milliseconds from one iteration's end to the next, the mean over a job's iterations and workers (after the

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from kvstore.algorithms import METHODS
-from kvstore.algorithms.method import Method
-from kvstore.algorithms.sync import SSGD
 from kvstore.errors import ConfigError, unknown
+from kvstore.methods import METHODS
+from kvstore.methods.contract import Method
+from kvstore.methods.sync import SSGD
 
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
@@ -84,7 +84,7 @@ class System:
 
     @property
     def server_command(self) -> List[str]:
-        return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.server"]
+        return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.weights.servers"]
 
     def worker_command(self, python: Optional[str]) -> List[str]:
         """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""

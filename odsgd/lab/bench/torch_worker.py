@@ -15,14 +15,14 @@ import odsgd  # noqa: F401  first, as every script does
 # isort: split
 import torch
 
-from kvstore import algorithms
-from kvstore.torch.optimizer import Optimizer
-from kvstore.torch.store import create
+from kvstore import methods
+from kvstore.fronts.torch.optimizer import Optimizer
+from kvstore.fronts.torch.store import create
 from odsgd.lab.bench import backward, usage
 
 
 def wrapped(model: Any, system: Dict[str, Any]) -> Tuple[Any, Any]:
-    sgd = backward.sgd(model, 0.0 if algorithms.find(system["name"]).plain_sgd else 0.9)
+    sgd = backward.sgd(model, 0.0 if methods.find(system["name"]).plain_sgd else 0.9)
     return model, Optimizer(sgd, model, create(system["name"], **system["options"]))
 
 

@@ -20,11 +20,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
-from kvstore import algorithms
+from kvstore import methods
 from kvstore.engine._mxnet import mx
 from odsgd.lab.bench import usage
 from odsgd.lab.instants import Instant
-from odsgd.training.emulate import Emulated
+from odsgd.training.step.emulated import Emulated
 
 KEYS_PER_MODEL = 10000
 
@@ -75,7 +75,7 @@ def _stores(system: Dict[str, Any]) -> Iterator[Any]:
         yield from itertools.repeat(store)
     while True:
         store = kvstore.create(system["name"], **system["options"])
-        store.set_optimizer(optimizer(0.0 if algorithms.find(system["name"]).plain_sgd else MOMENTUM))
+        store.set_optimizer(optimizer(0.0 if methods.find(system["name"]).plain_sgd else MOMENTUM))
         yield store
 
 

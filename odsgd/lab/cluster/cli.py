@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.lab.cluster import links
 from odsgd.lab.cluster.cluster import Cluster, check_machine, clusters
-from odsgd.lab.command import chosen
+from odsgd.tools import chosen
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_NAME = "default"

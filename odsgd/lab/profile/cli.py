@@ -10,9 +10,9 @@ from typing import Any, Dict, List
 import yaml
 
 from kvstore.errors import EXIT_USAGE, ConfigError
-from kvstore.transports.virtual import description
 from odsgd.config.flags import Parser
 from odsgd.config.train import TrainConfig
+from odsgd.virtual import description
 
 DEFAULT = "cluster.yaml"
 USAGE = f"""usage: odsgd profile [--write FILE] [options of odsgd train]

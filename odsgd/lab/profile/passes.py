@@ -12,10 +12,10 @@ import statistics
 from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.engine._mxnet import mx
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
 from odsgd.lab.instants import Instant
-from odsgd.training.train import Training
+from odsgd.training.loop import Training
 
 ITERATIONS, WARM_UP = 20, 3
 LATE_S = 600.0

@@ -11,20 +11,21 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Type
 
 import numpy as np
 
-from kvstore import algorithms
-from kvstore.algorithms.method import Method, Step
-from kvstore.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
-from kvstore.engine import engine, optimizers
+from kvstore import methods
+from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.engine.updates import Queued
-from kvstore.gluon.lanes import Keyed, Lane
-from kvstore.server.shard import Shard
-from kvstore.transports.virtual.description import TRANSPORTS
-from kvstore.transports.virtual.programs import recorded, recorder
-from kvstore.wire.codecs import CODECS, Codec, codec
-from kvstore.wire.interfaces import Opening, Traffic
-from kvstore.wire.messages import HEADER
+from kvstore.fronts.gluon.lanes import Keyed, Lane
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
+from kvstore.messages.codecs import CODECS, Codec, codec
+from kvstore.messages.header import HEADER
+from kvstore.messages.seam import Opening, Traffic
+from kvstore.methods.contract import Method, Step
+from kvstore.optimizers import described
+from kvstore.optimizers.apply import Queued
+from kvstore.weights.servers.shard import Shard
 from odsgd.config.train import TrainConfig
+from odsgd.virtual.description import TRANSPORTS
+from odsgd.virtual.programs import recorded, recorder
 
 SIZES = (2 ** 14, 2 ** 16, 2 ** 18, 2 ** 19)  # floats
 SPREAD_NBYTES = 32e6
@@ -81,7 +82,7 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
     """gather, step, scatter."""
     made = config.method(config.options, 2)
     local = made.local_optimizer()
-    applied = optimizers.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}) if local \
+    applied = described.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}) if local \
         else optimizer(config)
     seconds: Dict[str, List[float]] = {"gather": [], "step": [], "scatter": []}
     for floats in SIZES:
@@ -96,7 +97,7 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
 def of_lines() -> Dict[str, Price]:
     """Of each store whose worker does more with a bucket in an iteration than to gather, send, step and scatter it."""
     prices = {name: price(SIZES, [_lines(method, floats) for floats in SIZES])
-              for name, method in algorithms.METHODS.items() if method.transports[0] in TRANSPORTS}
+              for name, method in methods.METHODS.items() if method.transports[0] in TRANSPORTS}
     return {name: one for name, one in prices.items() if one.megabyte >= LITTLE}
 
 
@@ -153,15 +154,15 @@ def _coded(one: Codec, floats: int) -> float:
 def of_server(config: TrainConfig) -> Dict[str, Price]:
     """Of each store that has servers, what its rule takes for a push, or for the sum of all workers'."""
     return {name: price(SIZES, [_rule(config, name, method, floats) for floats in SIZES])
-            for name, method in algorithms.METHODS.items() if "server" in method.transports}
+            for name, method in methods.METHODS.items() if "server" in method.transports}
 
 
 def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> float:
     shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
     options = {option: getattr(config.options, option) for option in method.option_names()
                if name == config.kvstore and option != "T"}
-    opening = Opening(algorithms.where(method), method.Options(**options).in_iterations().plain(),
-                      optimizers.describe(optimizer(config, plain=bool(method.plain_sgd))),
+    opening = Opening(methods.where(method), method.Options(**options).in_iterations().plain(),
+                      described.describe(optimizer(config, plain=bool(method.plain_sgd))),
                       [_bucket(key, floats) for key in keys], Traffic())
     shard.command("open", opening.command())
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))

@@ -19,9 +19,9 @@ import numpy as np
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.job import agreement
-from kvstore.server import courier
-from kvstore.transports.ps import ParameterServer
-from kvstore.wire.interfaces import Transport
+from kvstore.messages.seam import Transport
+from kvstore.transports.pslite import ParameterServer
+from kvstore.weights.servers import courier
 from odsgd.lab.cluster import goodput
 from odsgd.lab.profile.processor import Price, price
 

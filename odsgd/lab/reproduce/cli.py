@@ -15,10 +15,10 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
-from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce import pages, results
 from odsgd.lab.reproduce.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
 from odsgd.lab.reproduce.run import Folders, again, differing, run
+from odsgd.tools import pyplot
 
 DESCRIPTION = """\
 Run the tables and figures of five papers, and write pages with the papers' numbers beside ours. A run that was stopped

@@ -5,8 +5,8 @@ import math
 import statistics
 from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.transports.virtual.description import TIME
 from odsgd.lab.reproduce.results import Result
+from odsgd.virtual.description import TIME
 
 CONFIDENCE = 0.95
 

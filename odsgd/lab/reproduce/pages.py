@@ -15,12 +15,12 @@ import statistics
 from pathlib import Path
 from typing import Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
-from odsgd.lab.command import piped
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
 from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Grid, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
 from odsgd.lab.reproduce.results import Result
+from odsgd.tools import piped
 
 SOON = "seconds90"
 """The measure of figures that are shown side by side."""

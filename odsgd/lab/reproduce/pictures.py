@@ -8,11 +8,11 @@ import textwrap
 from pathlib import Path
 from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from odsgd.lab.command import pyplot
 from odsgd.lab.reproduce.claims import Seeds
 from odsgd.lab.reproduce.declarations import Cell, Item, Picture
 from odsgd.lab.reproduce.measures import MEASURES, Estimate, estimate, spread
 from odsgd.lab.reproduce.results import Result
+from odsgd.tools import pyplot
 
 CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_accuracy", "test error, %"),
           "train_accuracy": ("train_accuracy", "training accuracy, %"),

@@ -27,13 +27,13 @@ import yaml
 
 from kvstore.errors import ConfigError, shown
 from odsgd.config.train import DATASETS, TrainConfig
-from odsgd.lab.command import cpu
 from odsgd.lab.processes import GRACE_S
-from odsgd.lab.report.runs import METRICS, events_of
 from odsgd.lab.reproduce import results
 from odsgd.lab.reproduce.declarations import Trial
 from odsgd.lab.reproduce.results import COLUMNS, Result
 from odsgd.launch import linux
+from odsgd.report.runs import METRICS, events_of
+from odsgd.tools import cpu
 
 POLL_S = 0.2
 
@@ -83,7 +83,7 @@ def check(trials: Sequence[Trial], data: Optional[Path]) -> None:
     """ConfigError if a trial cannot run: an option, or files of data that are missing or damaged."""
     with tempfile.TemporaryDirectory() as folder:
         configs = [configuration(trial, Path(folder), data) for trial in trials]
-    from odsgd.training import datasets
+    from odsgd.training.data import datasets
     for dataset, data_dir in sorted({(config.dataset, config.data_dir) for config in configs if config.data_dir}):
         (datasets.mnist if dataset == "mnist" else datasets.cifar10)(str(data_dir))
 
@@ -208,7 +208,7 @@ def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
            say: Callable[[str], None]) -> subprocess.Popen[bytes]:
     """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    from odsgd.training.checkpoint import complete
+    from odsgd.training.checkpoint.checkpoint import complete
     there = complete(folder / "checkpoints")
     say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
     program = [sys.executable, "-m", "odsgd"]
@@ -243,7 +243,7 @@ def _lacks_staleness(one: _Running) -> bool:
     """
     if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
         return False
-    from odsgd.training.checkpoint import complete
+    from odsgd.training.checkpoint.checkpoint import complete
     kept = one.folder / "checkpoints"
     shutil.rmtree(kept / str(complete(kept)[-1]))
     return True

@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.errors import ProtocolError
 from kvstore.job import software
-from kvstore.transports.inprocess import InProcess, Stage
+from kvstore.transports.in_process import InProcess, Stage
 from tests.jobs import launch
 
 OURS = "0.3.0 1.9.1 1.26.4 3.11.7"

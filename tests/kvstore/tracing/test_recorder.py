@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore.buckets import Bucket, Keys, Parameter, plan
 from kvstore.engine import engine
 from kvstore.engine._mxnet import mx
+from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.tracing import recorder as trace
 from kvstore.tracing.trace import LANES
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from tests.jobs import ROOT, Result, environment, until
 from tests.scenarios import Scenario, train
 

@@ -5,11 +5,11 @@ from typing import Iterator
 
 import pytest
 
-from kvstore.algorithms import find
 from kvstore.errors import ConfigError
+from kvstore.methods import find
 from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
-from scripts import docs_tables
+from scripts.maintain import docs_tables
 from tests import methods
 from tests.odsgd.training.runs import final_weights, same_bits, tiny, train_together
 

@@ -8,7 +8,7 @@ import pytest
 
 from odsgd.config.command import check_command
 from odsgd.config.train import TrainConfig
-from odsgd.launch import cli
+from odsgd.launch import command
 
 FOLDER = Path(__file__).parents[3] / "configs"
 CONFIGS = sorted(set(FOLDER.glob("*.yaml")) - set(FOLDER.glob("bench_*.yaml")))  # those are of `odsgd bench`
@@ -42,7 +42,7 @@ def test_the_launcher_takes_the_command_that_a_preset_gives(path: Path, tmp_path
     line, = re.findall(r"# launch +odsgd launch (.*)", opening(path).replace("\\\n#", ""))
     line = line.replace("-H hosts", f"-H {hosts}").replace("DIR", str(tmp_path))
     line = line.replace("odsgd train", f"{sys.executable} -m odsgd train")
-    job = cli.parse(shlex.split(line))
+    job = command.parse(shlex.split(line))
     config = check_command(job.command)
     assert config is not None
     config.method(config.options, job.num_workers)  # complains of options that do not go with so many

@@ -10,16 +10,16 @@ import pytest
 import yaml
 
 import odsgd.cli  # noqa: F401  which knows all commands and their flags
-from kvstore import algorithms
-from kvstore.algorithms import optimizers
-from kvstore.algorithms.method import CodedOptions
+from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
+from kvstore.methods import local_optimizers
+from kvstore.methods.contract import CodedOptions
 from kvstore.options import Span, integer, option, plain
 from odsgd.config import methods
 from odsgd.config.flags import parse_flags
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig, option_fields, own_fields
-from scripts import docs_tables
+from scripts.maintain import docs_tables
 
 ISSUE_EXAMPLE = """--model resnet18_v2 --dataset cifar10 --data-dir DIR --num-gpus 4 --batch-size 32
     --kvstore dist_sync --optimizer sgd --lr 0.1 --momentum 0.9 --wd 1e-4
@@ -453,7 +453,7 @@ def test_a_configuration_with_one_option_changed_keeps_those_of_its_method() -> 
 
 
 def test_local_optimizers_include_those_of_the_paper() -> None:
-    assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= {"none", *optimizers.NAMES}
+    assert {"none", "sgd", "dcasgd_c", "dcasgd_a"} <= {"none", *local_optimizers.NAMES}
     for name in ("none", "sgd", "dcasgd_c", "dcasgd_a"):
         assert optimizer_local(TrainConfig(optimizer_local=name)) == name
 

@@ -7,9 +7,8 @@ from typing import Any, Dict, List
 
 import pytest
 
-from kvstore.buckets import Parameter
 from kvstore.errors import ConfigError
-from kvstore.transports.virtual.description import VirtualCluster, of
+from kvstore.messages.buckets import Parameter
 from odsgd.lab.advise import cli, knowledge, report
 from odsgd.lab.advise.candidates import candidates, placed
 from odsgd.lab.advise.config import AdviseConfig
@@ -18,6 +17,7 @@ from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import parse
 from odsgd.lab.reproduce import pages
 from odsgd.lab.reproduce.declarations import BEYOND, paper_called
+from odsgd.virtual.description import VirtualCluster, of
 
 PROFILE = """
 compute: {iteration: 100ms}

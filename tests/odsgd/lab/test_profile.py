@@ -7,12 +7,12 @@ from typing import Any, Dict, List
 import pytest
 import yaml
 
-from kvstore.transports.virtual import description
 from odsgd.cli import main
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig
 from odsgd.lab.profile import cli, passes, wire
 from odsgd.lab.profile.processor import Price, price
+from odsgd.virtual import description
 
 
 def profiled(tmp_path: Path, *flags: str) -> Dict[str, Any]:

@@ -12,9 +12,9 @@ from typing import Any, Dict, List
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.lab.report import page, runs
-from odsgd.lab.report.breakdown import breakdown_of
-from odsgd.lab.report.cli import main
+from odsgd.report import page, runs
+from odsgd.report.breakdown import breakdown_of
+from odsgd.report.cli import main
 
 
 def write_run(folder: Path, events: List[Dict[str, Any]]) -> Path:

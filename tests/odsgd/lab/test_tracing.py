@@ -9,10 +9,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 import pytest
 
 from odsgd.cli import main
-from odsgd.lab.tracing.files import MERGED, read_timeline
-from odsgd.lab.tracing.summary import shares
-from odsgd.lab.tracing.timeline import Bar, Timeline, Track
-from odsgd.training import virtual
+from odsgd.timeline.files import MERGED, read_timeline
+from odsgd.timeline.summary import shares
+from odsgd.timeline.timeline import Bar, Timeline, Track
+from odsgd.training.step import virtual
 from tests.jobs import launch
 from tests.odsgd.training.runs import records, tiny
 

@@ -9,12 +9,13 @@ from typing import List
 
 import pytest
 
-from odsgd.launch import hook, linux, reach
+from odsgd.launch import hook, linux
 from odsgd.launch.agent import MPI_PRIVATE, Agent
-from odsgd.launch.channel import Channel, Message
-from odsgd.launch.hosts import Host
+from odsgd.launch.connections.tunnel import new_certificate
+from odsgd.launch.hosts import ssh
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import Job, make_plan
-from odsgd.launch.tunnel import new_certificate
 from tests.jobs import until
 
 
@@ -28,7 +29,7 @@ def test_variables_of_mpirun_are_taken_away_and_settings_of_mpich_are_not() -> N
 def test_a_worker_alone_on_its_host_gets_the_store_in_place_of_mxnets(num_servers: int) -> None:
     alone = Host("10.0.0.1")
     job = Job(("train.py",), 1, num_servers, launcher="ssh", slots=(alone, Host("10.0.0.2")), store="ssgd")
-    sent = reach.orders(job, make_plan(job, ("10.0.0.9", 4000)).on(alone), remote=True)
+    sent = ssh.orders(job, make_plan(job, ("10.0.0.9", 4000)).on(alone), remote=True)
     agent = Agent(sent, Channel(*os.pipe()))
     env = agent._environment(sent["processes"][0])
     for fd in (agent.channel.read_fd, agent.channel.write_fd):
@@ -71,8 +72,8 @@ os.write(fd, b', 3]]}\\n')
 
 def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_once() -> None:
     job = Job((sys.executable, "-c", MIXED), 1, 0)
-    sent = reach.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
-    with subprocess.Popen([sys.executable, *reach.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
+    sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
+    with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin and agent.stdout
         agent.stdin.write(json.dumps(sent).encode() + b"\n")
         agent.stdin.flush()

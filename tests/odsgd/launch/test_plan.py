@@ -7,11 +7,11 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
-from odsgd.launch import reach
-from odsgd.launch.channel import Channel
-from odsgd.launch.hosts import Host
+from odsgd.launch.hosts import ssh
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hosts.ssh import Outpost, orders
+from odsgd.launch.messages import Channel
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
-from odsgd.launch.reach import Outpost, orders
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -58,14 +58,14 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
             "1", "127.0.0.1", "127.0.0.1")
     outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
-    portals, none, others = (made for _, made in reach.portals(outposts))
+    portals, none, others = (made for _, made in ssh.portals(outposts))
     assert none == []  # the launching machine and A have one folder, and portals once
     sockets = {process.name: process.sockets for process in plan.processes}
     assert portals == [{"socket": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
     assert [portal["at"] for portal in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
     assert {portal["socket"]: portal["lasting"] for portal in others} == {
         **sockets["scheduler"], **sockets["server 0"], **sockets["worker 0"]}
-    told = reach.tunnel_orders(asked, plan, B)
+    told = ssh.tunnel_orders(asked, plan, B)
     assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))
 
 
@@ -80,9 +80,9 @@ def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_portals_lead_
         assert process.sockets == {f"127.0.0.1:{port}": True} and not process.files
     outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
                 for host in (A, B)]
-    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in reach.portals(outposts)] == [
+    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in ssh.portals(outposts)] == [
         [(f"127.0.0.1:{ports[1]}", B.address)], [(f"127.0.0.1:{port}", A.address) for port in (ports[0], ports[2])]]
-    assert reach.orders(asked, plan.on(A), remote=True)["sockets"] == {}  # files, which it would take away
+    assert ssh.orders(asked, plan.on(A), remote=True)["sockets"] == {}  # files, which it would take away
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 4096])
@@ -105,7 +105,7 @@ def test_names_and_environment_of_an_ssh_job() -> None:
         "scheduler": "10.0.0.9", "server 0": "10.0.0.1", "worker 0": "10.0.0.1", "worker 1": "10.0.0.2"}
     assert [by_name[name].env["X"] for name in by_name] == ["1", "2", "1", "1"]
     assert by_name["worker 1"].command == (sys.executable, "train.py", "--lr", "0.1")
-    assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.server")
+    assert by_name["server 0"].command == (sys.executable, "-m", "kvstore.weights.servers")
 
 
 def test_workers_without_servers_have_no_scheduler_and_are_told_their_place_in_mpi() -> None:

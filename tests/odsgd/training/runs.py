@@ -6,10 +6,10 @@ from typing import Any, Dict, List, Optional, Sequence
 import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.transports.inprocess import Stage
-from kvstore.wire.interfaces import Transport
+from kvstore.messages.seam import Transport
+from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import train
+from odsgd.training import loop
 
 TINY: Dict[str, Any] = {
     "dataset": "synthetic", "image_shape": (1, 6, 6), "num_classes": 3, "num_examples": 80, "batch_size": 8,
@@ -28,7 +28,7 @@ def train_together(configs: Sequence[TrainConfig]) -> None:
         if configs[0].transport == "sharded":
             return stage.sharded_worker(worker_rank)
         return stage.worker(worker_rank) if configs[0].needs_servers else stage.ring_worker(worker_rank)
-    stage.run(lambda transport: train.Training(configs[transport.worker_rank], transport).run(), make)
+    stage.run(lambda transport: loop.Training(configs[transport.worker_rank], transport).run(), make)
 
 
 def records(out: Path, event: Optional[str] = None) -> List[Dict[str, Any]]:

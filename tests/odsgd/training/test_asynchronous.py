@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError
-from kvstore.transports.inprocess import Stage
+from kvstore.transports.in_process import Stage
 from odsgd.config.train import TrainConfig
-from odsgd.training import checkpoint, train
+from odsgd.training import loop
+from odsgd.training.checkpoint import checkpoint
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny
 
 WORKERS = 5
@@ -27,7 +28,7 @@ def order(first: int, last: int, every: int = 1, workers: int = WORKERS) -> List
 def train_in_order(config: TrainConfig, first: int, last: int, every: int = 1, workers: int = WORKERS) -> None:
     """Iterations first + 1 to last."""
     cluster = Stage(workers, order=order(first, last, every, workers), timeout_s=60)
-    cluster.run(lambda transport: train.Training(config, transport).run())
+    cluster.run(lambda transport: loop.Training(config, transport).run())
     assert cluster.log == order(first, last, every, workers)
 
 
@@ -91,7 +92,7 @@ def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Pat
     """Worker 0 has two epochs done before worker 1 begins."""
     ends, two = [0] * 10 + [1] * 15 + [0] * 5, dict(kvstore="asgd", lr=0.05, checkpoint_every=0)
     cluster = Stage(2, order=ends, timeout_s=60)
-    cluster.run(lambda transport: train.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
+    cluster.run(lambda transport: loop.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
     assert cluster.log == ends
     first, second, last = records(tmp_path / "run", "epoch")
     assert [one["epoch"] for one in (first, second, last)] == [1, 2, 3]
@@ -107,7 +108,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
 
     def train_until(last: int, name: str, **options: Any) -> None:
         def worker(transport: Any) -> None:
-            run = train.Training(tiny(tmp_path / name, batch_size=4, epochs=3, kvstore="asgd", **options), transport)
+            run = loop.Training(tiny(tmp_path / name, batch_size=4, epochs=3, kvstore="asgd", **options), transport)
             iterate = run._iterate
 
             def until(xs: Any, ys: Any) -> None:
@@ -139,7 +140,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
 def test_staleness_is_a_result_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(tmp_path, **ASYNC, kvstore="asgd")
     cluster = Stage(WORKERS, order=list(range(WORKERS)) * ITERATIONS, timeout_s=60)
-    cluster.run(lambda transport: train.Training(config, transport).run())
+    cluster.run(lambda transport: loop.Training(config, transport).run())
     found = json.loads((tmp_path / "staleness.json").read_text())
     # In turns, every gradient but the first of each worker is M - 1 updates old; worker m's first m.
     ones = ITERATIONS - 1
@@ -178,7 +179,7 @@ def test_a_damped_gradient_has_a_lower_effective_learning_rate(tmp_path: Path) -
 
 
 def test_a_synchronous_run_has_no_staleness(tmp_path: Path) -> None:
-    assert train.run(tiny(tmp_path)) == 0
+    assert loop.run(tiny(tmp_path)) == 0
     assert not records(tmp_path, "staleness") and not (tmp_path / "staleness.json").exists()
     assert "staleness_mean" not in records(tmp_path, "interval")[0]
 
@@ -195,6 +196,6 @@ def test_every_workers_own_iteration_is_its_clock(tmp_path: Path) -> None:
     config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
     in_turns = [rank for _ in range(3) for rank in range(WORKERS) for _ in range(4)]
     cluster = Stage(WORKERS, order=in_turns, timeout_s=60)
-    cluster.run(lambda transport: train.Training(config, transport).run())
+    cluster.run(lambda transport: loop.Training(config, transport).run())
     assert staleness(tmp_path)["lr_mean"] == pytest.approx((0.08 + 0.04 + 0.04) / 3)
     assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.08, 0.04, 0.04]

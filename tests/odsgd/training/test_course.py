@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from odsgd.training.course import Course, Deal
-from odsgd.training.data import Shards
+from odsgd.training.data.data import Shards
 
 EXAMPLES, BATCH = 103, 4
 

@@ -11,8 +11,8 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.job import control
 from odsgd.config.train import TrainConfig
-from odsgd.training import datasets
-from odsgd.training.data import load
+from odsgd.training.data import datasets
+from odsgd.training.data.data import load
 
 REAL = Path(os.environ.get("ODSGD_TEST_DATA", "/nonexistent"))
 

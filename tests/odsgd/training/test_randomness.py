@@ -5,7 +5,8 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from odsgd.config.train import TrainConfig
-from odsgd.training import models, randomness
+from odsgd.training import randomness
+from odsgd.training.models import models
 
 nn = mx.gluon.nn
 

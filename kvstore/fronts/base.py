@@ -1,0 +1,463 @@
+"""What the stores of all front ends have alike: a session, its place in the job, the weights that all workers share,
+the end of a worker's data, what is saved. Numbers here are NumPy's; a front end turns them into its framework's.
+"""
+import atexit
+import contextlib
+import functools
+import sys
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Generic,
+    Hashable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Type,
+    TypeVar,
+)
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray
+from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
+from kvstore.job import control, ending
+from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
+from kvstore.messages.seam import Export, Transport
+from kvstore.methods.contract import Method, Options
+from kvstore.session import saving
+from kvstore.session.saving import Saved
+from kvstore.session.session import Session
+from kvstore.session.staleness import Staleness
+
+SUMMED_TOGETHER = 4 * 1024 * 1024
+"""Numbers in one sum over the workers, outside the training loop."""
+
+
+class _Lane(Protocol):
+    """One bucket's way, as every front end has one."""
+
+    bucket: Bucket
+    context: Any
+
+    def weights(self) -> NDArray:
+        """A new flat array of what the parameters hold now."""
+
+    def show(self, flat: NDArray) -> None:
+        """Let the parameters hold `flat`."""
+
+
+L = TypeVar("L", bound=_Lane)
+K = TypeVar("K", bound=Hashable)
+
+
+class Snapshot(NamedTuple):
+    """The weights of a moment, by bucket, and what else a network holds, by name and device."""
+
+    weights: List[NDArray]
+    statistics: Dict[str, List[Any]]
+
+
+class FrontEnd(Generic[L]):
+    """A store of one model, but for what depends on the framework of its script:
+
+        begin()               lay out the buckets, then `_open`; nothing if that has been done
+        _iterate()            one iteration, in which this worker has no gradient if it has `_joined`
+        under_way           whether an iteration has begun and not ended
+        _statistics()         copies of what the model holds beside what is trained: the framework's arrays by name, one
+                              for each device
+        _set_statistics(…)    let it hold these, or NumPy's
+        _numbers(array)       NumPy's of one of the framework's
+
+    Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
+    same order.
+    """
+
+    def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        self.session: Session = (transport.session_class or Session)(method, options, transport)
+        self.options = self.session.method.options
+        self.lr_local: Optional[float] = getattr(options, "lr_local", None)
+        """The rate of local steps; None: the optimizer's. It may be set at any time."""
+        self.lanes: List[L] = []
+        """Every bucket's, from the first step on."""
+        self._saved: Optional[Saved] = None  # this worker's state, until the first step takes it up
+        self._saved_servers: Optional[Saved] = None
+        self._joined = False  # this worker's data have ended, and not all others'
+        self._shown: Optional[Snapshot] = None  # what the parameters hold in the place of this worker's own weights
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<kvstore {self.name}: worker {self.rank} of {self.num_workers}, iteration {self.iteration}>"
+
+    # -- this worker's place -----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The method's."""
+        return self.session.method.name
+
+    @property
+    def type(self) -> str:
+        """The same."""
+        return self.name
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank: the launcher's, the same on every run."""
+        return self.session.transport.worker_rank
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        return self.session.leads
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the job has."""
+        return self.session.transport.num_workers
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done, with those that a loss scale has left out."""
+        return self.session.iteration
+
+    # -- for a script ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Lay out the buckets and give the servers their weights. Collective; waits. The first step does it, too."""
+        raise NotImplementedError
+
+    def barrier(self) -> None:
+        """Wait until every worker is here with nothing in flight. Collective."""
+        self._check_usable()
+        self._meet()
+        self.wait()
+        self.session.transport.total(np.zeros(1))
+
+    def wait(self) -> None:
+        """Wait until all that this worker has asked for has arrived."""
+        self.session.wait()
+
+    def join(self) -> None:
+        """This worker's data have ended. Take part in the iterations of those whose data have not, without a gradient,
+        and return when all have come to a `join`. Collective; waits.
+
+        With A workers left, an iteration takes the mean of A gradients. For stores made with ``uneven="join"``; there
+        every other collective call joins first, and so does the end of the process.
+        """
+        self._check_usable()
+        if self.options.uneven != "join":
+            raise ConfigError("join: every worker has to know that others may end before it; make the store with "
+                              "uneven=\"join\"")
+        self.begin()
+        self._check_between("join")
+        self._joined = True
+        while self._iterate():
+            self.session.wait()
+        self._joined = False
+        self.wait()
+
+    @contextlib.contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
+
+        What is not trained (the statistics of BatchNorm) holds its mean over devices and workers inside, unless it is
+        of a type that is never trained. Afterwards this worker's own are back.
+        """
+        self._check_usable()
+        self._meet()
+        self._idle()
+        self.session.wire.check()
+        own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._statistics().items()}
+        means = self._over_workers(
+            {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
+            lambda name: np.mean(own[name], axis=0), self.session.mean)
+        shared = {name: [mean.reshape(own[name][0].shape)] * len(own[name]) for name, mean in means}
+        with self.showing(Snapshot([self.session.global_weights(lane.bucket) for lane in self.lanes],
+                                   {**own, **shared})):
+            yield
+
+    def snapshot(self) -> Snapshot:
+        """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
+
+        Of what is not trained (the statistics of BatchNorm) it has this worker's own, as they are now.
+        """
+        self._check_begun("snapshot")
+        if not self.session.method.asynchronous:
+            raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
+                              "use global_weights")
+        return Snapshot([self.session.global_weights(lane.bucket).copy() for lane in self.lanes], self._statistics())
+
+    @contextlib.contextmanager
+    def showing(self, snapshot: Snapshot) -> Iterator[None]:
+        """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
+        before, statistics = self._shown, self._statistics()
+        try:
+            self._shown = snapshot
+            for lane, flat in zip(self.lanes, snapshot.weights):
+                lane.show(flat)
+            self._set_statistics(snapshot.statistics)
+            yield
+        finally:
+            self._shown = before
+            try:
+                for lane, own in zip(self.lanes, self._own_weights() if before is None else before.weights):
+                    lane.show(own)
+            finally:
+                self._set_statistics(statistics)
+
+    def _own_weights(self) -> List[NDArray]:
+        return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
+
+    @property
+    def shows_own(self) -> bool:
+        """Whether parameters may hold this worker's own weights now, and not the global ones."""
+        return bool(self.lanes) and not (self._closed or self._shown is not None or self.session.method.waits)
+
+    def statistics(self) -> Staleness:
+        """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
+        self._check_begun("statistics")
+        return self.session.statistics()
+
+    def memory(self) -> Dict[str, int]:
+        """Bytes of what the method keeps on this worker, by ``NAME: MEANING``; no wire buffers, no parameters."""
+        self._check_begun("memory")
+        return self.session.memory()
+
+    def close(self) -> None:
+        """Leave the job. Collective; waits."""
+        if not self._closed:
+            self._meet()
+            self.wait()
+            self._closed = True
+            atexit.unregister(self._join_at_exit)
+            self.session.transport.close()
+
+    # -- to save it --------------------------------------------------------------------------------------------
+
+    def worker_state(self) -> Saved:
+        """What this worker knows: `saving.worker_state`, and ``aux/DEVICE/NAME``. Collective; waits."""
+        self._check_begun("worker_state")
+        self._meet()
+        self._idle()
+        arrays, meta = saving.worker_state(self.session)
+        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._statistics().items()
+                       for device, array in enumerate(mine)})
+        return arrays, meta
+
+    def server_state(self) -> Saved:
+        """The global optimizer's state: `saving.server_state`. Waits; any one worker may call it.
+
+        Collective where `state_is_shared`.
+        """
+        self._check_begun("server_state")
+        self.wait()
+        return saving.server_state(self.session, self.session.wire.export_state())
+
+    def exporting(self) -> Export:
+        """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
+        makes of it what `server_state` returns). Waits; collective where `state_is_shared`.
+        """
+        self._check_begun("exporting")
+        self.wait()
+        return self.session.wire.exporting()
+
+    @property
+    def state_is_shared(self) -> bool:
+        """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
+        return self.session.wire.state_is_shared
+
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.
+
+        With Gluon the caller sets its parameters itself (``local/NAME``, ``aux/DEVICE/NAME``), since it computes on
+        them before that step.
+        """
+        self._check_not_begun("load_state")
+        saving.check_form(worker, "store")
+        if worker[1]["store"] != self.name:
+            raise ConfigError(f"the saved state is of a `{shown(str(worker[1]['store']))}` store, this one is "
+                              f"`{self.name}`")
+        saving.check_worker(worker)
+        if server is not None:
+            saving.check_servers(server, "the servers' part of the saved state")
+        self._saved, self._saved_servers = worker, server
+        meta = worker[1]
+        self.session.resume(meta["iteration"], meta["lr"], meta["lr_local"], meta.get("left_out", 0),
+                            meta.get("since", 0))
+
+    def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
+        """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
+
+        That are the global weights, which the caller's parameters hold on every worker, and the global optimizer's
+        state; `server` counts on worker 0. What workers, and servers for each of them, keep begins anew.
+        """
+        self._check_not_begun("load_shared")
+        if server is not None:
+            saving.check_servers(server, "the servers' part of the saved state")
+        self._saved_servers = None if server is None else saving.optimizer_alone(server)
+        self.session.resume(iteration)
+
+    # -- for front ends ----------------------------------------------------------------------------------------
+
+    def _iterate(self) -> bool:
+        """One iteration; in it this worker has no gradient if it has joined. Returns whether any worker has one."""
+        raise NotImplementedError
+
+    @property
+    def under_way(self) -> bool:
+        raise NotImplementedError
+
+    def _statistics(self) -> Dict[str, List[Any]]:
+        raise NotImplementedError
+
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _numbers(array: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def _open(self, lanes: List[L]) -> None:
+        """The buckets have their ways: the servers get their weights, or all goes on from what was loaded. Collective;
+        waits.
+        """
+        if self._saved is None:
+            by_id = {lane.bucket.id: lane for lane in lanes}
+            self.session.begin(lambda bucket: by_id[bucket.id].weights())
+        else:
+            weights = [saving.weights_of(self._saved, prefix, lanes[0].context) for prefix in ("global/", "local/")]
+            self.session.begin(*weights)
+            saving.load_worker(self.session, self._saved)
+        updates = saving.load_servers(self.session, self._saved_servers)
+        if not self.session.iteration:  # optimizer states alone: schedules and the warm-up go on with them
+            self.session.resume(updates)
+        self._saved = self._saved_servers = None
+        self.lanes = lanes
+        self._advise()
+        if self.options.uneven == "join":
+            ending.follow()
+            atexit.register(self._join_at_exit)
+
+    def _advise(self) -> None:
+        """Worker 0 says what it would do otherwise."""
+        advice = self.session.advice() if self.rank == 0 and self.lr_local is None else None
+        if advice is not None:
+            print(f"{control.who()}: warning: {advice}", file=sys.stderr, flush=True)
+
+    def _sum(self, array: np.ndarray) -> np.ndarray:
+        """Over the workers, in single precision. Collective; waits."""
+        self._check_usable()
+        self._meet()
+        return self.session.transport.total(array)
+
+    def _over_workers(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray],
+                      total: Callable[[np.ndarray], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
+        """The `total` of what every worker has of each key, flat; many keys go together. Collective; waits."""
+        for keys in together(sizes):
+            flat = np.concatenate([np.asarray(mine(key), np.float32).reshape(-1) for key in keys])
+            yield from zip(keys, np.split(total(flat), np.cumsum([sizes[key] for key in keys])[:-1]))
+
+    def _from_worker_0(self, sizes: Mapping[K, int], mine: Callable[[K], np.ndarray]) -> Iterator[Tuple[K, np.ndarray]]:
+        """Worker 0's numbers of each key, flat: sums to which it alone adds anything. Collective; waits."""
+        return self._over_workers(sizes, mine if self.rank == 0 else lambda key: np.zeros(sizes[key], np.float32),
+                                  self.session.transport.total)
+
+    def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:
+        """What a gradient counts in the iteration that begins, of which all workers' are M together (M / A where A
+        workers have one, 0 where none has), and the learning rates of those. Waits, where data may be uneven.
+        """
+        if self.options.uneven != "join":
+            return 1.0, rates
+        active, (floats, *theirs) = self._announce(0, *rates)
+        while floats:  # nobody's who has a gradient
+            self.session.transport.total(np.zeros(int(floats)))
+            active, (floats, *theirs) = self._announce(0, *rates)
+        if not active or self.options.reduction == "sum":
+            return float(active > 0), theirs
+        return self.num_workers / active, theirs
+
+    def _announce(self, *numbers: float) -> Tuple[int, Sequence[float]]:
+        """How many workers have not joined, and these numbers of theirs, which are alike. Collective; waits.
+
+        First how many floats they are about to sum, 0 where an iteration begins; then its rates. Bytes, since sums of
+        these are exact.
+        """
+        mine = np.frombuffer(np.array(numbers, float).tobytes(), np.uint8)
+        active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self._joined))
+        theirs = np.array(sums) / max(active, 1)
+        if not self._joined and (theirs != mine).any():
+            raise ProtocolError(f"iteration {self.iteration + 1}: the workers differ in their learning rates (here "
+                                f"{', '.join(f'{rate:g}' for rate in numbers[1:])}), or one takes another step; let "
+                                "schedules depend on the iteration alone, and not on how many batches a worker has")
+        return int(active), np.frombuffer(theirs.astype(np.uint8).tobytes()).tolist()
+
+    def _meet(self) -> None:
+        """All workers come here: those whose data have ended go on without, until all have."""
+        if self.options.uneven == "join" and self.lanes and self._shown is None:
+            self.join()
+
+    def _join_at_exit(self) -> None:
+        """A worker that ends does not leave the others alone; one that has failed does."""
+        if self._closed:
+            return
+        ends = f"{control.who()} ends after iteration {self.iteration}, and"
+        if ending.failed():
+            print(f"{ends} does not join: its script ended by an error, or by a SystemExit other than `sys.exit(0)`",
+                  file=sys.stderr, flush=True)
+        else:
+            print(f"{ends} joins until the others have ended", file=sys.stderr, flush=True)
+            self.join()
+
+    def _idle(self) -> None:
+        """Have nothing in flight; in an asynchronous job no worker has, so that all see the same global weights."""
+        self.wait()
+        if self.session.method.asynchronous:
+            self.barrier()
+
+    def _check_usable(self) -> None:
+        """StoreClosedError after `close`."""
+        if self._closed:
+            raise StoreClosedError(f"the `{self.name}` store of worker {self.rank} is closed")
+
+    def _check_begun(self, what: str) -> None:
+        self._check_usable()
+        if not self.lanes:
+            raise ConfigError(f"{what} before the first step: there is no state yet")
+
+    def _check_between(self, call: str) -> None:
+        if self.under_way:
+            raise ProtocolError(f"{call} in the middle of iteration {self.iteration + 1}: some of its gradients have "
+                                "been handed in, and not all; end it first")
+
+    def _check_not_begun(self, what: str) -> None:
+        if self.lanes:
+            raise ConfigError(f"{what} after the first step; make a new store and a new trainer or optimizer "
+                              "for it")
+
+
+@functools.lru_cache(maxsize=None)  # once
+def warn_of_own(store: str, other_ways: str = "") -> None:
+    """Where a script saves what `shows_own`."""
+    print(f"{control.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones are "
+          f"others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
+
+
+def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:
+    """Keys whose numbers travel in one sum."""
+    keys: List[K] = []
+    numbers = 0
+    for key, size in sizes.items():
+        if keys and numbers + size > SUMMED_TOGETHER:
+            yield keys
+            keys, numbers = [], 0
+        keys.append(key)
+        numbers += size
+    if keys:
+        yield keys

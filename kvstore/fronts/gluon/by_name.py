@@ -1,0 +1,181 @@
+"""Our stores by name in MXNet: ``mx.kv.create("odsgd")``, ``gluon.Trainer(…, kvstore="odsgd")``, Module's ``fit``.
+
+MXNet takes any name. One it does not know means its store of this process alone, and where there is one device no store
+at all unless the name contains ``dist``: each worker would train by itself, in silence. So MXNet is taught our names,
+and to refuse all that neither of us knows. In a job of `odsgd launch --store` its own names mean that store, too
+(`standin`). Nothing here imports MXNet.
+"""
+import functools
+import importlib.machinery
+import os
+import sys
+import types
+from typing import Any, Callable, Iterable
+
+from kvstore import methods
+from kvstore.errors import ConfigError
+from kvstore.fronts import standin
+from kvstore.fronts.gluon import batch
+from kvstore.job import control
+
+MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync")
+_WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync", "async", "p3"}
+"""MXNet's names are made of these, in any order: it looks for words in them."""
+
+Create = Callable[..., Any]
+
+
+def install(mx: Any, create: Create) -> None:
+    """Teach this MXNet our names; `create` makes the store of a name. A second call does nothing."""
+    if hasattr(mx.kvstore.create, "__wrapped__"):
+        return
+    ours = functools.partial(_ours, mx, create)
+    mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
+    mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)
+    mx.gluon.Trainer.__init__ = _making(mx, mx.gluon.Trainer.__init__, ours)
+    mx.gluon.trainer._create_sparse_kvstore = _keeping(mx.gluon.trainer._create_sparse_kvstore)
+    mx.nd.NDArray.backward = batch.counting(mx.nd.NDArray.backward)
+    mx.autograd.backward = batch.counting(mx.autograd.backward)
+    mx.mod.Module.init_optimizer = batch.telling(mx.mod.Module.init_optimizer)
+    _watch_saving(mx)
+
+
+def _watch_saving(mx: Any) -> None:
+    """Every way of MXNet's to write parameters (`module_checkpoint`, `Module.save_checkpoint` take `save_params`)."""
+    block, hybrid, module, parameters = (mx.gluon.Block, mx.gluon.HybridBlock, mx.mod.BaseModule,
+                                         mx.gluon.ParameterDict)
+    block.save_parameters = _saving(block.save_parameters, lambda it, *_, **__: it.collect_params())
+    hybrid.export = _saving(hybrid.export, lambda it, *_, **__: it.collect_params())
+    parameters.save = _saving(parameters.save, lambda it, *_, **__: it)
+    module.save_params = _saving(module.save_params, lambda it, *_, **__: it.get_params()[0])
+    mx.model.save_checkpoint = mx.callback.save_checkpoint = _saving(
+        mx.model.save_checkpoint, lambda prefix, epoch, symbol, arg_params, *_, **__: arg_params)
+
+
+def install_when_imported(create: Create) -> None:
+    """The same once MXNet is imported; until then it costs nothing."""
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name == "mxnet" else None
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            install(module, create)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
+
+
+def _ours(mx: Any, create: Create, store: Any) -> Any:
+    """A store for a name of ours; anything else as it is. ConfigError for a name that nobody knows."""
+    if not _is_ours(mx, store):
+        return store
+    if _is_mxnets(store):
+        return _stand_in(create, store.lower())
+    methods.find(store.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
+    return create(store.lower())
+
+
+def _is_ours(mx: Any, store: Any) -> bool:
+    return isinstance(store, str) and store.lower() not in mx.kvstore.KVStoreBase.kv_registry \
+        and (not _is_mxnets(store) or standin.VARIABLE in os.environ)
+
+
+def _is_mxnets(store: str) -> bool:
+    return set(store.lower().split("_")) <= _WORDS
+
+
+def _stand_in(create: Create, name: str) -> Any:
+    """The job's store, in place of MXNet's `name`. Where that is one for several workers, it goes by that name."""
+    asked = standin.of_job()
+    assert asked is not None
+    store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))
+    if "dist" in name:
+        store.stands_for = name
+    if store.rank == 0:
+        print(f"{control.who()}: `{asked.kvstore}` in place of `{name}`, which the script asks for", file=sys.stderr)
+    return store
+
+
+def _creating(mxnets: Create, ours: Create) -> Create:
+    """``mx.kv.create`` with our names."""
+    @functools.wraps(mxnets)
+    def create(name: Any = "local") -> Any:
+        store = ours(name)
+        return mxnets(name) if store is name else store
+
+    return create
+
+
+def _preparing(mxnets: Callable[..., Any], ours: Create) -> Callable[..., Any]:
+    """``mx.model._create_kvstore``, which makes Module's store, with our names.
+
+    Where the store's type says so, Module divides its gradients by the number of workers.
+    """
+    @functools.wraps(mxnets)
+    def create_kvstore(kvstore: Any, *arguments: Any) -> Any:
+        store, updates = mxnets(ours(kvstore), *arguments)
+        name = getattr(store, "stands_for", None) or ""
+        if "dist" in name and "_sync" in name:
+            store._multiply_back()
+        return store, updates
+
+    return create_kvstore
+
+
+def _making(mx: Any, init: Callable[..., None], ours: Create) -> Callable[..., None]:
+    """``Trainer.__init__``, which looks at its store when it is made, and not with the first step."""
+    @functools.wraps(init)
+    def __init__(trainer: Any, *arguments: Any, **options: Any) -> None:
+        init(trainer, *arguments, **options)
+        asked = trainer._kvstore_params
+        if _is_ours(mx, asked["kvstore"]) or type(asked["kvstore"]).__module__.startswith("kvstore."):
+            _check_updates(asked["update_on_kvstore"])
+            asked["update_on_kvstore"] = True  # row-sparse gradients would otherwise leave it to the name of the store
+            asked["kvstore"] = ours(asked["kvstore"])
+            _admit(mx, type(asked["kvstore"]))
+
+    return __init__
+
+
+def _keeping(mxnets: Callable[..., Any]) -> Callable[..., Any]:
+    """``_create_sparse_kvstore``, which makes a Trainer's store where weights are row-sparse, for ours, too."""
+    @functools.wraps(mxnets)
+    def create_sparse_kvstore(store: Any) -> Any:
+        return (store, True) if type(store).__module__.startswith("kvstore.") else mxnets(store)
+
+    return create_sparse_kvstore
+
+
+def _admit(mx: Any, kind: Any) -> None:
+    """The Trainer takes row-sparse gradients to stores of the classes that it calls `KVStore`: let this be one."""
+    trainer = mx.gluon.trainer
+    known = trainer.KVStore if isinstance(trainer.KVStore, tuple) else (trainer.KVStore,)
+    trainer.KVStore = known if kind in known else (*known, kind)
+
+
+def _saving(save: Callable[..., Any], names: Callable[..., Iterable[str]]) -> Callable[..., Any]:
+    """A function of MXNet's that saves parameters, with a line of warning where they are one worker's own."""
+    @functools.wraps(save)
+    def save_parameters(*arguments: Any, **options: Any) -> Any:
+        stores = getattr(sys.modules.get("kvstore.fronts.gluon.store"), "begun", ())
+        own = [store for store in stores if store.holds_own(names(*arguments, **options))]
+        if own:
+            from kvstore.fronts.base import warn_of_own  # which imports MXNet
+            warn_of_own(own[0].name, ", or by odsgd.callbacks")
+        return save(*arguments, **options)
+
+    return save_parameters
+
+
+def _check_updates(asked: Any) -> None:
+    """ConfigError where the Trainer would update the weights itself."""
+    unset = asked is None
+    if (os.environ.get("MXNET_UPDATE_ON_KVSTORE") == "0") if unset else not asked:
+        where = "MXNET_UPDATE_ON_KVSTORE=0 in the environment" if unset else "update_on_kvstore=False"
+        raise ConfigError(f"the Trainer is made with {where}, and these stores update the weights themselves; leave it "
+                          "out")

@@ -1,0 +1,554 @@
+"""The store as Gluon sees it: gradients in, an algorithm's weights out.
+
+``gluon.Trainer`` calls `set_optimizer` once, `broadcast` once per parameter, and on every step `pushpull` per
+parameter. When all have been handed in, which is long before they are computed, every bucket goes through its
+algorithm; the last layer's go first, since its gradients appear first:
+
+    pushpull(key, grads, out)  →  gather → Session.iterate → scatter     per bucket, all queued to MXNet's engine
+"""
+import functools
+import json
+import operator
+import types
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Type
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, ProtocolError, unknown
+from kvstore.fronts.base import FrontEnd
+from kvstore.fronts.gluon import batch, scaling, waits
+from kvstore.fronts.gluon.lanes import Keyed, Lane
+from kvstore.fronts.gluon.waits import Waits
+from kvstore.job import agreement, control
+from kvstore.messages.buckets import TRAINABLE_DTYPES, Parameter, by_layer
+from kvstore.messages.codecs import THRESHOLD
+from kvstore.messages.seam import Transport
+from kvstore.methods.contract import Method, Options, Step
+from kvstore.optimizers import described as optimizers
+from kvstore.session import saving
+from kvstore.session.saving import Saved
+from kvstore.state.npz import read_npz, write_npz
+from kvstore.tracing import wraps
+
+begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
+"""The stores that train."""
+
+
+class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
+    """A store for ``gluon.Trainer(…, kvstore=store)``; made by ``kvstore.create``."""
+
+    def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        super().__init__(method, options, transport)
+        self._keyed: Dict[Any, Keyed] = {}
+        self._lanes_of: Dict[Any, List[Lane]] = {}
+        self._unshared: Dict[Any, NDArray] = {}  # initial weights, by key, until they are sent
+        self._handed: Set[Any] = set()  # keys handed in in this iteration
+        self._factor = 1.0  # of all gradients
+        self._scaler: Any = None  # of the loss, MXNet's
+        self._tell_scaler: Callable[[bool], None] = lambda overflow: None
+        self._saved_scale: Optional[Dict[str, float]] = None
+        self._overflowed = False  # a gradient of this iteration, so that there was none
+        self.stands_for: Optional[str] = None
+        """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
+        self._waits = Waits()
+
+    # -- what Gluon asks ---------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        return self.stands_for or self.name
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return capability.lower() == "optimizer"
+
+    def set_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The global optimizer. Its settings travel to the servers, if there are any, with the first step.
+
+        After that step it takes the place of the one in use, as a new one: every worker calls, between the same two
+        iterations, and waits until all have. What was sent before has been applied by the old one.
+        """
+        if self.lanes:
+            self._replace(optimizer)
+        else:
+            self.session.use(optimizer)
+        self._updater = types.SimpleNamespace(optimizer=optimizer)  # where Trainer.load_states looks for it
+
+    def set_gradient_compression(self, compression_params: Dict[str, Any]) -> None:
+        """The codec by MXNet's names; ``gluon.Trainer(…, compression_params={"type": "2bit", "threshold": 0.5})``.
+
+        Before the first step.
+        """
+        self._check_not_begun("set_gradient_compression")
+        params = dict(compression_params)
+        try:
+            codecs = {"codec": params.pop("type"), "codec_threshold": params.pop("threshold", THRESHOLD)}
+        except KeyError:
+            raise ConfigError("compression_params has no `type`; expected e.g. {'type': '2bit', 'threshold': 0.5}"
+                              ) from None
+        if params:
+            raise unknown("entry of compression_params", next(iter(params)), ["type", "threshold"])
+        given = {name: value for name, value in codecs.items() if value != THRESHOLD}  # not all have a threshold
+        self._change(given)
+
+    def _change(self, options: Dict[str, Any]) -> None:
+        self.session.change(options)
+        self.options = self.session.method.options
+
+    def _multiply_back(self) -> None:
+        """The script divides gradients by the number of workers, for servers that add up: make them again what a method
+        is written for, each worker's own mean, of which the global step then takes the mean.
+        """
+        self._factor = float(self.num_workers)
+        if self.session.method.reduces:
+            self._change({"reduction": "mean"})
+
+    def scale_by(self, scaler: Any) -> None:
+        """Leave out iterations in which a gradient of some worker overflows, and tell this scaler of MXNet's.
+
+        ``amp.init_trainer`` does it. In a synchronous job all workers do so, and agree before they send. From then on
+        an iteration waits for its gradients.
+        """
+        if self._scaler is not None:
+            raise ConfigError("this trainer has a loss scale already; call amp.init_trainer once")
+        if self.options.uneven == "join":
+            raise ConfigError("a loss scale and uneven=\"join\" do not go together: a worker that has joined would not "
+                              "hear of overflows; leave one of them out")
+        self._scaler = scaler
+        self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
+        if self._saved_scale is not None:
+            scaling.put_back(scaler, self._saved_scale)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
+
+        The parameters of a ``gluon.Trainer`` travel together, with the last of them, or with the first step. Other
+        arrays hold worker 0's values when the call returns; where there are many, give lists of keys, values and outs.
+
+        After `load_state` the arrays keep what they hold: a resumed worker has its own weights.
+        """
+        self._check_usable()
+        if self.lanes:
+            raise ConfigError(f"parameter {key} appears after the first step; initialize all parameters before it "
+                              "(where shapes are deferred, one forward pass does)")
+        if not self._keyed:
+            self._agree_on_model()
+        for one, its, outs in _each(key, value, out):
+            its, outs = _as_list(its)[0], _as_list(outs)
+            self._keyed[one] = Keyed(self._describe(one, its), outs)
+            self._unshared[one] = its
+        if len(self._keyed) >= len(self._named()):  # a trainer's all; there are none without one
+            self._share()
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Hand in the gradients of `key`, one array per device; `out` will hold the weights of the next iteration.
+
+        Several keys at a time are lists of keys, gradients and outs.
+
+        Returns at once: what reads `out` waits in MXNet's engine, for as much as the algorithm asks. The next backward
+        pass may overwrite the gradients; it waits likewise.
+        """
+        self._check_usable()
+        self.begin()
+        for one, grads, outs in _each(key, value, value if out is None else out):
+            self._hand_in(one, _as_list(grads), _as_list(outs))
+            if len(self._handed) == len(self._lanes_of):
+                self._iterate()
+                self._handed.clear()
+
+    # The same in MXNet's older calls, with weights that the store keeps in arrays of its own.
+
+    def init(self, key: Any, value: Any) -> None:
+        """The initial weights of `key`: worker 0's. Collective; waits."""
+        with mx.autograd.pause():  # a Trainer with row-sparse weights calls where a forward pass first reads them
+            values = [_as_list(its)[0].tostype("default") for _, its in _each(key, value)]
+            keys = [one for one, _ in _each(key, value)]
+            self.broadcast(keys, values, out=[its.copy() for its in values])
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins."""
+        for one, grads in _each(key, value):
+            known = self._known(one)
+            grads = _as_list(grads)
+            if [array.context for array in known.weights] != [array.context for array in grads] and not self.lanes:
+                known.weights = [known.weights[0].copyto(array.context) for array in grads]
+            self.pushpull(one, grads, out=known.weights)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration.
+
+        Between the gradients of `key` and the last ones of their iteration it raises, unless `out` will hold the
+        weights anyway: those that the caller expects are not there before all keys have been handed in.
+        """
+        self._check_usable()
+        self._share()
+        for one, outs in _each(key, out):
+            weights = self._known(one).weights
+            others = [array for array in _as_list(outs) if not any(array is mine for mine in weights)
+                      and not (ignore_sparse and array.stype != "default")]
+            self._check_updated("pull", one, others)
+            for array in others:
+                weights[0].copyto(array)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
+        if row_ids is None:
+            raise ConfigError(f"row_sparse_pull of {key} without row_ids; say which rows, or use pull")
+        self._check_usable()
+        self._share()
+        for one, outs, rows in _each(key, out, row_ids):
+            self._check_updated("row_sparse_pull", one, _as_list(outs))
+            weight, arrays = self._known(one).weights[0], _as_list(outs)
+            ids = _as_list(rows)
+            with mx.autograd.pause():  # as `init`
+                for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
+                    _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
+
+    def _barrier(self) -> None:
+        """MXNet's name of `barrier`."""
+        self.barrier()
+
+    @property
+    def num_dead_node(self) -> int:
+        """How many workers the launcher has given up (``--on-worker-loss continue``); else a job ends as a whole."""
+        return len(control.lost_workers())
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
+
+        Where `state_is_shared`, all call it, and each writes its file.
+        """
+        arrays, meta = self.server_state()
+        with open(fname, "wb") as file:
+            write_npz(file, arrays, meta)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Go on with what `save_optimizer_states` wrote: the global optimizer's state, its settings but for rates, its
+        count of updates. Before the first step any worker may call it, and worker 0's file counts, if it has one. After
+        that step every worker calls it, between the same two iterations, and waits until all have. Only worker 0 reads
+        then (else the one that `leads`); if it cannot, all raise the same ConfigError.
+        """
+        if self.lanes:
+            self._settle("load_optimizer_states", [])
+            self._load_optimizer(fname)
+            return
+        if not self.session.method.resumes_from_optimizer:
+            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
+                              "them (versions and backups, unfinished intervals, sums in flight); use load_state "
+                              "(`odsgd train --resume`)")
+        if getattr(self.options, "codec_weights", "none") != "none":
+            raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
+                              "weights that travelled, too; use load_state (`odsgd train --resume`)")
+        self._saved_servers = _states(fname)
+
+    # -- beyond Gluon ------------------------------------------------------------------------------------------
+
+    def allreduce(self, array: Any) -> np.ndarray:
+        """The sum over workers, in single precision. Collective; waits."""
+        return self._sum(array.asnumpy() if isinstance(array, mx.nd.NDArray) else np.asarray(array))
+
+    def begin(self) -> None:
+        if self.lanes:
+            return
+        optimizer = self._global_optimizer()
+        rows = batch.counted_rows()
+        if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
+            loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+            batch.check(rows, self.name, self.num_workers, self._factor * loss_scale * optimizer.rescale_grad)
+        self._share()
+        lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
+                 for bucket in self.session.plan(by_layer(self._trainable()))]
+        for lane in lanes:
+            if self.session.on is not None:
+                wraps.lane(self.session.on, lane)
+            for key in lane.keys():
+                self._lanes_of.setdefault(key, []).append(lane)
+        self._open(lanes)
+        begun.add(self)
+        control.pulse.more["waited_s"] = waits.told
+
+    def wait(self) -> None:
+        super().wait()
+        with self.session.deadline():
+            for keyed in self._keyed.values():
+                for array in keyed.weights:
+                    array.wait_to_read()
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this worker's devices have waited for weights so far, by a sample of the iterations."""
+        return self._waits.seconds
+
+    def holds_own(self, names: Iterable[str]) -> bool:
+        """Whether parameters with these names may hold this worker's own weights now, and not the global ones."""
+        mine = {known.parameter.name for known in self._keyed.values()}
+        return self.shows_own and not mine.isdisjoint(names)
+
+    # -- the first step ------------------------------------------------------------------------------------------
+
+    def _describe(self, key: Any, value: NDArray) -> Parameter:
+        parameter = self._gluon_parameter(key)
+        name = str(key) if parameter is None else parameter.name
+        lr_mult, wd_mult = 1.0, 1.0
+        if self.session.optimizer is not None:
+            lr_mult, wd_mult = optimizers.multipliers(self.session.optimizer, key, parameter)
+        return Parameter(key, name, tuple(value.shape), np.dtype(value.dtype).name, lr_mult, wd_mult)
+
+    def _named(self) -> Dict[Any, Any]:
+        """A trainer's parameters."""
+        named: Dict[Any, Any] = {} if self.session.optimizer is None else self.session.optimizer.param_dict
+        return named
+
+    def _gluon_parameter(self, key: Any) -> Any:
+        return self._named().get(key)
+
+    def _share(self) -> None:
+        """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
+        arriving, self._unshared = self._unshared, {}
+        if not arriving:
+            return
+        what = f"parameter {next(iter(arriving))}" if len(arriving) == 1 else "their parameters"
+        parameters = {key: self._keyed[key].parameter for key in arriving}
+        agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
+                                                       for key, one in parameters.items()])
+        if self._saved is not None:
+            return
+        sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
+        for key, flat in (*self._from_worker_0(sizes, lambda key: arriving[key].asnumpy()),
+                          *self._bytes_from_worker_0({key: arriving[key] for key in arriving if key not in sizes})):
+            _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
+
+    def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
+        """Constants of types whose numbers single precision does not have. Collective; waits."""
+        arrays = {key: array.asnumpy() for key, array in mine.items()}
+        if arrays:
+            data = agreement.from_worker_0(self.session.transport, b"".join(map(bytes, arrays.values())))
+            ends = np.cumsum([array.nbytes for array in arrays.values()])
+            for (key, array), end in zip(arrays.items(), ends):
+                yield key, np.frombuffer(data[end - array.nbytes:end], array.dtype)
+
+    def _agree_on_model(self) -> None:
+        """Compare with the other workers all that must be the same, while a difference can still be named."""
+        parameters = [f"parameter {key} {p.name} shape {p.shape} {np.dtype(p.dtype).name} grad_req {p.grad_req} "
+                      f"lr_mult {p.lr_mult} wd_mult {p.wd_mult}" for key, p in self._named().items()]
+        agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *parameters])
+
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def _replace(self, optimizer: mx.optimizer.Optimizer) -> None:
+        before, trainer = self._global_optimizer(), self._trainer()
+        if trainer is not None and not trainer._kv_initialized:
+            raise ConfigError("a trainer's parameters were set after the first step (set_data, load_parameters); the "
+                              "global weights cannot be: make a new store and a new trainer")
+        self._check_parameters(optimizer)
+        self.session.check_successor(optimizer)
+        described = optimizers.describe(optimizer)
+        if self.session.method.asynchronous:  # whose workers may have come to other iterations
+            del described["settings"]["num_update"]
+        self._settle("set_optimizer", [json.dumps(described, sort_keys=True)])
+        optimizer.param_dict = before.param_dict
+        self.session.replace(optimizer)
+        self._advise()
+        if trainer is not None:  # it sets rates, and the scale of its batches, on the one that it has
+            trainer._optimizer = optimizer
+
+    def _settle(self, call: str, settings: List[str]) -> None:
+        """All workers make this call now, with these settings, and nothing is in flight. Collective; waits."""
+        self._check_between(call)
+        self.barrier()
+        agreement.check(self.session.transport, f"what they call now ({call})", [call, *settings])
+
+    def _load_optimizer(self, fname: str) -> None:
+        """What the worker that leads reads goes to where the global optimizer lives; rules and workers keep what they
+        have. If it cannot, every worker hears why. Collective.
+        """
+        state, updates, wrong = None, 0, ""
+        if self.leads:
+            try:
+                state, updates = saving.for_servers(self.session, saving.optimizer_alone(_states(fname)))
+            except Exception as error:  # also what a file of another content leads to: the others wait for a word
+                name = "" if isinstance(error, (OSError, ConfigError)) else f"{type(error).__name__}: "
+                wrong = f"worker {self.rank} could not load the optimizer's state: {name}{error}"
+        wrong = agreement.from_one(self.session.transport, wrong.encode()).decode()
+        if wrong:
+            raise ConfigError(wrong)
+        updates = saving.send(self.session, state, updates)
+        if not self.session.method.asynchronous:  # whose servers count the updates of all workers
+            self.session.counts(updates)
+
+    def _trainer(self) -> Any:
+        """Gluon's, whose store this is; None: there is none."""
+        trainers = (parameter._trainer for parameter in self._named().values())
+        return next((one for one in trainers if one and one._kvstore_params["kvstore"] is self), None)
+
+    def _check_parameters(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError if an optimizer is of others than those of the first step, or gives them other multipliers."""
+        if optimizer.param_dict:
+            if optimizer.param_dict != self._named():
+                raise ConfigError("set_optimizer after the first step, for other parameters: this store trains those "
+                                  "it began with; make a store for each trainer")
+            return
+        if not (optimizer.lr_mult or optimizer.wd_mult):
+            return
+        for key, known in self._keyed.items():
+            had, now = [known.parameter.lr_mult, known.parameter.wd_mult], optimizers.multipliers(optimizer, key)
+            if now != had:
+                raise ConfigError(f"set_optimizer after the first step, with other multipliers: lr_mult and wd_mult of "
+                                  f"{known.parameter.name} were {had} and are {now}. They stay as they were in the "
+                                  "first step; leave them out, or make a new store")
+
+    def _global_optimizer(self) -> mx.optimizer.Optimizer:
+        if self.session.optimizer is None:
+            raise ConfigError("no optimizer: call set_optimizer before the first pushpull; gluon.Trainer does, unless "
+                              "it is made with update_on_kvstore=False, which these stores have no use for")
+        return self.session.optimizer
+
+    def _trainable(self) -> List[Parameter]:
+        def has_gradient(key: Any) -> bool:
+            parameter = self._gluon_parameter(key)
+            return parameter is None or parameter.grad_req != "null"
+        return [known.parameter for key, known in self._keyed.items() if has_gradient(key)]
+
+    # -- every step --------------------------------------------------------------------------------------------
+
+    def _iterate(self) -> bool:
+        """All gradients have been handed in, or this worker has none. Returns whether any worker has."""
+        if self._scaler is not None and self._leaves_out():
+            return True
+        optimizer = self._global_optimizer()
+        optimizer.num_update = optimizer.begin_num_update + self.session.step.t - self.session.since + 1
+        counts, (lr,) = self._counts(optimizers.learning_rate(optimizer, optimizer.num_update))
+        if not counts:
+            return False
+        self.session.multiplied(counts)
+        step = self.session.next_step(lr, self.lr_local)
+        # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
+        # first leaves first, on all workers alike.
+        with self._waits.around(self._keyed[key] for key in self._lanes_of):
+            scale = counts * self._factor * optimizer.rescale_grad
+            self.session.each(functools.partial(self._iterate_bucket, step, scale), self.lanes)
+        return True
+
+    def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:
+        room = self.session.room(lane.bucket)
+        grad = lane.nothing(room) if self._joined else lane.take(scale, room)
+        lane.show(self.session.iterate(lane.bucket, grad, step))
+
+    def _leaves_out(self) -> bool:
+        """Whether this iteration has overflowed, and is left out. Waits for its gradients, and in a synchronous job for
+        what all workers find.
+        """
+        with self.session.deadline():  # gradients wait for weights, and these for others
+            overflow = scaling.overflowed(grad for key in self._lanes_of for grad in self._keyed[key].grads)
+        if not self.session.method.asynchronous:
+            overflow = bool(self.session.transport.total(np.array([overflow], np.float32))[0])
+        self._overflowed = overflow
+        self._tell_scaler(overflow)
+        if overflow:
+            self.session.leave_out()
+            scaling.check(self._scaler, self.iteration, self.options.on_nan)
+        return overflow
+
+    def worker_state(self) -> Saved:
+        arrays, meta = super().worker_state()
+        meta["loss_scale"] = None if self._scaler is None else scaling.saved(self._scaler)
+        return arrays, meta
+
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        super().load_state(worker, server)
+        self._saved_scale = worker[1].get("loss_scale")
+        if self._scaler is not None and self._saved_scale is not None:
+            scaling.put_back(self._scaler, self._saved_scale)
+
+    def _known(self, key: Any) -> Keyed:
+        if key not in self._keyed:
+            raise ConfigError(f"key {key} was not broadcast, nor initialized by `init`")
+        return self._keyed[key]
+
+    def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
+        """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""
+        if key in self._handed and outs:
+            raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient "
+                                f"was pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; "
+                                "all are updated together, so push all before you pull, or call pushpull with `out` "
+                                "(docs/how-to/unchanged-scripts.md)")
+
+    def _hand_in(self, key: Any, grads: List[NDArray], weights: List[NDArray]) -> None:
+        known, lanes = self._known(key), self._lanes_of.get(key)
+        if lanes is None:
+            raise ConfigError(f"pushpull of {key}, which has no gradient (grad_req `null`)")
+        if key in self._handed:
+            raise ProtocolError(f"parameter {known.parameter.name} was handed in twice in iteration {self.iteration}, "
+                                f"while {len(self._lanes_of) - len(self._handed)} others are still missing; every "
+                                "parameter takes part in every step")
+        self._handed.add(key)
+        if grads[0].stype != "default":
+            grads = known.dense(grads)
+        if not _same(known.grads, grads) or not _same(known.weights, weights):
+            known.grads, known.weights = list(grads), list(weights)
+            for lane in lanes:
+                lane.forget()
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._handed)
+
+    def _untrained(self) -> Dict[str, Keyed]:
+        """Parameters without a gradient, by name."""
+        return {known.parameter.name: known for key, known in self._keyed.items() if key not in self._lanes_of}
+
+    def _statistics(self) -> Dict[str, List[NDArray]]:
+        return {name: [array.copy() for array in known.weights] for name, known in self._untrained().items()}
+
+    @staticmethod
+    def _numbers(array: NDArray) -> np.ndarray:
+        numbers: np.ndarray = array.asnumpy()
+        return numbers
+
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+        for name, known in self._untrained().items():
+            _put(known.weights, values[name])
+
+
+def _states(fname: str) -> Saved:
+    """What `save_optimizer_states` wrote."""
+    saved = read_npz(fname)
+    saving.check_servers(saved, fname)
+    return saved
+
+
+def _put(arrays: Sequence[NDArray], values: Sequence[Any]) -> None:
+    for array, value in zip(arrays, values):
+        # Not array[:] = value: that fails where oneDNN keeps a weight in a layout of its own.
+        (value if isinstance(value, mx.nd.NDArray) else mx.nd.array(value, dtype=array.dtype)).copyto(array)
+
+
+def _rows(weight: NDArray, ids: np.ndarray) -> NDArray:
+    """These rows, in a row-sparse array."""
+    if not ids.size:
+        return mx.nd.sparse.zeros("row_sparse", weight.shape, ctx=weight.context, dtype=weight.dtype)
+    rows = mx.nd.array(ids, ctx=weight.context, dtype=np.int64)
+    return mx.nd.sparse.row_sparse_array((weight.take(rows), rows), weight.shape, dtype=weight.dtype)
+
+
+def _each(key: Any, *values: Any) -> Iterator[Tuple[Any, ...]]:
+    """One key with its values, or lists of them, one by one."""
+    if not isinstance(key, (list, tuple)):
+        yield (key, *values)
+        return
+    if any(not isinstance(one, (list, tuple)) or len(one) != len(key) for one in values):
+        raise ConfigError(f"{len(key)} keys, and not as many values: give a list of each, of one length")
+    yield from zip(key, *values)
+
+
+def _as_list(value: Any) -> List[NDArray]:
+    return [value] if isinstance(value, mx.nd.NDArray) else value
+
+
+def _same(ours: List[NDArray], theirs: List[NDArray]) -> bool:
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
+scaling.teach(mx.gluon.Trainer, Store)

@@ -1,0 +1,55 @@
+"""How long a worker waits for weights, by a sample of its iterations.
+
+    from   the gradients of an iteration have been written
+    to     the parameters hold the weights of the next one
+
+Between them a device has nothing to do: that is what a store exposes of its exchange, and its own copying. (The first
+layers of a forward pass may begin a little earlier, since each needs its own weights alone.) Two operations of MXNet's
+engine look at the clock, in one iteration of those that begin within `EVERY_S`; it stands for all since the last such.
+"""
+import contextlib
+import time
+from typing import Iterable, Iterator, List
+
+from kvstore.engine import engine
+from kvstore.fronts.gluon.lanes import Keyed
+
+EVERY_S = 0.05
+"""What a sample costs, 20 to 30 microseconds, is then less than a thousandth of the time."""
+
+_known: List["Waits"] = []
+"""Those of all stores that this process has had: what it has waited for one that is gone, it has waited."""
+
+
+def told() -> float:
+    """For a beat: the seconds of all stores together. On any thread."""
+    return round(sum(waits.seconds for waits in _known), 3)
+
+
+class Waits:
+    """Of one store. `seconds` may be read on any thread."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._sampled_at, self._since = 0.0, 0
+        _known.append(self)
+
+    @contextlib.contextmanager
+    def around(self, keyed: Iterable[Keyed]) -> Iterator[None]:
+        """Inside, all that turns the gradients of these into their next weights is queued."""
+        self._since += 1
+        now = time.monotonic()
+        if now - self._sampled_at < EVERY_S:
+            yield
+            return
+        self._sampled_at = now
+        keyed = list(keyed)
+        written: List[float] = []
+        engine.push(lambda: written.append(time.monotonic()), [grad for one in keyed for grad in one.grads], [])
+        yield
+        stands_for, self._since = self._since, 0
+
+        def look() -> None:
+            if written:  # else both happened at almost the same time
+                self.seconds += stands_for * (time.monotonic() - written[0])
+        engine.push(look, [weight for one in keyed for weight in one.weights], [])

@@ -1,0 +1,76 @@
+"""The store that a job has in the place of MXNet's own, for scripts that know nothing of ours: `odsgd launch --store`.
+
+    odsgd,warmup=200,lr_local=0.05            a name, then options as `kvstore.create` knows them
+
+The launcher reads it before anything starts, and the workers where they would make MXNet's store.
+"""
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Type
+
+from kvstore import methods
+from kvstore.errors import ConfigError, shown, unknown
+from kvstore.methods.contract import Method
+
+VARIABLE = "ODSGD_STORE"
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A method, what it runs on, and the options that were given."""
+
+    method: Type[Method]
+    transport: Optional[str]
+    options: Dict[str, Any]
+
+    @property
+    def kvstore(self) -> str:
+        return self.method.name
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.method.asynchronous
+
+    @property
+    def needs_servers(self) -> bool:
+        return (self.transport or self.method.transports[0]) == "server"
+
+    def in_place_of(self, name: str) -> Dict[str, Any]:
+        """The options where a script asks for MXNet's store `name`. Those of several workers add their gradients up."""
+        adds = "dist" in name and self.method.reduces
+        return {**({"reduction": "sum"} if adds else {}), **self.options}
+
+
+def parse(text: str) -> StandIn:
+    """The inverse of what a user writes; ConfigError for what `kvstore.create` would refuse in a worker."""
+    name, *items = text.split(",")
+    method = methods.find(name)
+    if method.transports == ("process",):
+        raise ConfigError(f"store `{name}` trains in one process alone; the stores of a job are "
+                          f"{', '.join(other for other in methods.METHODS if other != name)}")
+    options: Dict[str, Any] = dict(map(_option, items))
+    transport = options.pop("transport", None)
+    for option in options:
+        if option not in method.option_names():
+            raise unknown(f"option of store {name}", option, ["transport", *method.option_names()])
+    if transport not in (None, *method.transports):
+        raise unknown(f"transport of store {name}", transport, method.transports)
+    try:
+        checked = method.Options(**options).in_iterations()
+        method.check_transport(checked, transport or method.transports[0])
+    except ConfigError as error:
+        raise ConfigError(f"store {name}: {error}") from None
+    return StandIn(method, transport, options)
+
+
+def _option(item: str) -> "tuple[str, Any]":
+    name, equals, value = item.partition("=")
+    if not equals:
+        raise ConfigError(f"expected NAME=VALUE behind the store's name, got `{shown(item)}`")
+    return name.strip().replace("-", "_"), {"true": True, "false": False}.get(value, value)
+
+
+def of_job() -> Optional[StandIn]:
+    """This job's, if it has one."""
+    text = os.environ.get(VARIABLE)
+    return parse(text) if text else None

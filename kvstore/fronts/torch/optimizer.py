@@ -1,0 +1,368 @@
+"""`odsgd.torch.Optimizer`: an optimizer of PyTorch's whose steps a store takes.
+
+    loss.backward()     each gradient is noted as it appears; the buckets that are whole leave, in their order, the same
+                        on all workers: that in which gradients appeared in the first iteration
+    optimizer.step()    what is left of them leaves; from here on the parameters are out of date
+    model(x)            a module waits, before it computes, for its own weights, and then they are in place
+"""
+import contextlib
+import sys
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set
+
+import numpy as np
+import torch
+
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts.base import warn_of_own
+from kvstore.fronts.torch import translation
+from kvstore.fronts.torch.lanes import TensorLane
+from kvstore.fronts.torch.store import DTYPES, TorchStore
+from kvstore.messages.buckets import Bucket, Parameter
+
+_Scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # the latter's place until PyTorch 2.2
+
+
+class Arrivals:
+    """Which buckets may leave: those whose gradients are all there, and after all buckets before them."""
+
+    def __init__(self, buckets: List[Bucket]) -> None:
+        self._buckets_of: Dict[str, List[int]] = {}
+        for number, bucket in enumerate(buckets):
+            for segment in bucket.segments:
+                self._buckets_of.setdefault(segment.parameter.name, []).append(number)
+        self._sizes = [len(bucket.segments) for bucket in buckets]
+        self.begin()
+
+    def begin(self) -> None:
+        """An iteration begins: nothing is there."""
+        self._missing, self._there = list(self._sizes), set()  # type: List[int], Set[str]
+        self.left = 0
+        """Buckets that have left."""
+
+    def note(self, name: str) -> Iterator[int]:
+        """A gradient is there; the numbers of the buckets that may leave now. ProtocolError if it was there before."""
+        if name in self._there:
+            raise ProtocolError(f"a second gradient of {name} appeared before optimizer.step(), when the first may "
+                                "have left already; let all backward passes of an iteration but the last run under "
+                                "`with optimizer.no_sync():`")
+        self._there.add(name)
+        for number in self._buckets_of[name]:
+            self._missing[number] -= 1
+        while self.left < len(self._missing) and not self._missing[self.left]:
+            self.left += 1
+            yield self.left - 1
+
+    def rest(self) -> Iterator[int]:
+        """The numbers of all that have not left yet."""
+        while self.left < len(self._missing):
+            self.left += 1
+            yield self.left - 1
+
+
+class Optimizer(torch.optim.Optimizer):
+    """Train `model` by `store`, whose global optimizer is `optimizer`.
+
+    Schedulers, `zero_grad` and parameter groups are as with `optimizer`, in whose place this is used. Making it is
+    collective and waits; so is the first `step`.
+
+    Parameters
+    ----------
+    optimizer
+        SGD, Adam, AdamW, RMSprop or Adagrad of torch.optim, new, on parameters of `model`
+    model
+        whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well
+    store
+        made by `odsgd.torch.create`, one for each model
+    """
+
+    _step_supports_amp_scaling = True  # a scaler of PyTorch's leaves unscaling and skipping to `step`, which refuses
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
+        if not isinstance(store, TorchStore):
+            raise ConfigError(f"the store is a {type(store).__name__}; expected one made by odsgd.torch.create")
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
+                              "model, then the store")
+        _refuse_wrapped(model)
+        translated = translation.translated(optimizer)
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._store, self._model = store, model
+        self._names = _names(model)
+        self._multipliers = translation.multipliers(self.param_groups)
+        self._fixed = translation.fixed(self.param_groups)
+        self._syncing = True
+        self._order: Dict[str, None] = {}  # as gradients appeared first
+        self._arrivals: Optional[Arrivals] = None
+        self._rates: List[float] = []  # of the groups, in the iteration that began last
+        self._own = [(self._names.get(id(tensor), ""), tensor, not tensor.requires_grad)  # frozen ones as well
+                     for group in self.param_groups for tensor in group["params"]]
+        self._ran: Set[torch.nn.Module] = set()
+        self._awaits: Dict[torch.nn.Module, List[TensorLane]] = {}
+        self._at_step: List[TensorLane] = []
+        self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
+        store.take(_tensors(model), self._described(), translated)
+        self._watch_gradients()
+        self._before = self._watch_modules()
+
+    # -- what a script calls -----------------------------------------------------------------------------------
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """End the iteration: what has not left yet leaves. Returns at once, but from the first.
+
+        A parameter without a gradient takes part with zeros.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._check_settings()
+        if self._arrivals is None:
+            self._begin()
+        assert self._arrivals is not None
+        for number in self._arrivals.rest():
+            self._send(number)
+        self._store.end_step()
+        self._arrivals.begin()
+        self._store.show(self._at_step)
+        return loss
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward passes add up gradients and send nothing; what they leave is sent with the next one, or by
+        `step`."""
+        before, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = before
+
+    def synchronize_grads(self) -> None:
+        """Let every ``.grad`` hold its mean over the workers, to be clipped before `step`. Collective; waits.
+
+        For gradients of a backward pass under `no_sync`. It is an exchange of its own beside that of `step`.
+        """
+        if self._arrivals is not None and self._arrivals.left:
+            raise ConfigError("synchronize_grads when gradients have left already; run the backward pass under "
+                              "`with optimizer.no_sync():`")
+        self._store.mean_gradients()
+
+    def sum_overflows(self, mine: float) -> float:
+        """Over the workers, of what a scaler has found before `step`. Collective; waits."""
+        if self._arrivals is not None and self._arrivals.left:
+            raise ConfigError("with a GradScaler gradients must not leave before they are unscaled; run the backward "
+                              "pass under `with optimizer.no_sync():`")
+        return float(self._store.sum_within(np.array([mine]))[0])
+
+    def synchronize(self) -> None:
+        """Wait for the weights of the next iteration, and have them in the parameters.
+
+        For a script that reads parameters elsewhere than in their modules, right after `step`.
+        """
+        self._store.show(self._store.lanes)
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        if hasattr(self, "_store"):
+            raise ConfigError("add_param_group: a store trains the parameters that its optimizer began with; make a "
+                              "new store and a new optimizer")
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Parameter groups, and what this worker, and on worker 0 the servers, know. Collective; waits.
+
+        Each worker saves its own.
+        """
+        saved = super().state_dict()
+        if self._store.lanes:
+            saved["store"] = {part: None if state is None else {"arrays": {
+                name: torch.from_numpy(array) for name, array in state[0].items()}, "facts": state[1]}
+                for part, state in self._store.state().items()}
+        return saved
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave on this worker, before the first step. The model's weights come with it."""
+        if self._store.lanes:
+            raise ConfigError("load_state_dict after the first step, when the store has its weights; to go back, make "
+                              "a new store and a new Optimizer, and load into that")
+        saved = state_dict.get("store")
+        if saved is None and state_dict["state"]:
+            raise ConfigError("the state is one of torch.optim's alone; a store goes on from what "
+                              "odsgd.torch.Optimizer.state_dict gave")
+        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        if saved is not None:
+            self._store.load_state(*(None if saved[part] is None else (
+                {name: tensor.numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])
+                for part in ("worker", "servers")))  # type: ignore[arg-type]
+
+    # -- an iteration ------------------------------------------------------------------------------------------
+
+    def _appeared(self, name: str) -> None:
+        """The gradient of a parameter is in its ``.grad``."""
+        self._order.setdefault(name)
+        if any(lane.due is not None for lane in self._lanes_of.get(name, ())):
+            raise ProtocolError(f"the gradient of {name} was taken at weights of an earlier iteration: its module, or "
+                                "the model, was called in the first iteration and not in this one; call "
+                                "optimizer.synchronize() after step()")
+        if self._arrivals is not None and self._syncing:
+            for number in self._arrivals.note(name):
+                self._send(number)
+
+    def _send(self, number: int) -> None:
+        if not self._store.under_way:
+            self._rates = self._rates_now()
+            self._store.begin_iteration([rate / lr_mult for rate, (lr_mult, _) in zip(self._rates, self._multipliers)])
+        self._store.send(self._store.lanes[number])
+
+    def _rates_now(self) -> List[float]:
+        return [float(group["lr"]) for group in self.param_groups]
+
+    def _check_settings(self) -> None:
+        """ConfigError for what was changed and may not be."""
+        if self._store.under_way and self._rates != self._rates_now():
+            raise ConfigError("the learning rate was changed between backward() and step(), when gradients had left "
+                              "with the old one; change it before the backward pass")
+        if translation.fixed(self.param_groups) != self._fixed:
+            raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
+                              "the learning rate may change")
+        for name, tensor, frozen in self._own:
+            if frozen == tensor.requires_grad:
+                was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
+                raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
+                                  "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
+                                  "while it stands still (docs/pytorch.md)")
+        if hasattr(self, "found_inf"):
+            raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
+                              "odsgd.torch.GradScaler in its place, with the same arguments")
+
+    # -- before the first step ---------------------------------------------------------------------------------
+
+    def _described(self) -> List[Parameter]:
+        """The parameters to train, in the model's order."""
+        groups = {id(parameter): number for number, group in enumerate(self.param_groups)
+                  for parameter in group["params"]}
+        foreign = [parameter for group in self.param_groups for parameter in group["params"]
+                   if id(parameter) not in self._names]
+        if foreign:
+            raise ConfigError(f"a parameter of shape {tuple(foreign[0].shape)} is the optimizer's and not the model's; "
+                              "make the optimizer of model.parameters()")
+        described = []
+        for tensor in self._model.parameters():
+            if id(tensor) in groups and tensor.requires_grad:
+                name = self._names[id(tensor)]
+                if tensor.dtype not in DTYPES:
+                    raise ConfigError(f"parameter {name} is {tensor.dtype}, and what can be trained is "
+                                      f"{', '.join(map(str, DTYPES))}")
+                group = groups[id(tensor)]
+                described.append(Parameter(name, name, tuple(tensor.shape), DTYPES[tensor.dtype],
+                                           *self._multipliers[group], group))
+        if not described:
+            raise ConfigError("the optimizer has no parameter that requires a gradient, so there is nothing to train")
+        return described
+
+    def _watch_gradients(self) -> None:
+        trained = {one.name for one in self._described()}
+        for tensor in self._model.parameters():
+            name = self._names[id(tensor)]
+            if name in trained:
+                tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._appeared(name))
+
+    def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
+        """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
+        shares, and which know nothing of the copy."""
+        root = getattr(self._model, "_orig_mod", self._model)
+
+        def before(module: torch.nn.Module, _: Any) -> None:
+            if self._arrivals is None:
+                self._ran.add(module)
+            self._store.show(self._awaits.get(module, ()))
+
+        def saved(module: torch.nn.Module, *_: Any) -> None:
+            self.synchronize()
+            if module is root and self._store.shows_own:
+                warn_of_own(self._store.name)
+
+        # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
+        wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
+        root.register_state_dict_pre_hook(saved)
+        modules = [self._model] if _compiled(self._model) else self._model.modules()
+        return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
+
+    def _begin(self) -> None:
+        """The first iteration has shown in what order gradients appear, and which modules compute."""
+        self._store.begin(self._order)
+        self._arrivals = Arrivals([lane.bucket for lane in self._store.lanes])
+        lanes = self._lanes_of
+        for lane in self._store.lanes:
+            for segment in lane.bucket.segments:
+                lanes.setdefault(segment.parameter.name, []).append(lane)
+        awaited: Set[str] = set()
+        for module in self._ran & self._before.keys():  # not those of a copy of the model
+            own = [self._names[id(tensor)] for tensor in module.parameters(recurse=_compiled(module))]
+            self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
+            awaited.update(own)
+        # What is computed on elsewhere than in its module (as in MultiheadAttention) is there when the model begins.
+        others = list(dict.fromkeys(lane for name in lanes if name not in awaited for lane in lanes[name]))
+        if self._model in self._ran:
+            self._awaits[self._model] += others
+        else:
+            self._at_step = others
+        for module, handle in self._before.items():
+            if not self._awaits.get(module):
+                handle.remove()
+
+
+class GradScaler(_Scaler):  # type: ignore[misc, valid-type]
+    """``torch.amp.GradScaler`` for an `Optimizer`: an overflow on one worker is one on all of them, so that all skip
+    the step, and their scales stay equal. The backward pass runs under `no_sync`, since gradients leave unscaled.
+    """
+
+    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """As PyTorch's; collective."""
+        optimizer._step_supports_amp_scaling = False  # this one skips
+        return super().step(optimizer, *args, **kwargs)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """As PyTorch's; collective, and waits. `step` does it, too."""
+        super().unscale_(optimizer)
+        if self.is_enabled():
+            found = self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
+            total = optimizer.sum_overflows(sum(one.item() for one in found))
+            for one in found:
+                one.fill_(total)
+
+
+WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+
+
+def _refuse_wrapped(model: torch.nn.Module) -> None:
+    """ConfigError where PyTorch would exchange gradients, too. By name, since to import all of them takes time."""
+    for module in model.modules():
+        for kind in type(module).__mro__:
+            if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
+                raise ConfigError(f"the model is in {kind.__name__}, which exchanges gradients itself, and the store "
+                                  "does so; leave the wrapper out: give the optimizer, od.Optimizer and the training "
+                                  "the model as it is (docs/pytorch.md)")
+
+
+def _compiled(module: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` returned it: its parts are not called one by one."""
+    return hasattr(module, "_orig_mod")
+
+
+def _names(model: torch.nn.Module) -> Dict[int, str]:
+    """Names of parameters by id."""
+    return {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
+
+
+def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """All parameters and buffers by name."""
+    tensors: Dict[str, torch.Tensor] = {}
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise ConfigError(f"{name} has no shape yet; run one forward pass before odsgd.torch.Optimizer is made")
+        tensors[_plain(name)] = tensor
+    return tensors
+
+
+def _plain(name: str) -> str:
+    """Without what ``torch.compile`` puts in front."""
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,265 @@
+"""The store as a PyTorch script sees it. `Optimizer` gives it a model, and the gradients of each iteration.
+
+    gradients of a bucket  →  TensorLane.gather → Session.iterate            while the backward pass runs
+    its weights            →  TensorLane.show                                before a module computes on them
+"""
+import contextlib
+import dataclasses
+import json
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Type, Union
+
+import numpy as np
+import torch
+
+from kvstore import methods
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts import choice
+from kvstore.fronts.base import FrontEnd, Snapshot
+from kvstore.fronts.torch.lanes import TensorLane, Trained
+from kvstore.job import agreement, control
+from kvstore.messages.buckets import Parameter
+from kvstore.messages.seam import Transport
+from kvstore.methods.contract import Method, Options, Step
+from kvstore.session.saving import Saved
+from kvstore.transports import gloo
+
+DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
+"""What can be trained, as buckets have it: half precision of either kind travels in single."""
+
+
+def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> "TorchStore":
+    """Make a store for `odsgd.torch.Optimizer`; arguments as those of `kvstore.create`.
+
+    Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
+    Collective and waiting, the first time in a process: all workers of the job meet here.
+    """
+    return TorchStore(*choice.checked(name, transport, options, connect))
+
+
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+    """This process's place in its job, or in its process group."""
+    if transport not in (None, "ring") or name == "local" or not gloo.there():
+        return choice.connect(name, transport, timeout_s)
+    if "ring" not in methods.find(name).transports:
+        able = ", ".join(one for one, other in methods.METHODS.items() if "ring" in other.transports)
+        raise ConfigError(f"store {name} does not run as a ring, and torchrun offers nothing else; expected one of "
+                          f"{able}, or a job of `odsgd launch`")
+    return gloo.GroupRing(timeout_s)
+
+
+class TorchStore(FrontEnd[TensorLane]):
+    """A store that trains one model of PyTorch's."""
+
+    def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        super().__init__(method, options, transport)
+        self._tensors: Dict[str, torch.Tensor] = {}
+        self._trained: Dict[str, Trained] = {}
+        self._parameters: Dict[str, Parameter] = {}
+        self._groups = 1  # of parameters, each with a learning rate
+        self._steps: List[Step] = []  # of the iteration that has begun, by group
+        self._counting = 1.0  # what a gradient of it counts
+
+    def allreduce(self, array: Any) -> torch.Tensor:
+        """The sum over workers, in single precision, on the CPU. Collective; waits."""
+        mine = array.detach().cpu().float().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        return torch.from_numpy(self._sum(mine))
+
+    def wait(self) -> None:
+        """Wait until all that this worker has asked for has arrived, and let the model hold it."""
+        super().wait()
+        self.show(self.lanes)
+
+    @contextlib.contextmanager
+    def showing(self, snapshot: Snapshot) -> Iterator[None]:
+        self.show(self.lanes)  # else the first module that is called would show them
+        self._check_weights()
+        with super().showing(snapshot):
+            yield
+
+    # -- before the first step ---------------------------------------------------------------------------------
+
+    def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
+             optimizer: mx.optimizer.Optimizer) -> None:
+        """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
+        self._check_usable()
+        if self._tensors:
+            raise ConfigError(f"this `{self.type}` store trains another model; make one for each model")
+        self.session.use(optimizer)
+        trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
+        agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
+            f"{name} shape {tuple(tensor.shape)} {tensor.dtype} {trained.get(name, 'not trained')}"
+            for name, tensor in tensors.items())])
+        self._tensors = dict(tensors)
+        self._parameters = {one.name: one for one in parameters}
+        self._trained = {name: Trained(name, tensors[name]) for name in self._parameters}
+        self._groups = 1 + max(one.group for one in parameters)
+        self._share()
+
+    def _share(self) -> None:
+        """Worker 0's values on all: real numbers in a few sums, all else as bytes."""
+        exact = {name: one.numel() for name, one in self._tensors.items() if one.dtype in DTYPES}
+        for name, flat in self._from_worker_0(exact, lambda name: _array(self._tensors[name])):
+            self._set(name, flat)
+        for name in [name for name in self._tensors if name not in exact]:  # in the same order on all workers
+            tensor = self._tensors[name].detach().cpu().contiguous()
+            flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.zeros(0, dtype=torch.uint8)
+            data = agreement.from_worker_0(self.session.transport, flat.numpy().tobytes())
+            if data:
+                self._set(name, torch.frombuffer(bytearray(data), dtype=tensor.dtype))
+
+    def _set(self, name: str, value: Any) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self._tensors[name].copy_(torch.as_tensor(value).view(self._tensors[name].shape))
+
+    def begin(self, order: Iterable[str] = ()) -> None:
+        """Lay out the buckets, and give the servers their weights. Collective; waits. The first step does it, too.
+
+        `order`: the parameters in the order in which their gradients appeared; worker 0's counts.
+        """
+        self._check_usable()
+        if self.lanes:
+            return
+        mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
+        theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
+        self._open([TensorLane(bucket, self._trained)
+                    for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
+        for lane in self.lanes:
+            lane.hold()
+
+    # -- every step --------------------------------------------------------------------------------------------
+
+    def begin_iteration(self, rates: Sequence[float]) -> bool:
+        """At these learning rates of the groups. Returns whether any worker has a gradient."""
+        self._check_usable()
+        self._check_weights()
+        self._counting, rates = self._counts(*rates[:self._groups])
+        if self._counting:
+            self.session.multiplied(self._counting)
+            step = self.session.next_step(rates[0], self.lr_local)
+            self._steps = [dataclasses.replace(step, lr=lr, lr_local=lr if self.lr_local is None else step.lr_local)
+                           for lr in rates]
+        return bool(self._counting)
+
+    def send(self, lane: TensorLane) -> None:
+        """Hand in one bucket's gradients: all buckets, in their order."""
+        with self.session.deadline():
+            flat = lane.gather(self.session.room(lane.bucket), 0.0 if self._joined else self._counting)
+            lane.w = self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
+
+    def end_step(self) -> None:
+        """All buckets have been sent: the parameters are to hold what comes of it."""
+        for one in self._trained.values():
+            if one.changed:
+                raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
+                                    "to add them up, run backward() under `with optimizer.no_sync():`; what else "
+                                    "exchanges them (DistributedDataParallel), leave out (docs/pytorch.md)")
+            one.forget()
+        self._steps = []
+        for lane in self.lanes:
+            lane.due = lane.w
+
+    def show(self, lanes: Iterable[TensorLane]) -> None:
+        """Let the parameters of these buckets hold the weights of the next iteration. Waits for them."""
+        for lane in lanes:
+            if lane.due is not None:
+                self._refuse(lane.written())
+                with self.session.deadline():
+                    lane.show(lane.due)
+                lane.due = None
+
+    def _check_weights(self) -> None:
+        """ProtocolError if parameters hold others than the store's, whose next ones would take their place in silence.
+
+        What was put in their place for a while may have come back.
+        """
+        if self._shown is None:
+            written = [lane for lane in self.lanes if lane.due is None and lane.written()]
+            for lane in written:
+                if not lane.holds(self.session.w_local[lane.bucket.id]):
+                    self._refuse(lane.written())
+            for lane in written:
+                lane.hold()
+
+    @staticmethod
+    def _refuse(name: Optional[str]) -> None:
+        if name is not None:
+            raise ProtocolError(f"the weights of {name} were changed by the script, and the store's would take their "
+                                "place in silence; to constrain weights, do so in the forward pass; to put an average "
+                                "in place, do so inside `with store.global_weights():` (docs/pytorch.md)")
+
+    def mean_gradients(self) -> None:
+        """Let every ``.grad`` hold its mean over the workers. Collective; waits."""
+        def mean(flat: np.ndarray) -> np.ndarray:
+            counted = self.sum_within(np.append(flat, np.float32(1)))
+            return np.asarray(counted[:-1] / counted[-1])
+
+        for one in self._trained.values():
+            if one.gradient() is None:
+                one.tensor.grad = torch.zeros_like(one.tensor)
+        sizes = {name: one.tensor.numel() for name, one in self._trained.items()}
+        for name, flat in self._over_workers(sizes, lambda name: _array(self._trained[name].tensor.grad), mean):
+            grad = self._trained[name].tensor.grad
+            grad.copy_(torch.from_numpy(flat).view(grad.shape))
+
+    def sum_within(self, mine: np.ndarray) -> np.ndarray:
+        """A sum over the workers in the middle of an iteration, to which those that have joined add nothing.
+        Collective; waits.
+        """
+        self._check_usable()
+        if self.options.uneven == "join":
+            self.begin()  # as those that have joined do first
+            self._announce(mine.size, *[0.0] * self._groups)
+        return self.session.transport.total(mine)
+
+    def _iterate(self) -> bool:
+        """Without a gradient of this worker's: the others' the Optimizer sends."""
+        if not self.begin_iteration([0.0] * self._groups):
+            return False
+        for lane in self.lanes:
+            self.send(lane)
+        self.end_step()
+        return True
+
+    @property
+    def under_way(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return bool(self._steps)
+
+    # -- to save it --------------------------------------------------------------------------------------------
+
+    def state(self) -> Dict[str, Optional[Saved]]:
+        """What this worker and, on worker 0, the servers know: arrays by name, and JSON. Collective; waits."""
+        worker = self.worker_state()
+        return {"worker": worker, "servers": self.server_state() if self.rank == 0 or self.state_is_shared else None}
+
+    def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
+        """Go on from what `state` gave: the model now, all else with the first step. `server` counts on worker 0."""
+        super().load_state(worker, server)
+        for name, saved in [*((name, f"local/{name}") for name in self._parameters),
+                            *((name, f"aux/0/{name}") for name in self._buffers())]:
+            if saved not in worker[0]:
+                raise ConfigError(f"no array `{saved}` in the saved state; it belongs to another model")
+            self._set(name, worker[0][saved])
+
+    def _buffers(self) -> Dict[str, torch.Tensor]:
+        """Of real numbers."""
+        return {name: tensor for name, tensor in self._tensors.items()
+                if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
+
+    def _statistics(self) -> Dict[str, List[torch.Tensor]]:
+        return {name: [tensor.detach().clone()] for name, tensor in self._buffers().items()}
+
+    @staticmethod
+    def _numbers(array: torch.Tensor) -> np.ndarray:
+        return _array(array)
+
+    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+        for name, (value,) in values.items():
+            self._set(name, value)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A copy, in single precision where NumPy does not know the type."""
+    known = tensor.detach().float() if tensor.dtype is torch.bfloat16 else tensor.detach()
+    return np.array(known.cpu().numpy())

@@ -1,0 +1,99 @@
+"""From an optimizer of PyTorch to the one that servers, or workers, apply in its place.
+
+Its formulas are `kvstore.optimizers.torch_formulas`; plain SGD is MXNet's. Parameter groups may differ in learning rate
+and weight decay: the first group's are the optimizer's, those of the others are multiples of them.
+"""
+from typing import Any, Callable, Dict, List, Tuple, Type
+
+import torch
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.optimizers import torch_formulas
+
+Group = Dict[str, Any]
+Make = Callable[[Group, Dict[str, float]], mx.optimizer.Optimizer]
+"""Makes the optimizer of a group's settings, and of MXNet's for rate and decay."""
+
+OF_A_GROUP = ("lr", "weight_decay")
+
+
+def _sgd(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+    if group["dampening"]:
+        raise ConfigError(f"torch.optim.SGD has dampening {group['dampening']:g}, which the stores cannot apply; "
+                          "expected 0")
+    if not group["momentum"]:
+        return mx.optimizer.SGD(**common)
+    return torch_formulas.HeavyBall(momentum=group["momentum"], nesterov=group["nesterov"], **common)
+
+
+def _adam(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+    kind = torch_formulas.AdamW if group.get("decoupled_weight_decay") else torch_formulas.Adam
+    return kind(float(group["betas"][0]), float(group["betas"][1]), group["eps"], **common)
+
+
+def _adamw(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+    return _adam({**group, "decoupled_weight_decay": True}, common)
+
+
+def _rmsprop(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+    return torch_formulas.RMSprop(group["alpha"], group["eps"], group["momentum"], group["centered"], **common)
+
+
+def _adagrad(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+    return torch_formulas.Adagrad(group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common)
+
+
+KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
+    torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adamw, torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adagrad: _adagrad}
+
+
+def translated(optimizer: torch.optim.Optimizer) -> mx.optimizer.Optimizer:
+    """What is applied in place of `optimizer`, at the first group's rate and decay."""
+    name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
+    if type(optimizer) not in KINDS:
+        raise ConfigError(f"the optimizer is a {name}, and it is servers that apply it, without PyTorch; expected one "
+                          f"of torch.optim's {known}")
+    if any(float(state.get("step", 1)) for state in optimizer.state.values()):
+        raise ConfigError(f"this {name} has a state already, which would be lost; give a new one, and load a state by "
+                          "odsgd.torch.Optimizer.load_state_dict")
+    groups = optimizer.param_groups
+    for setting in ("amsgrad", "maximize"):
+        if groups[0].get(setting):
+            raise ConfigError(f"{name} has {setting}=True, which the stores cannot apply; leave it out")
+    for setting in set(optimizer.defaults) - {*OF_A_GROUP}:
+        if any(group[setting] != groups[0][setting] for group in groups):
+            raise ConfigError(f"parameter groups of {name} differ in {setting}; on a store they may differ in "
+                              f"{' and '.join(OF_A_GROUP)} only")
+    common = {"learning_rate": first(groups, initial), "wd": first(groups, decay)}
+    return KINDS[type(optimizer)](groups[0], common)
+
+
+def initial(group: Group) -> float:
+    """A group's learning rate before any schedule."""
+    return float(group["initial_lr"] if "initial_lr" in group else group["lr"])
+
+
+def decay(group: Group) -> float:
+    return float(group.get("weight_decay", 0.0))
+
+
+def first(groups: List[Group], of: Callable[[Group], float]) -> float:
+    """The first group's value that is not 0."""
+    return next((value for value in map(of, groups) if value), 0.0)
+
+
+def multipliers(groups: List[Group]) -> List[Tuple[float, float]]:
+    """(lr_mult, wd_mult) of each group. A rate that begins at 0 has no multiplier: its buckets get it as it is."""
+    lr, wd = first(groups, initial), first(groups, decay)
+    return [(initial(group) / lr if initial(group) else 1.0, decay(group) / wd if wd else 1.0) for group in groups]
+
+
+def fixed(groups: List[Group]) -> List[Any]:
+    """What may not change from the first step on, in a form that can be compared."""
+    return [{name: value for name, value in group.items()
+             if isinstance(value, (bool, int, float, tuple)) and name in NOT_SCHEDULED} for group in groups]
+
+
+NOT_SCHEDULED = {"weight_decay", "momentum", "dampening", "nesterov", "betas", "eps", "alpha", "centered", "lr_decay"}

@@ -1,0 +1,147 @@
+"""One bucket's messages between workers and servers, where they have a codec: gradients there, weights back.
+
+    push      c_t = code(g_t + r_t),    r_{t+1} = g_t + r_t - float(c_t)         r: the residual, on the worker
+    answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)               s: the weights as the worker has them
+
+Only codecs of a few bits have a residual; r_0 = 0. Weights come back as they are, unless they have a codec, too: then
+their changes do, and what a code leaves of a change is part of the next one. Both ends keep s; s_0 = W_0. A fetch
+without a push brings W as it is, and leaves s alone.
+"""
+from typing import Dict
+
+import numpy as np
+
+from kvstore.errors import ProtocolError
+from kvstore.messages.codecs import Plain, codec
+from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.seam import Traffic
+
+BLOCK = 64 * 1024  # floats that stay in a core's cache from one pass to the next
+
+
+class CodedPush:
+    """A worker's gradients of one bucket. One at a time is on its way."""
+
+    def __init__(self, traffic: Traffic, size: int) -> None:
+        self._codec = codec(traffic.codec, traffic.codec_threshold)
+        self._message = np.empty(0 if isinstance(self._codec, Plain) else self._codec.nbytes(size), np.uint8)
+        self.residual = np.zeros(size, np.float32) if self._codec.residual else None
+
+    def encode(self, grad: np.ndarray) -> np.ndarray:
+        """The message for `grad`, valid until its answer is there; it may be in `grad` itself."""
+        message = self._codec.wire(grad, self._message)
+        with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
+            if self.residual is None:
+                self._codec.encode(grad, message)
+            else:
+                self._encode_with(self.residual, grad, message)
+        return message
+
+    def _encode_with(self, residual: np.ndarray, grad: np.ndarray, message: np.ndarray) -> None:
+        for start in range(0, grad.size, BLOCK):
+            left, part = residual[start:start + BLOCK], message[self._codec.nbytes(start):][:self._codec.nbytes(BLOCK)]
+            left += grad[start:start + BLOCK]
+            self._codec.encode(left, part)
+            sent = np.empty_like(left)
+            self._codec.decode(part, sent)
+            left -= sent
+
+
+class CodedAnswer:
+    """The weights of one bucket on their way to one worker, or to all that get the same: one end of it."""
+
+    def __init__(self, traffic: Traffic, w: np.ndarray, alike: bool) -> None:
+        """Begin at weights `w`. `alike`: every reader has each answer before the weights change again."""
+        self._codec = codec(traffic.codec_weights)
+        self._changes, self._alike = not isinstance(self._codec, Plain), alike
+        self._message = np.empty(0 if not self._changes and alike else self._codec.nbytes(w.size), np.uint8)
+        self._shown = w.copy() if self._changes else None
+
+    def encode(self, w: np.ndarray) -> np.ndarray:
+        """The server's end: the message for `w`, valid until the next."""
+        if self._shown is None:
+            message = w.view(np.uint8)
+            if not self._alike:
+                self._message[:] = message
+            return message if self._alike else self._message
+        with np.errstate(all="ignore"):
+            change = w - self._shown
+            self._codec.encode(change, self._message)
+            self._codec.decode(self._message, change)
+            self._shown += change
+        return self._message
+
+    def room(self, w: np.ndarray) -> np.ndarray:
+        """The worker's end: where the next message is received, whose weights will be in `w`."""
+        return self._codec.wire(w, self._message)
+
+    def decode(self, w: np.ndarray) -> None:
+        """Write the weights of the message received into `w`."""
+        if self._shown is not None:
+            with np.errstate(all="ignore"):
+                self._codec.decode(self._message, w)
+                self._shown += w
+            w[:] = self._shown
+
+
+class CodedBucket:
+    """One bucket on a server: its workers' pushes, decoded, and the answers to them. No network, no clock.
+
+    A synchronous round adds in the order of the workers' ranks, whatever the order in which they come, so its bits are
+    the same each time.
+
+    pushed, stored : ``[ payload … | header ]``, as `Shard.update` wants them
+    """
+
+    def __init__(self, traffic: Traffic, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
+        self._asynchronous, self._num_workers = traffic.asynchronous, num_workers
+        self.pushed, self.stored, size = pushed, stored, stored.size - HEADER
+        self._total, self._w = pushed[:size], stored[:size]
+        self._codec = codec(traffic.codec, traffic.codec_threshold)
+        self._messages = [np.empty(self._codec.nbytes(size), np.uint8) for _ in range(num_workers)]
+        self._room = np.empty(size, np.float32)
+        self._here: Dict[int, np.ndarray] = {}  # headers of pushes of this round, by rank
+        self._added = 0  # of them
+        alike = not traffic.asynchronous
+        self._answers = [CodedAnswer(traffic, self._w, alike) for _ in range(1 if alike else num_workers)]
+
+    def room(self, worker_rank: int, nbytes: int) -> np.ndarray:
+        """Where a worker's next message is received, of so many bytes; ProtocolError if it cannot be so long."""
+        message = self._messages[worker_rank]
+        if nbytes not in (0, message.size):  # none: a worker only asks
+            raise ProtocolError(f"worker {worker_rank} sent {nbytes} bytes for a bucket of {self._w.size} floats, "
+                                f"expected {message.size}; all processes of a job must run the same version of odsgd")
+        return message[:nbytes]
+
+    def add(self, worker_rank: int, header: np.ndarray) -> bool:
+        """The worker's message is there. Whether `pushed` now is what the shard wants: one push, or all workers'."""
+        if worker_rank in self._here:
+            raise ProtocolError(f"worker {worker_rank} pushed a bucket twice in a round")
+        self._here[worker_rank] = header
+        if self._asynchronous:
+            self._begin(worker_rank)
+            return True
+        while self._added in self._here:
+            if self._added == 0:
+                self._begin(0)
+            else:
+                self._total += self._codec.floats(self._messages[self._added], self._room)
+                self.pushed[-HEADER:] += self._here[self._added]
+            self._added += 1
+        return self._added == self._num_workers
+
+    def _begin(self, worker_rank: int) -> None:
+        self.pushed[-HEADER:] = self._here[worker_rank]
+        if self.pushed[-1] != FETCH:
+            values = self._codec.floats(self._messages[worker_rank], self._total)
+            if values is not self._total:
+                self._total[:] = values
+
+    def answers(self) -> Dict[int, np.ndarray]:
+        """The update is done: the messages of the answers that are due, by rank. The next round begins."""
+        ranks, self._added = list(self._here), 0
+        self._here.clear()
+        if self._asynchronous:
+            return {rank: self._w.copy().view(np.uint8) if self.pushed[-1] == FETCH
+                    else self._answers[rank].encode(self._w) for rank in ranks}
+        return dict.fromkeys(ranks, self._answers[0].encode(self._w))

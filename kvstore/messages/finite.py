@@ -1,0 +1,82 @@
+"""Whether gradients are finite. A sum of squares is finite where all numbers are, and takes one pass at the rate of
+memory. Only where it is not does anybody look at each number: one may be infinite or none at all, or the squares may be
+too large for a float (from 2e19 on).
+
+Workers look at the beginning of each bucket, which takes microseconds and finds most: a loss that is not a number makes
+all gradients so. Servers look at what they get, before an update reads it anyway. Where MXNet has added up by then, the
+server knows the round and the parameter, and no worker. With on_nan `find`, workers look at everything they send. With
+`skip`, what is not finite is left out where it would be applied: by servers, by workers without servers, and by a
+worker that takes steps of its own.
+"""
+import functools
+import itertools
+import math
+import sys
+from typing import Callable, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.errors import DivergedError
+from kvstore.messages.buckets import Bucket
+
+Look = Callable[[np.ndarray], None]
+"""Raises DivergedError for floats that are not to be sent."""
+
+Names = Sequence[Tuple[str, int]]
+"""The parameters of a bucket, and where each ends."""
+
+ON_NAN = ("stop", "find", "skip", "continue")
+SAMPLE = 1024
+"""Floats of a bucket that a worker looks at with `stop` and `skip`."""
+
+MOST_LINES = 20
+"""That a process says of what is skipped."""
+_lines = itertools.count(1)
+
+ADVICE = "Lower the learning rate, look at the data, or let on_nan be `continue`"
+
+
+def names(bucket: Bucket) -> Names:
+    """As `wrong` wants them."""
+    return [(segment.parameter.name, segment.end) for segment in bucket.segments]
+
+
+def finite(floats: np.ndarray) -> bool:
+    """Whether none is infinite or not a number."""
+    return math.isfinite(np.dot(floats, floats)) or bool(np.isfinite(floats).all())
+
+
+def wrong(floats: np.ndarray, of: Names) -> str:
+    """What is wrong with floats that are not finite, in words."""
+    places = np.flatnonzero(~np.isfinite(floats))
+    name, end = next((name, end) for name, end in of if places[0] < end)
+    return (f"{np.count_nonzero(places < end)} elements of the gradient of {name} are infinite or not a number (the "
+            f"first: {floats[places[0]]})")
+
+
+def look(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
+    """DivergedError if a bucket's floats, on their way from a worker, are not finite, as far as the `sample` tells."""
+    if not finite(floats[:sample]):
+        raise DivergedError(f"worker {worker_rank}, iteration {iteration}: {wrong(floats, names(bucket))}, and were "
+                            f"not sent. {ADVICE}")
+
+
+def skips(where: str, of: Names, floats: np.ndarray, sample: Optional[int] = None) -> bool:
+    """Whether floats are not finite, as far as the `sample` tells; then a line says that they are skipped."""
+    if finite(floats[:sample]):
+        return False
+    line = next(_lines)
+    if line <= MOST_LINES:
+        more = "; there will be no more lines like this one" if line == MOST_LINES else ""
+        sys.stderr.write(f"{where}: {wrong(floats, of)}, and are skipped{more}\n")  # buckets are told of side by side
+        sys.stderr.flush()
+    return True
+
+
+def _tell(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
+    skips(f"worker {worker_rank}, iteration {iteration}", names(bucket), floats, sample)
+
+
+def looking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool) -> Look:
+    """`look`, at what this worker sends of a bucket in this iteration; with `skip` it only says so."""
+    return functools.partial(_tell if skip else look, worker_rank, iteration, bucket, sample)

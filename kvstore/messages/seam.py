@@ -1,0 +1,270 @@
+"""What an algorithm may ask of the wire. None of these calls waits for the network:
+
+    pending = wire.exchange(bucket, grad, lr)     my gradient goes out; the global weights after it will come back
+    pending = wire.allreduce(bucket, grad, lr)    my gradient goes out; the sum of all workers' will come back
+    array = pending.result()                      the array that holds the answer, or will
+
+There are three kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
+(`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
+worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
+
+On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
+that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls `result` where it needs the answer.
+
+Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which
+is the transport's again from then on. A result stays valid until the second next exchange of the same bucket: one
+buffer is on its way while the other still holds what came before. Likewise the result of an `allreduce`,
+until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten at once, which waits
+in the engine.
+Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
+order they were asked for, which is the same on all workers.
+"""
+from dataclasses import dataclass
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence
+
+import numpy as np
+
+from kvstore.messages.buckets import Bucket, Parameter
+from kvstore.messages.codecs import THRESHOLD
+from kvstore.messages.finite import SAMPLE, Look, looking, names
+
+Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
+
+State = Dict[int, Dict[str, np.ndarray]]
+"""Bucket id -> what is saved of it: arrays by name, and ``meta``, JSON as bytes."""
+
+
+class Pending:
+    """An answer that may still be on its way. `behind`: the arrays that have to be written before it is asked for."""
+
+    def __init__(self, array: Array, behind: Sequence[Array] = ()) -> None:
+        self._array, self.behind = array, behind
+
+    def result(self) -> Array:
+        """The array that holds the answer, or will."""
+        return self._array
+
+    def untaken(self) -> Array:
+        """The same, to look at only: a worker's version is that of the answer it took last."""
+        return self._array
+
+    def wait(self) -> None:
+        """Wait until the answer is there, without taking it."""
+        self._array.wait_to_read()
+
+    def then(self, function: Callable[[Array], Array]) -> "Pending":
+        """What `function` makes of the answer."""
+        return Pending(function(self.result()))
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """How a method uses the wire."""
+
+    asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
+    waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
+    depth: int = 1  # how many sums of a bucket are read at a time; `exchange` reads one
+    codec: str = "none"  # of gradients
+    codec_threshold: float = THRESHOLD
+    codec_weights: str = "none"  # of weights on their way back from servers
+    bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
+    whole: bool = False  # whether a bucket is one parameter, however large
+    any_cut: bool = False  # whether the weights have the same bits however buckets are cut
+    on_nan: str = "continue"  # when a gradient is not finite: one of `finite.ON_NAN`
+
+    @property
+    def coded(self) -> bool:
+        """Whether anything has a codec."""
+        return (self.codec, self.codec_weights) != ("none", "none")
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a session begins: what holds the global weights is told."""
+
+    method: str
+    options: Dict[str, Any]
+    optimizer: Dict[str, Any]
+    buckets: Sequence[Bucket]
+    traffic: Traffic
+
+    def command(self) -> Dict[str, Any]:
+        """The payload of the commands `open` and `use`."""
+        return {"method": self.method, "options": self.options, "optimizer": self.optimizer, "buckets": {
+            bucket.id: {"server_rank": bucket.server_rank, "size": bucket.size, "shape": bucket.shape,
+                        "names": names(bucket), "lr_mult": bucket.first.lr_mult, "wd_mult": bucket.first.wd_mult}
+            for bucket in self.buckets}}
+
+
+class Transport:
+    """What every wire offers. One instance serves one session; several may share a connection."""
+
+    worker_rank: int
+    num_workers: int
+    looks_at_all = False  # whether it does with on_nan `stop` and `skip`, too
+    session_class: ClassVar[Any] = None  # the kind of `Session` that trains on it; None: the usual
+    on_nan, iteration = "continue", 0  # the session keeps both up to date, for `look`
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        """The buckets, numbered for this transport. Called once."""
+        raise NotImplementedError
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """The sum of every worker's `array` (float32). Collective; waits. For things outside the training loop."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Collective end."""
+
+    def look(self, bucket: Bucket) -> Optional[Look]:
+        """What looks at the floats of a bucket before they are sent in this iteration; None: nothing does."""
+        if self.on_nan == "continue":
+            return None
+        sample = None if self.looks_at_all or self.on_nan == "find" else SAMPLE
+        return looking(self.worker_rank, self.iteration, bucket, sample, skip=self.on_nan == "skip")
+
+
+class Export:
+    """The global optimizer's state as it was when it was asked for, on its way here. Here, all of it has arrived."""
+
+    left = 0
+    """Pieces that are still to come."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def fetch(self) -> None:
+        """Bring the next piece, if there is one. Waits; not beside another call to the transport."""
+
+    def state(self) -> State:
+        """What has come, when nothing is left; in any thread."""
+        return self._state
+
+
+class GlobalWeights:
+    """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
+
+    state_is_shared = False  # whether `export_state` is collective: every worker has a part
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
+        """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
+        raise NotImplementedError
+
+    def use(self, opening: Opening, weights: Callable[[Bucket], Array], leads: bool) -> None:
+        """Go on with the optimizer of `opening`, which has seen nothing yet. All workers call it, with nothing in
+        flight; it is done when all of them have returned. `weights`: W as it is; `leads`: this worker tells servers.
+        """
+        raise NotImplementedError
+
+    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
+        """Send `grad` and its learning rate; the global weights after the round it belongs to will come back.
+
+        In a synchronous job of servers the rate of worker 0 counts.
+        """
+        raise NotImplementedError
+
+    def room(self, bucket: Bucket) -> Optional[Array]:
+        """An array from which the next `exchange` sends without a copy, for a gradient that ends with it; None: none.
+
+        It may be written at once, which waits in the engine.
+        """
+        return None
+
+    def export_state(self) -> State:
+        """The global optimizer's state. One worker may ask alone, with nothing of its own in flight, unless
+        `state_is_shared`."""
+        raise NotImplementedError
+
+    def exporting(self) -> Export:
+        """The same, to be fetched while other things go on."""
+        return Export(self.export_state())
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        """Put back what `export_state` gave, which one worker has, or none. Collective, with nothing in flight."""
+        raise NotImplementedError
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
+        return {}
+
+    def check(self) -> None:
+        """ProtocolError if workers have come to mean different things. Collective; may wait."""
+
+
+class Replicated(GlobalWeights):
+    """Global weights on a ring, where every worker holds them and may apply the sums itself."""
+
+    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
+        """The sum of every worker's `array`, which is as long as the bucket.
+
+        `lr`: the rate at which it will move the global weights. It must be the same on all workers, see `check`.
+        """
+        raise NotImplementedError
+
+
+class Servers(Transport, GlobalWeights):
+    """Parameter servers."""
+
+
+class AsynchronousServers(Servers):
+    """Servers that answer each push by itself, so that the versions of buckets go apart."""
+
+    def fetch(self, bucket: Bucket, after: Array) -> Pending:
+        """The global weights as they stand once `after` has been written and the last answer is there.
+
+        The result stays valid until the next fetch of the bucket.
+        """
+        raise NotImplementedError
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        """What the servers have counted, per bucket id. Any one worker may ask at any time."""
+        raise NotImplementedError
+
+    def versions(self) -> Dict[int, int]:
+        """Bucket id -> version of the weights this worker has taken."""
+        raise NotImplementedError
+
+    def set_versions(self, versions: Dict[int, int]) -> None:
+        """Go on with versions that `versions` gave, before the first exchange."""
+        raise NotImplementedError
+
+
+class Ring(Transport):
+    """Workers that add."""
+
+    looks_at_all = True  # there is no server to do it
+
+    def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
+        """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""
+        raise NotImplementedError
+
+
+class Sharded(Transport):
+    """Workers that each own a part of every bucket."""
+
+    looks_at_all = True
+
+    def part(self, bucket: Bucket) -> slice:
+        """What this worker owns of it; may be empty, or all."""
+        raise NotImplementedError
+
+    def exchange(self, bucket: Bucket, array: Array, update: Callable[[Array], None], out: Array) -> Pending:
+        """Begin to make `out` of what all workers have made of their parts of the sum of every worker's `array`.
+
+        `update` is given the array of this worker's part of the sum, which has one float if the part is empty, and
+        queues what writes its part of `out`.
+        """
+        raise NotImplementedError
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        """All workers' parts in their places. Collective; waits."""
+        raise NotImplementedError
+
+
+KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
+"""The kinds of transport by the names that methods give as theirs."""
+
+
+def kind_of(transport: Any) -> str:
+    """The name of a transport's kind; empty if it is none."""
+    return next((name for name, kind in KINDS.items() if isinstance(transport, kind)), "")

@@ -1,0 +1,324 @@
+"""What the file of a method says: options and traits, the worker's lines, the server's lines.
+
+A `Method` is one store's algorithm. For each bucket it has a `Worker` with the worker's lines of the paper, and where
+there are servers a `Rule` with theirs. All else is machinery: buckets, engine, messages, checkpoints. Nothing here and
+in the files of the methods imports MXNet, so that the command line, the docs and the checks can read them at once.
+
+What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
+array, a list of arrays, or a deque of answers in flight. `facts` names those that hold what JSON can hold. A checkpoint
+keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it. They
+may differ from bucket to bucket. An array that `start` makes stays; one that it leaves None, a list that grows and a
+deque come back as they were.
+"""
+import dataclasses
+from dataclasses import InitVar, dataclass
+from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple, Type
+
+import numpy as np
+
+from kvstore.errors import ConfigError
+from kvstore.job.control import DEFAULT_TIMEOUT_S
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
+from kvstore.messages.finite import ON_NAN
+from kvstore.messages.header import Header
+from kvstore.messages.seam import Array, GlobalWeights, Pending, Traffic
+from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import name as one_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every method."""
+
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what workers' gradients of one round come "
+                            "to: their mean, or their sum, as MXNet's servers add up")
+    bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
+                                          otherwise="what suits the transport", result=False)
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
+                              group="Run", result=False)
+    uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
+                         "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
+    on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
+                         "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
+                         "that it is always named; skip: leave the round out on all workers; continue", group="Run",
+                         result=False)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._set(field.name, convert(field, getattr(self, field.name), field.name))
+        self.check()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen for everyone else
+
+    def check(self) -> None:
+        """ConfigError for options that do not go together; fills in defaults that depend on others."""
+
+    def refuse(self, names: Sequence[str], because: str) -> None:
+        """ConfigError if one of these has a value that is not its default."""
+        for name in names:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ConfigError(f"{name} has no meaning {because}")
+
+    def share(self, gradients: int) -> float:
+        """What each of so many gradients counts."""
+        return 1.0 / gradients if self.reduction == "mean" else 1.0
+
+    def plain(self) -> Dict[str, Any]:
+        """As JSON and YAML have them."""
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":
+        """The same with lengths in epochs as numbers of iterations."""
+        spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
+                 if isinstance(value, Span)}
+        return dataclasses.replace(self, **spans)
+
+
+CODEC = one_of("codec", tuple(CODECS))
+AS_FLOATS = ("none", "float16", "truncate")
+"""Codecs in which a number that is none remains one."""
+
+
+@dataclass(frozen=True)
+class CodedOptions(Options):
+    """Those of methods whose gradients may travel in fewer bytes."""
+
+    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
+                        "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
+                        "(MXNet's, what they leave out is sent later)", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
+                                    "from where on 1bit sends 1 and not -1", tunes=True)
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
+                                "(as they are), or their changes as float16, truncate or quantize", tunes=True)
+
+    def check(self) -> None:
+        if self.codec not in CODECS or not CODECS[self.codec].residual:
+            self.refuse(["codec_threshold"], f"with codec `{self.codec}`; 2bit and 1bit have one")
+
+
+def warmup(iterations: int) -> Any:
+    """The option of this name."""
+    return option(Span(iterations), SPAN, "synchronous iterations before the delay, e.g. 200, or 2epochs", tunes=True)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration: its number, of which 1 is the first, and its learning rates."""
+
+    t: int
+    lr: float  # the trainer's, for the global weights
+    lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
+
+
+class Update:
+    """An optimizer for one bucket: U, the global one, or L, a worker's own. On a worker it is queued."""
+
+    def __call__(self, w: Any, grad: Any, lr: float, share: float = 1.0, out: Any = None) -> Any:
+        """out <- U(w, share grad); `out` None: `w` itself, as always on a server. Returns `out`.
+
+        A server's is applied at once to the `w` that `receive` was given, and may overwrite `grad`.
+        """
+        raise NotImplementedError
+
+    def look(self, w: Array, grad: Array, lr: float, share: float = 1.0) -> None:
+        """The same, in place, as a trial: the optimizer counts no step."""
+        raise NotImplementedError
+
+    def start(self, w: Array) -> None:
+        """Begin at `w`, as an optimizer that has seen nothing yet."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Worker:
+    """The worker's side of a method, for one bucket. The session makes it, and gives it the fields below."""
+
+    arrays: ClassVar[Mapping[str, str]] = {}
+    facts: ClassVar[Sequence[str]] = ()
+    returned: ClassVar[str] = ""
+    """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
+    scratch: ClassVar[Mapping[str, str]] = {}  # further arrays, which no checkpoint keeps
+    ends_with_exchange: ClassVar[bool] = False
+    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place. Said by
+    each class that has an `iterate`: what is right of the one it derives from may be wrong of its own."""
+
+    options: Any
+    num_workers: int
+    bucket: Bucket
+    wire: GlobalWeights
+    arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
+    wd: float  # the trainer's weight decay, times the bucket's multiplier
+    lr_given: float  # the trainer's learning rate before any schedule
+    local: Optional[Update]  # the optimizer of `Method.local_optimizer`
+    update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
+    w_local: InitVar[Array]
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "iterate" in vars(cls) and "ends_with_exchange" not in vars(cls):
+            cls.ends_with_exchange = False
+
+    def __post_init__(self, w_local: Array) -> None:
+        self.start(w_local)
+
+    def start(self, w: Array) -> None:
+        """Make the arrays; `w` are the weights that the first gradient is taken at."""
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """One iteration after its gradient is there (or will be); returns the weights of the next one."""
+        raise NotImplementedError
+
+    def wait(self) -> None:
+        """Wait until nothing of this worker's is in flight."""
+        self.arriving.wait()
+
+    def global_weights(self, step: Step) -> Array:
+        """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
+        return self.arriving.result()
+
+    def replaced(self, lr: float) -> None:
+        """U is another optimizer from here on, and `lr` its rate. Nothing is in flight."""
+
+    def resumed(self) -> None:
+        """The arrays and facts are those of a checkpoint now; ConfigError if they do not go with the options."""
+
+
+class Rule:
+    """The server's side of a method, for one bucket: what a push does to the global weights.
+
+    Before the first push there are no weights here, so `start` comes with it; `statistics` may be asked for earlier.
+
+    version : updates done
+    """
+
+    arrays: ClassVar[Mapping[str, str]] = {}
+    facts: ClassVar[Sequence[str]] = ()
+    by_element: ClassVar[bool] = False
+    """Whether an element's update depends on that element alone, however a bucket is cut. Said by each class that has a
+    `receive`."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "receive" in vars(cls) and "by_element" not in vars(cls):
+            cls.by_element = False
+
+    def __init__(self, index: int, options: Any, num_workers: int, update: Update) -> None:
+        self.index, self.options, self.num_workers, self.update = index, options, num_workers, update
+        self.version = 0
+
+    def start(self, w: np.ndarray) -> None:
+        """Make the arrays, for weights `w`."""
+
+    def receive(self, header: Header, grad: np.ndarray, w: np.ndarray) -> None:
+        """Bring `w` to what the answer shall be, in place. `grad`, what was pushed, may be overwritten."""
+        raise NotImplementedError
+
+    def skip(self, header: Header, w: np.ndarray) -> None:
+        """In place of `receive`, where what was pushed is not finite and is left out: the answer is `w` as it is."""
+        raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
+                          "write its `skip`, or take another on_nan")
+
+    def statistics(self) -> Dict[str, Any]:
+        """What is of interest while it runs, as JSON."""
+        return {"version": self.version}
+
+
+class Method:
+    """One store's algorithm. Subclasses give names and traits; they are looked at before anything is made."""
+
+    name: ClassVar[str]
+    Options: ClassVar[Type[Options]] = Options
+    worker: ClassVar[Type[Worker]]
+    rule: ClassVar[Type[Rule]]  # where it runs on servers
+
+    transports: ClassVar[Tuple[str, ...]] = ("server",)
+    """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
+    own runs on servers, which alone know rules, unless it says otherwise."""
+    asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
+    reduces: ClassVar[bool] = True  # whether one update takes several gradients
+    waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
+    plain_sgd: ClassVar[str] = ""
+    """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
+    update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
+    resumes_from_optimizer: ClassVar[bool] = True
+    """Whether the state of the global optimizer alone is enough to go on with."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        if "rule" in vars(cls) and "transports" not in vars(cls):
+            cls.transports = ("server",)
+
+    def __init__(self, options: Any, num_workers: int) -> None:
+        self.options, self.num_workers = options, num_workers
+        self.check()
+
+    def check(self) -> None:
+        """ConfigError for options that do not go with the number of workers."""
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        """Name and settings of the optimizer of the worker's own steps. A setting that is None is the trainer's."""
+        return None
+
+    # -- what follows from the options -------------------------------------------------------------------------
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        """Iterations between two pushes, and between two fetches."""
+        return 1, 1
+
+    @classmethod
+    def in_flight(cls, options: Any, num_workers: int) -> int:
+        """How many gradients are in flight at a time, each taken on weights that the others have moved on since."""
+        return num_workers if cls.asynchronous else 1
+
+    @classmethod
+    def damped(cls, options: Any) -> bool:
+        """Whether a gradient's learning rate is divided by its staleness."""
+        return False
+
+    @classmethod
+    def own_momentum(cls, options: Any) -> Optional[Tuple[str, float]]:
+        """Name and value of the option that is the momentum, where it is not the trainer's."""
+        return None
+
+    @classmethod
+    def steps_locally(cls, options: Any) -> bool:
+        """Whether `lr_local` is the learning rate of something."""
+        return "lr_local" in cls.option_names()
+
+    @classmethod
+    def option_names(cls) -> List[str]:
+        """All names of its options."""
+        return [field.name for field in dataclasses.fields(cls.Options)]
+
+    @classmethod
+    def check_transport(cls, options: Any, transport: str) -> None:
+        """ConfigError for options that do not go with the method and its transport: `server`, `ring` or `sharded`."""
+        if not cls.reduces:
+            options.refuse(["reduction"], f"in store {cls.name}, whose every gradient is an update by itself; leave it "
+                           "out")
+        if cls.asynchronous:
+            options.refuse(["uneven"], f"in store {cls.name}, whose workers wait for nobody; leave it out")
+        codec = getattr(options, "codec", "none")
+        if options.on_nan == "skip" and (transport == "sharded" or codec not in AS_FLOATS):
+            where = "on transport `sharded`, whose workers each see a part" if transport == "sharded" else \
+                f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(AS_FLOATS)})"
+            raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
+        if transport == "sharded" and isinstance(options, CodedOptions):
+            options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
+                           "as they are")
+        if transport == "ring" and codec not in WITHOUT_RESIDUAL:
+            raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
+                              f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
+        if transport == "ring" and isinstance(options, CodedOptions):
+            options.refuse(["codec_weights"], "on a ring, where no weights travel")
+
+    def traffic(self, whole: bool) -> Traffic:
+        """How it uses the wire; `whole`: an optimizer wants whole parameters."""
+        traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
+                          on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
+        if not isinstance(self.options, CodedOptions):
+            return traffic
+        return dataclasses.replace(traffic, codec=self.options.codec, codec_threshold=self.options.codec_threshold,
+                                   codec_weights=self.options.codec_weights)

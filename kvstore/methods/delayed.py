@@ -1,0 +1,132 @@
+"""OD-SGD, one-step-delay SGD, and the delayed weight update it grew from.
+
+Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv:2005.06728: Algorithm 2
+(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1). On a ring an allreduce takes its
+place, and every worker applies the global optimizer to a copy of W of its own.
+
+A worker does not wait for the exchange it has just started: it takes a local step from the global weights it
+already has and begins the next batch, so exchange t runs beside computation t + 1. For the first `warmup` iterations it
+does wait, as in SSGD. Without a local step (`optimizer_local` none) this is the delayed weight update.
+
+    paper        code            meaning
+    w_t          w_global        global weights after t updates, W_t; they arrive in comm_buf_
+    w_bak        w_bak           the weights this worker computes on next, w_{t+1}^m; comm_bak_
+    g_m          grad            its gradient, taken at w_t^m, mean over its own mini-batch
+    wp           warmup          iterations of SSGD before the delay is switched on
+
+How the loop is cut. A pass of `iterate` begins where the gradient is there, and ends where the next one begins:
+
+    l.17  repeat                                   the trainer's loop
+    l.18  broadcast w_bak^{t-1} to the devices     the store scatters what `iterate` returned
+    l.19  compute g_m                              Gluon; the store gathers it      ── a pass begins
+    l.20  push g_m                                 `exchange`, which returns at once
+    l.21  update w_bak^t with g_m                  the local step, from W_t, which the last l.24 asked for
+    l.23  t <- t + 1                               the session counts
+    l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
+    l.25  until forever                                                             ── a pass ends
+
+l.21 is queued before l.20, so that g_m may be sent from where it was gathered, without a copy: the message, which waits
+for W_t like the local step, goes out when that step has read g_m.
+
+Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
+in for it.
+Reading: the warm-up loop of the paper runs wp + 1 times (l.3), but its last pass already steps locally (l.8-9); so
+exactly `warmup` = wp iterations wait.
+Reading: the index of w_bak in l.21 is t where l.18 broadcasts t - 1; Fig. 5 and 8 settle it: what is updated with g_t
+is W_t, which the pull of the previous iteration brought.
+Other workers after a restart (``-n MIN:MAX``): all begin at W_t, which has every gradient that was sent; the local
+optimizer's momentum and its other state begin anew.
+"""
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+from kvstore.messages.seam import Array, GlobalWeights
+from kvstore.methods import contract, local_optimizers
+from kvstore.methods.contract import Method, Step, Worker, warmup
+from kvstore.methods.sync import SyncUpdate
+from kvstore.options import Span, option, real
+
+
+class OneStepDelay(Worker):
+    """The worker, for one bucket."""
+
+    wire: GlobalWeights
+    ends_with_exchange = True
+    arrays = {"w_bak": "the weights that the next gradient is taken at"}
+    returned = "w_bak"
+
+    def start(self, w: Array) -> None:
+        self.w_bak = w.copy() if self.local else None
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
+        if step.t <= self.options.warmup.count:
+            self.arriving = self.wire.exchange(self.bucket, grad, step.lr)   # l.7   push g_t, bring W_{t+1}
+            return self.arriving.result()                                    # l.4   w_{t+1} = W_{t+1}
+        w = self._step(self.arriving.result(), grad, step)
+        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
+        return w
+
+    def _step(self, w_global: Array, grad: Array, step: Step) -> Array:
+        """w_{t+1} of W_t, which the exchange before brings (l.24)."""
+        if self.local is None:
+            return w_global                                                  #       w_{t+1} = W_t
+        if step.t == self.options.warmup.count + 1:
+            self.local.start(w_global)                                       # l.12  w_t is W_t where the warm-up ends
+        return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.21  w_{t+1} = L(W_t, g_t; w_t)
+
+
+class Delayed(Method):
+    """``kvstore.create("delayed")``: L = W_t."""
+
+    name = "delayed"
+    worker, rule = OneStepDelay, SyncUpdate
+    transports = ("server", "ring", "sharded")
+
+    @dataclass(frozen=True)
+    class Options(contract.CodedOptions):
+        """Options of the delayed weight update."""
+
+        warmup: Span = warmup(0)
+
+
+class ODSGD(Delayed):
+    """``kvstore.create("odsgd")``."""
+
+    name = "odsgd"
+
+    @dataclass(frozen=True)
+    class Options(Delayed.Options):
+        """Options of OD-SGD."""
+
+        warmup: Span = warmup(200)
+        optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
+                                      "none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
+                                           otherwise="that of the global optimizer, as scheduled")
+        momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
+                                       tunes=True)
+        wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
+                                           otherwise="that of the global optimizer")
+        lamda: Optional[float] = local_optimizers.own("lamda")
+        m: Optional[float] = local_optimizers.own("m")
+        epsilon: Optional[float] = local_optimizers.own("epsilon")
+
+        def check(self) -> None:
+            super().check()
+            if self.optimizer_local == "none":
+                self.refuse(("lr_local", "momentum_local", "wd_local", *local_optimizers.COMPENSATION),
+                            "with optimizer_local `none`, which takes no local step")
+            local_optimizers.fill_in(self, "optimizer_local", self.optimizer_local)
+            local_optimizers.check_momentum("momentum_local", self.momentum_local, self.optimizer_local)
+
+    @classmethod
+    def steps_locally(cls, options: Any) -> bool:
+        return bool(options.optimizer_local != "none")
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        if self.options.optimizer_local == "none":
+            return None
+        return self.options.optimizer_local, {
+            "momentum": self.options.momentum_local, "wd": self.options.wd_local,
+            **{name: getattr(self.options, name) for name in local_optimizers.COMPENSATION}}

@@ -1,0 +1,95 @@
+"""Downpour SGD.
+
+Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012, Algorithm 7.1.
+
+A worker takes local steps on a copy of its own and accrues the gradients. Every n_push iterations it pushes their sum,
+every n_fetch iterations it goes on from the global weights. With both 1 this is ASGD.
+
+    paper               code      meaning
+    parameters          w         the worker's own copy
+    accruedgradients    accrued   sum of its gradients since the last push
+    n_push, n_fetch     push_every, fetch_every
+    alpha               lr_local  learning rate of the local steps
+
+How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate` where the gradient is there:
+
+    if step mod n_fetch == 0: fetch parameters            at the end of the pass before
+    get data, compute gradient                            Gluon; the store gathers it    ── a pass begins
+    accruedgradients += gradient                          `iterate`; weight decay is part of the gradient
+    parameters -= alpha gradient                          `iterate`: a step of plain SGD
+    if step mod n_push == 0: push accruedgradients        `iterate`: exchange            ── a pass ends
+
+The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
+Reading: weight decay belongs to the gradient, g + wd w, and U adds none: so a push carries that of every step it sums,
+and one worker is plain SGD with any interval.
+Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.
+Other workers after a restart (``-n MIN:MAX``): all begin at W; what each had accrued since its last push is lost.
+"""
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Tuple
+
+from kvstore.messages.seam import Array
+from kvstore.methods import contract
+from kvstore.methods.asgd import ASGD, Asynchronous
+from kvstore.methods.contract import Step, Update
+from kvstore.options import integer, option, real
+
+INTERVAL = 1  # where no interval is given
+
+
+class Accruing(Asynchronous):
+    """The worker, for one bucket."""
+
+    local: Update
+    arrays = {"w": "the worker's own weights", "accrued": "gradients since the last push"}
+    returned = "w"
+
+    def start(self, w: Array) -> None:
+        self.w = w.copy()
+        self.accrued = self.w.zeros_like()
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """Accrue, take a local step; push and fetch where it is time."""
+        pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
+        g = grad + self.wd * self.w if self.wd else grad
+        self.accrued += g
+        self.local(self.w, g, step.lr_local)
+        if pushes:
+            self.arriving = self.wire.exchange(self.bucket, self.accrued, step.lr)
+            self.accrued[:] = 0
+        if fetches:
+            fetched = self.arriving if pushes else self.wire.fetch(self.bucket, self.w)
+            fetched.result().copyto(self.w)
+        return self.w
+
+
+class Downpour(ASGD):
+    """``kvstore.create("downpour")``."""
+
+    name = "downpour"
+    worker = Accruing
+    update_decays = False
+
+    @dataclass(frozen=True)
+    class Options(contract.CodedOptions):
+        """Options of Downpour SGD."""
+
+        T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
+        push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
+        fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
+                                           otherwise="that of the global optimizer, as scheduled")
+
+        def check(self) -> None:
+            super().check()
+            if self.push_every is not None and self.fetch_every is not None:
+                self.refuse(["T"], "beside push_every and fetch_every; leave one of them out")
+            elif self.T is None:
+                self._set("T", INTERVAL)
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.push_every or options.T, options.fetch_every or options.T
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        return "sgd", {"wd": 0.0}

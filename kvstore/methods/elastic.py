@@ -1,0 +1,139 @@
+"""EASGD and EAMSGD, elastic averaging.
+
+Zhang, Choromanska, LeCun, "Deep learning with Elastic Averaging SGD", NIPS 2015, Algorithms 1 and 2, asynchronous.
+
+Every worker explores with weights of its own, x; an elastic force pulls them and a centre X on the server towards each
+other at the start of every Tth local step.
+
+    paper     code    meaning
+    x^i       x       one worker's weights
+    x~        X       the centre; what is evaluated
+    alpha     alpha   strength of the force in one exchange; beta / M
+    v, delta  v       momentum of EAMSGD's local steps (Nesterov), and its factor
+
+How the loop is cut. A pass of `iterate` begins where the gradient is there, and holds the first lines of the next pass:
+
+    x <- x^i                                              `ahead`: what was returned last, x + delta v
+    if T divides t: x^i <- x^i - alpha (x - X)            `iterate` takes the answer that the pass before asked for
+                    X <- X + alpha (x - X)                `exchange`, before the gradient; the server's `step`
+    compute g(x + delta v), at x before the move          Gluon; the store gathers it    ── a pass begins
+    v <- delta v - eta g                                  `iterate`
+    x^i <- x^i + v                                        `iterate`
+    t <- t + 1                                            the session counts             ── a pass ends
+
+The gradient does not wait for the exchange, which runs beside it.
+
+One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
+x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha) (x - X').
+
+Reading: at t = 0 all workers are at X, where the force is 0; that exchange sends nothing.
+Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
+Other workers after a restart (``-n MIN:MAX``): all begin at the centre, without momentum; what a worker had found
+since it last pulled the centre is lost. alpha = beta / M follows the number of workers.
+"""
+import collections
+from dataclasses import dataclass
+from typing import Any, Deque, Optional, Tuple
+
+import numpy as np
+
+from kvstore.errors import ConfigError
+from kvstore.messages.seam import Array, Pending
+from kvstore.methods import contract
+from kvstore.methods.asgd import ASGD, Asynchronous, AsyncUpdate
+from kvstore.methods.contract import Step
+from kvstore.options import integer, option, real
+
+BETA = 0.9  # where neither beta nor alpha is given
+
+
+def strength(options: Any, num_workers: int) -> float:
+    """alpha, the same on the worker and on the server."""
+    return float(options.beta / num_workers if options.alpha is None else options.alpha)
+
+
+class Elastic(Asynchronous):
+    """The worker, for one bucket. With delta = 0 this is EASGD."""
+
+    arrays = {"x": "the worker's own weights", "v": "momentum of its steps", "ahead": "x + delta v",
+              "centres": "the centre's answer to x, where the force is still to act"}
+    returned = "ahead"  # where the next gradient is taken
+
+    def start(self, w: Array) -> None:
+        self.x, self.v, self.ahead = w.copy(), w.zeros_like(), w.copy()
+        self.centres: Deque[Pending] = collections.deque()  # one, or none
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """The force that the last pass asked for, and one local step; every T of them, the next exchange."""
+        delta, alpha = self.options.delta, strength(self.options, self.num_workers)
+        eta = step.lr * self.bucket.first.lr_mult
+        if self.centres:
+            self.x -= alpha / (1 - alpha) * (self.x - self.centres.popleft().result())   # x^i <- x^i - alpha (x - X)
+        self.v[:] = delta * self.v - eta * (grad + self.wd * self.ahead)         # v <- delta v - eta g(x + delta v)
+        self.x += self.v                                                         # x^i <- x^i + v
+        if step.t % self.options.T == 0:                                         # T divides the next pass's t
+            self.arriving = self.wire.exchange(self.bucket, self.x, step.lr)
+            self.centres.append(self.arriving)
+        self.ahead[:] = self.x + delta * self.v
+        return self.ahead
+
+
+class Centre(AsyncUpdate):
+    """The server: X <- X + alpha (x - X)."""
+
+    def step(self, centre: np.ndarray, x: np.ndarray, lr: float) -> None:
+        centre += np.float32(strength(self.options, self.num_workers)) * (x - centre)
+        self.version += 1
+
+
+class EASGD(ASGD):
+    """``kvstore.create("easgd")``."""
+
+    name = "easgd"
+    worker, rule = Elastic, Centre
+    plain_sgd = "store `eamsgd`, option `delta`"
+
+    @dataclass(frozen=True)
+    class Options(contract.Options):
+        """Options of elastic averaging."""
+
+        T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
+        alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force in one exchange",
+                                        tunes=True, otherwise="beta / number of workers")
+        beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force of all workers",
+                                       tunes=True, otherwise=f"{BETA}")
+
+        delta = 0.0
+
+        def check(self) -> None:
+            if self.on_nan == "skip":
+                raise ConfigError("on_nan `skip` has no meaning in elastic averaging, where weights travel and no "
+                                  "gradients; take `stop`")
+            if self.alpha is not None:
+                self.refuse(["beta"], "beside alpha; leave one of them out")
+            elif self.beta is None:
+                self._set("beta", BETA)
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.T, options.T
+
+    @classmethod
+    def in_flight(cls, options: Any, num_workers: int) -> int:
+        return 1  # a worker's own steps
+
+    @classmethod
+    def own_momentum(cls, options: Any) -> Optional[Tuple[str, float]]:
+        return "delta", options.delta
+
+
+class EAMSGD(EASGD):
+    """``kvstore.create("eamsgd")``."""
+
+    name = "eamsgd"
+
+    @dataclass(frozen=True)
+    class Options(EASGD.Options):
+        """Options of elastic averaging with Nesterov's momentum."""
+
+        delta: float = option(0.9, real(at_least=0, below=1), "Nesterov's momentum of the local steps", tunes=True)

@@ -1,0 +1,74 @@
+"""Optimizers by name: MXNet's, and those with delay compensation, with the options of these and their defaults.
+
+A worker of OD-SGD takes any of them for its local step; with `dcasgd_c` or `dcasgd_a` it has the options of the store
+of that name (`dcasgd`).
+"""
+import dataclasses
+import os
+import sys
+from typing import Any, Dict
+
+from kvstore.errors import ConfigError
+from kvstore.methods import contract, dcasgd
+from kvstore.options import name, option
+
+MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lamb", "lars", "lbsgd", "nadam", "nag",
+         "rmsprop", "sgd", "sgld", "signum")
+
+COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
+"""Name -> the options among which its own are."""
+
+COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
+                     if field.name not in contract.CodedOptions.__dataclass_fields__)
+
+NAMES = (*MXNET, *COMPENSATED)
+
+WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED)
+"""Their constructors take `momentum`; for the others the option is an error, not a silent nothing."""
+
+PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
+"""Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
+
+SCALED = ("adagrad", "adam", "adamax", "adamw", "ftml", "lamb", "nadam", "rmsprop", "signum")
+"""Their step is as large as the learning rate, or that times the weights, however small gradients are. No such step is
+that of ftrl, lars and lbsgd, which is less than plain SGD's or about as large, and of adadelta, which has no rate."""
+
+AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
+"""Local optimizers of the OD-SGD authors' code by its words, and which of ours each is. Theirs keep the weights they
+last saw as MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""
+
+_listed = name("local optimizer", ("none", *NAMES))
+
+
+def _local(value: Any) -> str:
+    """One of the list, or one that a script has registered with MXNet; a server takes the worker's word for that."""
+    text, mxnet = str(value).lower(), sys.modules.get("mxnet")
+    text = AUTHORS.get(text, text)
+    registered = mxnet is not None and text in mxnet.optimizer.Optimizer.opt_registry
+    return text if registered or os.environ.get("DMLC_ROLE") == "server" else str(_listed.convert(text))
+
+
+LOCAL = dataclasses.replace(_listed, convert=_local)
+
+
+def own(option_name: str) -> Any:
+    """The option of this name as one of a local optimizer: its default is that of the optimizer that is chosen."""
+    field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
+    return option(None, field.metadata["kind"], field.metadata["help"], tunes=field.metadata["tunes"], portable=False,
+                  otherwise="that of optimizer_local")
+
+
+def fill_in(options: Any, where: str, optimizer: str) -> None:
+    """Give `options` the defaults of `optimizer`, which the option `where` names; ConfigError for those it has not."""
+    for option_name in COMPENSATION:
+        takers = [taker for taker, its in COMPENSATED.items() if option_name in its.__dataclass_fields__]
+        if optimizer not in takers and getattr(options, option_name) is not None:
+            raise ConfigError(f"{option_name} goes with {where} {' or '.join(takers)}, not with `{optimizer}`")
+        if optimizer in takers and getattr(options, option_name) is None:
+            options._set(option_name, COMPENSATED[optimizer].__dataclass_fields__[option_name].default)
+
+
+def check_momentum(where: str, momentum: float, optimizer: str) -> None:
+    """ConfigError where an optimizer of the list has no use for it; another complains when it is made."""
+    if momentum and optimizer in NAMES and optimizer not in WITH_MOMENTUM:
+        raise ConfigError(f"{where}: optimizer `{optimizer}` takes no momentum; leave it out")

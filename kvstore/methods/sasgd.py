@@ -1,0 +1,127 @@
+"""SASGD, SGD with sparse aggregation of gradients.
+
+Cong, Bhardwaj, Feng, "An efficient, distributed stochastic gradient descent algorithm for deep-learning applications",
+ICPP 2017: Algorithm 1.
+
+Every worker takes T local steps on a copy of its own and accumulates the gradients; then all workers sum what they have
+accumulated, and the copies become one again. There is no server.
+
+    paper      code           meaning
+    x          x              this worker's weights
+    x'         x_shared       the weights at the start of the interval, the same on every worker
+    g          g              its gradient
+    g_s        accumulated    sum of its gradients in this interval; summed over the workers where it ends
+    p          num_workers    number of workers, M
+    gamma      lr_local       learning rate of the local steps
+    gamma_p    gamma_p        learning rate of the aggregation
+
+How the loop is cut. Both loops of the paper are one here, j counts on; a pass begins where the gradient is there:
+
+    x <- broadcast(x, p, id), x' <- x, g_s <- 0      the store's broadcast; `start`
+    while j < T: compute gradient g                  Gluon; the store gathers it     ── a pass begins
+        x <- x - gamma g, g_s <- g_s + g             `iterate`
+        j <- j + 1                                   the session counts
+    g_s <- allreduce(g_s, p, id)                     `aggregate`, every T passes
+    x <- x' - gamma_p g_s                            `aggregate`
+    x' <- x, g_s <- 0                                `iterate`                       ── a pass ends
+
+gamma_p = gamma / M makes x the mean of the workers' weights: model averaging. (The paper writes 1/p for it in a
+sentence, which leaves gamma out.) T = 1 is synchronous SGD.
+
+Reading: weight decay belongs to the gradient, g + wd x, so that model averaging remains what it is.
+Reading: rates are those of the iteration, gamma_p that of the one in which the interval ends. A given gamma_p moves the
+global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
+Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
+weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
+Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, with an interval cut short: no step is
+lost. gamma_p = gamma / M follows the number of workers; a given gamma_p stays, times lr_scaling.
+"""
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Optional, Tuple
+
+from kvstore.messages.seam import Array, Replicated
+from kvstore.methods import contract
+from kvstore.methods.contract import Method, Step, Update, Worker
+from kvstore.options import integer, option, real
+
+
+class SparseAggregation(Worker):
+    """The worker, for one bucket."""
+
+    wire: Replicated
+    local: Update
+    arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
+              "accumulated": "gradients of this interval"}
+    facts = ("lr_given",)
+    scratch = {"w_seen": "global weights, to look at only"}
+    returned = "x"
+
+    def start(self, w: Array) -> None:
+        self.x, self.x_shared, self.w_seen = w.copy(), w.copy(), w.copy()           # x' <- x
+        self.accumulated = w.zeros_like()                                           # g_s <- 0
+
+    def iterate(self, grad: Array, step: Step) -> Array:
+        """One local step, then, every T of them, the aggregation."""
+        g = grad + self.wd * self.x if self.wd else grad
+        self.local(self.x, g, step.lr_local)                                        # x <- x - gamma g
+        self.accumulated += g                                                       # g_s <- g_s + g
+        if step.t % self.options.T == 0:
+            self.aggregate(self.x_shared, step, self.local)                         # x' - gamma_p allreduce(g_s)
+            self.x_shared.copyto(self.x)                                            # x <- x'
+            self.accumulated[:] = 0                                                 # g_s <- 0
+        return self.x
+
+    def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
+        """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
+        if self.options.gamma_p is None:
+            gamma_p, share = step.lr_local, self.options.share(self.num_workers)
+        else:
+            gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
+        self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)
+        move(w, self.arriving.result(), gamma_p, share)
+
+    def scheduled(self, step: Step) -> float:
+        """What the trainer's schedule has made of a rate so far, as a factor."""
+        return step.lr / self.lr_given if self.lr_given else 1.0
+
+    def global_weights(self, step: Step) -> Array:
+        """All workers ask together: it is an aggregation that leaves the interval as it is."""
+        self.x_shared.copyto(self.w_seen)
+        if step.t % self.options.T:
+            self.aggregate(self.w_seen, step, self.local.look)
+        return self.w_seen
+
+
+class SASGD(Method):
+    """``kvstore.create("sasgd")``."""
+
+    name = "sasgd"
+    worker = SparseAggregation
+    transports = ("ring",)
+    plain_sgd = "SASGD has none"
+    resumes_from_optimizer = False
+    waits = True
+
+    @dataclass(frozen=True)
+    class Options(contract.Options):
+        """Options of SASGD."""
+
+        T: int = option(1, integer(1), "local steps between aggregations", tunes=True)
+        lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
+                                           otherwise="that of the global optimizer, as scheduled")
+        gamma_p: Optional[float] = option(None, real(at_least=0), "learning rate of the aggregation, for the sum of "
+                                          "all workers' gradients; it follows the schedule of lr",
+                                          tunes=True,
+                                          otherwise="that of the local steps / number of workers: model averaging")
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.T, options.T
+
+    @classmethod
+    def check_transport(cls, options: Any, transport: str) -> None:
+        super().check_transport(options, transport)
+        options.refuse(["uneven"], "in store sasgd, which aggregates intervals and not gradients; leave it out")
+
+    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+        return "sgd", {"wd": 0.0}

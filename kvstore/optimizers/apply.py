@@ -1,0 +1,170 @@
+"""An optimizer applied to a bucket: at once on a server, or queued on a worker."""
+from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.methods.contract import Update
+from kvstore.optimizers import described
+from kvstore.optimizers.torch_formulas import Formula
+from kvstore.state import declared
+
+
+class Applied(Update):
+    """One optimizer's place in one bucket: its state, and what a checkpoint keeps of both."""
+
+    def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
+        self.index, self._shape_of_one = index, shape
+        self.use(optimizer)
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """From here on it is this optimizer's place; `start` makes its state."""
+        self.optimizer = optimizer
+        self.shape = None if described.elementwise(optimizer) else self._shape_of_one
+        self.state: Any = None
+
+    def start(self, w: NDArray) -> None:
+        """Make a state for weights like `w`."""
+        self.state = self.optimizer.create_state_multi_precision(self.index, self._shaped(w))
+
+    def arrays(self) -> Dict[str, NDArray]:
+        """The arrays of the state."""
+        return described.state_arrays(self.state)
+
+    def facts(self) -> Dict[str, Any]:
+        """What the optimizer remembers beside arrays, as JSON."""
+        return described.progress(self.optimizer, self.index)
+
+    def put_back(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+        """The inverse of `arrays` and `facts`, after `start`."""
+        described.set_progress(self.optimizer, self.index, facts)
+        declared.fill(self.arrays(), arrays)
+
+    def _shaped(self, flat: NDArray) -> NDArray:
+        """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""
+        return flat if self.shape is None else flat.reshape(tuple(self.shape))
+
+    def _set(self, lr: float, share: float) -> None:
+        self.optimizer.lr, self.optimizer.rescale_grad = lr, share
+
+    def _apply(self, w: NDArray, grad: NDArray) -> None:
+        self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
+
+
+class AtOnce(Applied):
+    """U on a server, whose one thread would wait for the update anyway."""
+
+    def bind(self, w: NDArray, grad: NDArray) -> Tuple[np.ndarray, np.ndarray]:
+        """Weights and gradient of the push that is handled now; returned in place, as a rule sees them."""
+        self._bound, self._seen = (w, grad), (engine.memory(w), engine.memory(grad))
+        return self._seen
+
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
+        assert w is self._seen[0] and out is None, "a rule updates the weights that `receive` gave it, in place"
+        self._set(lr, share)
+        step = in_numpy(self.optimizer, self.index)
+        if step is not None:
+            step(w, grad, [engine.memory(array) for array in self.arrays().values()], out=w, room=grad)
+        else:
+            if grad is not self._seen[1]:
+                self._seen[1][:] = grad
+            self._apply(*self._bound)
+            self._bound[0].wait_to_read()  # a rule may look at it
+        return w
+
+
+class Queued(Applied):
+    """L, or U on a ring: operations of the engine."""
+
+    factor = 1.0
+    """What gradients are to be multiplied with."""
+    skips: Optional[Callable[[np.ndarray], bool]] = None
+    """Whether a step along this gradient is to be left out; plain SGD only."""
+
+    def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
+                 out: Optional[NDArray] = None) -> NDArray:
+        out = w if out is None else out
+        self._set(lr, share * self.factor)
+        step = in_numpy(self.optimizer, self.index)
+        if step is not None:
+            self._queue(step, w, grad, out)
+        else:  # works in place
+            if out is not w:
+                self.copy(w, out)
+            self._apply(out, grad)
+        return out
+
+    def look(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0) -> None:
+        before = self.facts()
+        self(w, grad, lr, share)
+        described.set_progress(self.optimizer, self.index, before)
+
+    def copy(self, w: NDArray, out: NDArray) -> None:
+        """out <- w"""
+        w.copyto(out)
+
+    def _queue(self, step: "_InNumPy", w: NDArray, grad: NDArray, out: NDArray) -> None:
+        state = list(self.arrays().values())
+
+        def update() -> None:
+            before, g, after = engine.view(w), engine.view(grad), engine.view(out)
+            if self.skips is not None and self.skips(g):
+                if out is not w:
+                    after[:] = before
+                return
+            step(before, g, [engine.view(array) for array in state], out=after, room=None if out is w else after)
+
+        engine.push(update, [grad] if out is w else [w, grad], [out, *state])
+
+
+class _InNumPy(Protocol):
+    """One update of an optimizer that NumPy carries out.
+
+    `out` may be `w`. `room` is for what is computed on the way: `grad`, or `out` where that is not `w`; None: there is
+    none.
+    """
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
+                 room: Optional[np.ndarray]) -> None:
+        """Do it."""
+
+
+def in_numpy(optimizer: mx.optimizer.Optimizer, index: Any) -> Optional[_InNumPy]:
+    """The next update of array `index`, at the rate of now, which counts as done; None: MXNet's operators do it."""
+    if not is_in_numpy(optimizer):
+        return None
+    return optimizer.at(index) if isinstance(optimizer, Formula) else SGD(optimizer, index)
+
+
+def is_in_numpy(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether NumPy does what `optimizer` does."""
+    return isinstance(optimizer, Formula) or (type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient)
+
+
+class SGD:
+    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
+
+        v <- momentum v - lr wd w - lr g,    out <- w + v        v: the state; none without momentum
+    """
+
+    def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
+        optimizer._update_count(index)
+        self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
+        self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
+
+    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
+                 room: Optional[np.ndarray]) -> None:
+        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
+            step = np.multiply(g, self._scale, out=room)
+            if not state:
+                if self._wd:
+                    step += self._lr * self._wd * w
+                np.subtract(w, step, out=out)
+            else:
+                v = state[0]
+                v *= self._momentum
+                if self._wd:
+                    v -= self._lr * self._wd * w
+                v -= step
+                np.add(w, v, out=out)

@@ -1,0 +1,80 @@
+"""The optimizers with delay compensation, as MXNet has optimizers.
+
+`dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``), made
+of the equations in `kvstore.methods.dcasgd`; w_read is what they last left in w. Weight decay is added beside g and
+is not part of g⊙g, momentum is applied to the compensated gradient, both as in MXNet's own DCASGD. On one machine w
+never moves between two updates, w - w_read is 0, and both are plain SGD.
+"""
+from typing import Any, Optional
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.methods.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_c
+
+
+class _State:
+    """What one array's compensation remembers; an entry that is not needed is None."""
+
+    def __init__(self, w_read: NDArray, momentum: Optional[NDArray], mean_square: Optional[NDArray]) -> None:
+        self.w_read, self.momentum, self.mean_square = w_read, momentum, mean_square
+
+
+class _DelayCompensated(mx.optimizer.Optimizer):
+    """SGD on a compensated gradient; the subclasses say how it is compensated."""
+
+    def __init__(self, learning_rate: float, momentum: float, lamda: float, **options: Any) -> None:
+        super().__init__(learning_rate=learning_rate, **options)
+        self.momentum, self.lamda = momentum, lamda
+
+    def create_state(self, index: Any, weight: NDArray) -> _State:
+        momentum = mx.nd.zeros_like(weight) if self.momentum else None
+        return _State(weight.copy(), momentum, self.create_mean_square(weight))
+
+    def create_mean_square(self, weight: NDArray) -> Optional[NDArray]:
+        return None
+
+    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+        """The gradient at w = w_read + `moved`, from the gradient at w_read."""
+        raise NotImplementedError
+
+    def update(self, index: Any, weight: NDArray, grad: NDArray, state: _State) -> None:
+        self._update_count(index)
+        grad = grad * self.rescale_grad
+        if self.clip_gradient is not None:
+            grad = mx.nd.clip(grad, -self.clip_gradient, self.clip_gradient)
+        grad = self.compensate(grad, weight - state.w_read, state)
+        # The operators that MXNet's own SGD uses, so that lamda = 0 gives its bits.
+        rates = dict(lrs=[self._get_lr(index)], wds=[self._get_wd(index)], num_weights=1, out=weight)
+        if state.momentum is None:
+            mx.nd.multi_sgd_update(weight, grad, **rates)
+        else:
+            mx.nd.multi_sgd_mom_update(weight, grad, state.momentum, momentum=self.momentum, **rates)
+        weight.copyto(state.w_read)
+
+
+@mx.optimizer.register
+class DCASGD_C(_DelayCompensated):
+    """DC-ASGD with a constant lamda, Eq. 4."""
+
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDC.Options.lamda,
+                 **options: Any) -> None:
+        super().__init__(learning_rate, momentum, lamda, **options)
+
+    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+        return compensated_c(grad, moved, self.lamda)
+
+
+@mx.optimizer.register
+class DCASGD_A(_DelayCompensated):
+    """DC-ASGD with an adaptive lamda, Eq. 5 and 6."""
+
+    def __init__(self, learning_rate: float = 0.01, momentum: float = 0.0, lamda: float = DCASGDA.Options.lamda,
+                 m: float = DCASGDA.Options.m, epsilon: float = DCASGDA.Options.epsilon, **options: Any) -> None:
+        super().__init__(learning_rate, momentum, lamda, **options)
+        self.m, self.epsilon = m, epsilon
+
+    def create_mean_square(self, weight: NDArray) -> NDArray:
+        return mx.nd.zeros_like(weight)
+
+    def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
+        assert state.mean_square is not None
+        return compensated_a(grad, moved, state.mean_square, self.lamda, self.m, self.epsilon, mx.nd.sqrt)

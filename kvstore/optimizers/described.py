@@ -1,0 +1,130 @@
+"""Any optimizer of MXNet's: by name, on flat arrays, and carried as text."""
+import importlib
+import inspect
+import json
+from typing import Any, Dict, List, Optional
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, unknown
+from kvstore.optimizers import compensated  # noqa: F401  registers its two
+from kvstore.optimizers.torch_formulas import Formula
+
+
+def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
+    """The optimizer of a worker's own steps, by name.
+
+    Left out are `options` that are None, and a momentum of 0 where the optimizer has none.
+    """
+    name = str(name).lower()
+    if name not in mx.optimizer.Optimizer.opt_registry:
+        raise unknown("optimizer_local", name, mx.optimizer.Optimizer.opt_registry)
+    given = {key: value for key, value in options.items() if value is not None}
+    takes = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
+    if given.get("momentum") == 0 and "momentum" not in takes:
+        del given["momentum"]
+    try:
+        optimizer = mx.optimizer.create(name, **given)
+    except TypeError as error:
+        raise ConfigError(f"optimizer_local `{name}` does not take these options: {error}") from None
+    _check_works(optimizer)
+    return optimizer
+
+
+def _check_works(optimizer: mx.optimizer.Optimizer) -> None:
+    if type(optimizer) is mx.optimizer.DCASGD and optimizer.momentum:  # it asks whether an array is true
+        raise ConfigError("optimizer `dcasgd` of MXNet 1.9.1 fails with momentum; set that to 0, or take `dcasgd_c`, "
+                          "which compensates from the weights after its last update and not before it")
+
+
+# -- any optimizer, on flat arrays -----------------------------------------------------------------------------------
+
+# Their update of an element depends on that element alone (and on counters), so parameters can share an array.
+ELEMENTWISE = {"SGD", "NAG", "Adam", "AdaGrad", "AdaDelta", "RMSProp", "Ftrl", "FTML", "Signum", "Adamax", "DCASGD",
+               "DCASGD_C", "DCASGD_A", "Test"}
+
+
+def elementwise(optimizer: Optional[mx.optimizer.Optimizer]) -> bool:
+    """Whether `optimizer` may be applied to a bucket of several parameters, or of a part of one."""
+    return optimizer is None or isinstance(optimizer, Formula) or (
+        known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
+
+
+def known(optimizer: mx.optimizer.Optimizer) -> bool:
+    """Whether it is MXNet's or ours, whose ways are known."""
+    return type(optimizer).__module__.startswith(("mxnet.", "kvstore."))
+
+
+def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
+    """All arrays of an optimizer's state, by names that depend on the optimizer alone."""
+    if isinstance(state, mx.nd.NDArray):
+        return {name: state}
+    parts = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
+    return {found: array for key, part in parts for found, array in state_arrays(part, f"{name}/{key}").items()}
+
+
+def state_names(optimizer: mx.optimizer.Optimizer) -> List[str]:
+    """The names of those of `optimizer`, sorted."""
+    return sorted(state_arrays(optimizer.create_state_multi_precision(0, mx.nd.zeros(1))))
+
+
+# -- optimizers as text ------------------------------------------------------------------------------------------------
+
+# Set on the server from what it is told apart from this, or of no use there.
+_NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult", "wd_mult", "rescale_grad",
+                "_all_index_update_counts", "_index_update_count"}
+
+
+def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
+    """`optimizer` as JSON: its class by import path, and its settings."""
+    kind = type(optimizer)
+    _check_works(optimizer)
+    if kind.__module__ == "__main__":
+        raise ConfigError(f"optimizer {kind.__name__} is defined in the script itself, which servers cannot import; "
+                          "move it to a module of its own")
+    settings = {name: value for name, value in vars(optimizer).items() if name not in _NOT_CARRIED}
+    for name, value in settings.items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise ConfigError(f"optimizer {kind.__name__}: `{name}` is a {type(value).__name__}, which cannot be sent "
+                              "to the servers; numbers, strings, lists and dicts can") from None
+    return {"class": f"{kind.__module__}:{kind.__name__}", "settings": settings}
+
+
+def build(description: Dict[str, Any], trusted: bool) -> mx.optimizer.Optimizer:
+    """The inverse of `describe`. Who trusts the sender takes optimizers from any module."""
+    module, _, name = description["class"].partition(":")
+    if not trusted and not module.startswith(("mxnet.", "kvstore.")):
+        raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by "
+                          "which a server could trust the request; start it with `odsgd launch`")
+    kind = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(kind, type) and issubclass(kind, mx.optimizer.Optimizer)):
+        raise ConfigError(f"{module}.{name} is not an optimizer; expected a subclass of mx.optimizer.Optimizer")
+    optimizer: Any = object.__new__(kind)
+    mx.optimizer.Optimizer.__init__(optimizer)
+    vars(optimizer).update(description["settings"])
+    return optimizer
+
+
+def progress(optimizer: mx.optimizer.Optimizer, index: Any) -> Dict[str, Any]:
+    """What an optimizer remembers beside arrays: its count of updates to `index`, and settings it changes itself."""
+    return {"count": optimizer._index_update_count.get(index, optimizer.begin_num_update), **describe(optimizer)}
+
+
+def set_progress(optimizer: mx.optimizer.Optimizer, index: Any, saved: Dict[str, Any]) -> None:
+    """Put back what `progress` gave."""
+    vars(optimizer).update(saved["settings"])
+    optimizer._index_update_count[index] = saved["count"]
+
+
+def multipliers(optimizer: mx.optimizer.Optimizer, key: Any, parameter: Any = None) -> List[float]:
+    """(lr_mult, wd_mult) of a parameter, looked up as MXNet does it."""
+    if parameter is not None:
+        return [float(parameter.lr_mult), float(parameter.wd_mult)]
+    name = optimizer.idx2name.get(key)
+    return [float(table.get(key, table.get(name, 1.0))) for table in (optimizer.lr_mult, optimizer.wd_mult)]
+
+
+def learning_rate(optimizer: mx.optimizer.Optimizer, num_update: int) -> float:
+    """The rate of update number `num_update` (1 is the first), by the schedule if there is one."""
+    return float(optimizer.lr_scheduler(num_update) if optimizer.lr_scheduler else optimizer.lr)

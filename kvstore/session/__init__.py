@@ -1,0 +1,1 @@
+"""One model in training, whatever its framework and transport."""

@@ -1,0 +1,251 @@
+"""A session's state as arrays by parameter name and JSON, and back.
+
+A worker's    arrays ``global/NAME`` and ``local/NAME`` (its weights), ``worker/ARRAY/NAME`` (what its method declares),
+              ``optimizer_local/ARRAY/NAME``, ``wire/residual/NAME`` (what a codec keeps);
+              JSON with the iteration, its rates and the facts
+the servers'  arrays ``optimizer/ARRAY/NAME`` and ``rule/ARRAY/NAME``; JSON by bucket
+
+Arrays are by parameter, so they outlive a layout of buckets, and JSON says which of them each bucket has. In a
+synchronous job buckets may be cut anew where they all kept the same arrays and facts.
+"""
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, shown
+from kvstore.messages import buckets as layout
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.seam import AsynchronousServers, State
+from kvstore.optimizers import described
+from kvstore.session.session import Session
+from kvstore.state import declared
+from kvstore.state.npz import array_text, text_array
+
+Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
+
+MOST_COUNTED = 2 ** 53
+"""Iterations, updates and versions are fewer, as long as a float has them exactly."""
+
+
+def worker_state(session: Session) -> Saved:
+    """What this worker knows. Nothing may be in flight; in a synchronous job of a ring, collective."""
+    arrays: Dict[str, np.ndarray] = {}
+    names: Dict[str, List[str]] = {}
+    for bucket in session.buckets:
+        worker = session.workers[bucket.id]
+        flats = {"global": session.global_weights(bucket), "local": session.w_local[bucket.id],
+                 **{f"worker/{name}": array for name, array in declared.arrays_of(worker).items()}}
+        if bucket.id in session.local_steps:
+            state = session.local_steps[bucket.id].arrays()
+            flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
+        flats.update({f"wire/{name}": array for name, array in session.wire.kept(bucket).items()})
+        names[bucket.label] = list(flats)
+        for prefix, flat in flats.items():
+            flat = flat if isinstance(flat, np.ndarray) else flat.asnumpy().reshape(-1)
+            layout.split(bucket, flat, arrays, prefix + "/")
+    step, wire = session.step, session.wire
+    versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
+    return arrays, {
+        "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
+        "lr": step.lr, "lr_local": step.lr_local,
+        "arrays": names, "facts": {bucket.label: declared.facts_of(session.workers[bucket.id])
+                                   for bucket in session.buckets},
+        "optimizer_local": {bucket.label: session.local_steps[bucket.id].facts() for bucket in session.buckets
+                            if session.local_steps},
+        "versions": {bucket.label: versions[bucket.id] for bucket in session.buckets if versions}}
+
+
+def load_worker(session: Session, saved: Saved) -> None:
+    """Go on from what `worker_state` gave. The session has begun, at the saved weights."""
+    arrays, meta = saved
+    for bucket in session.buckets:
+        def below(prefix: str, bucket: Bucket = bucket) -> Dict[str, np.ndarray]:
+            return {name[len(prefix):]: layout.join(bucket, arrays, name + "/")
+                    for name in of_bucket(session, bucket, meta["arrays"]) if name.startswith(prefix)}
+
+        worker = session.workers[bucket.id]
+        declared.put_back(worker, below("worker/"), of_bucket(session, bucket, meta["facts"]),
+                         like=session.w_local[bucket.id])
+        worker.resumed()
+        if bucket.id in session.local_steps:
+            session.local_steps[bucket.id].put_back(below("optimizer_local/"),
+                                                    of_bucket(session, bucket, meta["optimizer_local"]))
+        declared.fill(session.wire.kept(bucket), below("wire/"))
+    if meta["versions"] and session.method.asynchronous:
+        assert isinstance(session.wire, AsynchronousServers)
+        session.wire.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
+                                   for bucket in session.buckets})
+
+
+def check_form(saved: Saved, key: str) -> None:
+    """ConfigError unless the JSON of a state has this entry, as every state of this version has."""
+    if not isinstance(saved[1], dict) or key not in saved[1]:
+        raise ConfigError("the saved state is of another version of odsgd, which kept it in another form; go on with "
+                          "that version, or begin anew")
+
+
+def check_worker(saved: Saved) -> None:
+    """ConfigError unless this has the form of a `worker_state`."""
+    check_form(saved, "lr_local")
+    meta = saved[1]
+    names: Any = meta.get("arrays")
+    local = meta.get("optimizer_local")
+    if not ({"optimizer_local", "versions"} <= set(meta) and _are_numbers(meta.get("lr"), meta["lr_local"])
+            and _are_counts(meta.get("iteration"), meta.get("left_out", 0)) and _are_numbers(meta.get("since", 0))
+            and _by_bucket(meta.get("facts"), lambda one: isinstance(one, dict))
+            and (_are_names(names) or (_by_bucket(names, _are_names) and set(names) == set(meta["facts"])))
+            and (not local or _is_progress(local) or _by_bucket(local, _is_progress))
+            and (not meta.get("versions") or _by_bucket(meta["versions"], _are_counts))):
+        raise ConfigError("the saved state is not one of a worker, as `worker_state` makes it; it is damaged")
+    whole = ("global/", "local/", "aux/", "frozen/", *(f"{name}/" for name in names))
+    if _are_names(names) and not all(name.startswith(whole) for name in saved[0]):
+        raise ConfigError("the saved state is of odsgd 0.3.0, which did not tell which bucket had which arrays, and "
+                          "here not all had the same; go on with that version, or begin anew")
+
+
+def check_servers(saved: Saved, name: str) -> None:
+    """ConfigError unless this has the form of a `server_state`."""
+    check_form(saved, "arrays")
+    names, facts = saved[1]["arrays"], {label: one for label, one in saved[1].items() if label != "arrays"}
+    if not (_by_bucket(facts, lambda one: isinstance(one, dict) and _is_progress(one.get("optimizer"))
+                       and isinstance(one.get("rule", {}), (dict, type(None))))
+            and len({"rule" in one for one in facts.values()}) == 1
+            and (_are_names(names) or (_by_bucket(names, _are_names) and set(names) == set(facts)))):
+        raise ConfigError(f"`{shown(name)}` holds no state of servers, as `save_optimizer_states` writes it")
+
+
+def _by_bucket(value: Any, check: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and bool(value) and all(map(check, value.values()))
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(one, (int, float)) for one in values)
+
+
+def _are_counts(*values: Any) -> bool:
+    return all(isinstance(one, int) and 0 <= one < MOST_COUNTED for one in values)
+
+
+def _is_progress(value: Any) -> bool:
+    """Whether it has the form of what an optimizer remembers (`optimizers.progress`)."""
+    return isinstance(value, dict) and _are_counts(value.get("count")) and isinstance(value.get("settings"), dict) \
+        and isinstance(value.get("class", ""), str)
+
+
+def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:
+    """Function from a bucket to its saved weights, ``global/`` or ``local/``."""
+    return lambda bucket: mx.nd.array(layout.join(bucket, saved[0], prefix), ctx=context)
+
+
+def server_state(session: Session, exported: State) -> Saved:
+    """What the servers know, or in their place this worker, of what the session's wire has exported."""
+    arrays: Dict[str, np.ndarray] = {}
+    meta: Dict[str, Any] = {"arrays": {}}
+    for bucket in session.buckets:
+        flats = dict(exported[bucket.id])
+        meta[bucket.label] = array_text(flats.pop("meta"))
+        meta["arrays"][bucket.label] = list(flats)
+        for name, flat in flats.items():
+            layout.split(bucket, flat, arrays, name + "/")
+    return arrays, meta
+
+
+def load_servers(session: Session, saved: Optional[Saved]) -> int:
+    """Worker 0's `server_state`, if it has one, goes to where the global optimizer lives. Collective.
+
+    Returns how many updates that optimizer had done.
+    """
+    state, updates = None, 0
+    if saved is not None and session.leads:
+        state, updates = for_servers(session, saved)
+    return send(session, state, updates)
+
+
+def send(session: Session, state: Optional[State], updates: int) -> int:
+    """What `for_servers` has made goes where it belongs: one worker has it, or none. Collective.
+
+    Returns its `updates`.
+    """
+    session.wire.import_state(state, session.buckets)
+    return int(session.transport.total(np.array([updates]))[0])
+
+
+def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
+    """A `server_state` by the buckets of this session, and how many updates its optimizer had done; ConfigError if it
+    does not go with them.
+    """
+    arrays, facts, names = saved[0], *_facts_and_names(saved)
+    assert session.optimizer is not None
+    for label, one in facts.items():
+        _check_fits(session.optimizer, one, names[label])
+    alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
+    anew = "rule" not in _any(facts)  # `optimizer_alone`
+    state = {}
+    for bucket in session.buckets:
+        label = bucket.label if anew and bucket.label in facts else _label(session, bucket, alike, anew)
+        state[bucket.id] = {**{name: layout.join(bucket, arrays, name + "/") for name in names[label]},
+                            "meta": text_array(facts[label])}
+    return state, _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
+
+
+def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]]:
+    """Of a `server_state`: the facts and the arrays' names, by bucket."""
+    names, facts = saved[1]["arrays"], {label: one for label, one in saved[1].items() if label != "arrays"}
+    return facts, dict.fromkeys(facts, names) if isinstance(names, list) else names
+
+
+def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
+    """ConfigError if the state is of an optimizer of another kind, or with other arrays."""
+    if facts.get("rule", {}) is None:
+        return  # there was none yet
+    its = sorted(name for name in arrays if name.startswith("optimizer/"))
+    mine = [f"optimizer/{name}" for name in described.state_names(optimizer)]
+    kind = described.describe(optimizer)["class"]
+    if facts["optimizer"].get("class", kind) != kind or its != mine:
+        def told(kind: str, arrays: List[str]) -> str:
+            return f"{kind.rpartition(':')[2]} with {', '.join(arrays) or 'no arrays'}"
+
+        raise ConfigError(f"the saved state is of {told(facts['optimizer'].get('class', 'an optimizer'), its)}, the "
+                          f"global optimizer is {told(kind, mine)}; make it as it was when the state was saved")
+
+
+def optimizer_alone(saved: Saved) -> Saved:
+    """Of the servers' state what does not depend on which workers there are: rules begin anew."""
+    facts, names = _facts_and_names(saved)
+    theirs = {label: [name for name in mine if name.startswith("optimizer/")] for label, mine in names.items()}
+    arrays = {name: array for name, array in saved[0].items() if name.startswith("optimizer/")}
+    return arrays, {**{label: {"optimizer": one["optimizer"]} for label, one in facts.items()}, "arrays": theirs}
+
+
+def of_bucket(session: Session, bucket: Bucket, saved: Any) -> Any:
+    """What was saved of a bucket: by label, or one for all buckets, as version 0.3.0 wrote names and `optimizer_local`.
+    """
+    if not saved:
+        raise ConfigError(f"the saved state has nothing of {bucket}; it belongs to another version or other options")
+    if isinstance(saved, list) or "count" in saved:
+        return saved
+    return saved[_label(session, bucket, saved)]
+
+
+def _label(session: Session, bucket: Bucket, saved: Dict[str, Any], anew: bool = False) -> str:
+    """The bucket whose part of a saved state this one is to have: itself, or any, if all are alike and cut anew.
+
+    Not in an asynchronous job, where each had other gradients, unless its rules begin `anew`.
+    """
+    if set(saved) == {each.label for each in session.buckets}:
+        return bucket.label
+    first = next(iter(saved))
+    if (session.method.asynchronous and not anew) or any(one != saved[first] for one in saved.values()):
+        raise ConfigError(f"the saved state has {len(saved)} buckets that begin elsewhere than the "
+                          f"{len(session.buckets)} of this run, and each has something of its own; go on with the "
+                          "`bucket_nbytes` it was saved with")
+    return first
+
+
+def _any(by_bucket: Dict[str, Any]) -> Any:
+    return next(iter(by_bucket.values()))

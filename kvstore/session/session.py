@@ -1,0 +1,331 @@
+"""One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
+
+A front end (`kvstore.fronts.gluon` is one) knows parameters, devices and a trainer; this knows none of them.
+docs/design.md, "The seam", shows its calls. Nothing here waits for the network in a training step; calls that do
+say so.
+"""
+import dataclasses
+import json
+from collections import deque
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
+
+import numpy as np
+
+from kvstore import methods
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError
+from kvstore.job.control import lost_workers, pulse, watch
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.messages.finite import finite
+from kvstore.messages.seam import (
+    AsynchronousServers,
+    GlobalWeights,
+    Opening,
+    Pending,
+    Ring,
+    Servers,
+    Sharded,
+    Transport,
+    kind_of,
+)
+from kvstore.methods.contract import Method, Options, Step, Update, Worker
+from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
+from kvstore.optimizers import described as optimizers
+from kvstore.optimizers import torch_formulas
+from kvstore.optimizers.apply import Queued, is_in_numpy
+from kvstore.session.staleness import Staleness
+from kvstore.tracing import recorder, wraps
+from kvstore.weights.parts import Parts
+from kvstore.weights.replicas import Replicas, Resident
+
+
+class Session:
+    """One method on one transport, for one model.
+
+    Invariants
+      1. `workers` and `w_local` have an entry per bucket, from `begin` on.
+      2. `step` is the iteration that was begun last; the session alone counts. Methods know of no iteration that was
+         left out.
+    """
+
+    def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
+        self.transport, self.timeout_s = transport, options.timeout_s
+        self.method = method(options.in_iterations(), transport.num_workers)
+        self.on = recorder.begin("worker", transport.worker_rank)
+        self.wire: GlobalWeights
+        if isinstance(transport, Servers):
+            self.wire = transport
+        elif isinstance(transport, Sharded):
+            self.wire = Parts(transport)
+        else:
+            assert isinstance(transport, Ring)
+            self.wire = Replicas(transport)
+        if self.on is not None:
+            wraps.wire(self.on, transport, numbered=not method.asynchronous)
+        self.step = Step(0, 0.0, 0.0)
+        self.left_out = 0
+        self.since = 0
+        """The iteration from which on the global optimizer counts its updates."""
+        self.lr_given: Optional[float] = None
+        """The learning rate before any schedule; None: the optimizer's at `begin`."""
+        self.buckets: List[Bucket] = []
+        self.workers: Dict[int, Worker] = {}
+        self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
+        self.optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.local_steps: Dict[int, Queued] = {}
+
+    # -- before the first step -----------------------------------------------------------------------------------
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The global optimizer. Its settings travel to the servers, if there are any."""
+        self._check_optimizer(optimizer)
+        self.optimizer = optimizer
+        local = self.method.local_optimizer()
+        if local is not None:
+            self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()})
+            self._check_skips(self.local_optimizer)
+
+    def _wd_local(self) -> float:
+        """Of the local steps: the trainer's, unless the method has one."""
+        assert self.optimizer is not None
+        local = self.method.local_optimizer()
+        own = None if local is None else local[1].get("wd")
+        return float(self.optimizer.wd if own is None else own)
+
+    def _check_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError, before anything has started, if it cannot be the global one."""
+        hint, name = self.method.plain_sgd, self.method.name
+        plain = type(optimizer) is mx.optimizer.SGD and not optimizer.momentum and optimizer.clip_gradient is None
+        if hint and not plain:
+            raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
+                              f"without momentum or clip_gradient (momentum: {hint})")
+        if not self.method.update_decays and isinstance(optimizer, torch_formulas.AdamW) and optimizer.wd:
+            raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
+                              "weight_decay to 0, or take Adam")
+        optimizers.describe(optimizer)  # complains if it cannot travel
+        if isinstance(self.wire, Resident):
+            self._check_skips(optimizer)
+
+    def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
+        if self.method.options.on_nan == "skip" and not is_in_numpy(on_this_worker):
+            raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
+                              "`stop`, or that one where workers take the steps (optimizer_local; rings)")
+
+    def change(self, options: Dict[str, Any]) -> None:
+        """Other values for some options of the method. Before `plan`."""
+        method = type(self.method)
+        for name, value in options.items():
+            if name not in method.option_names():
+                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; "
+                                  "leave it out")
+        changed = dataclasses.replace(self.method.options, **options)
+        method.check_transport(changed, kind_of(self.transport))
+        self.method = method(changed, self.transport.num_workers)
+
+    def model(self) -> List[str]:
+        """What must be the same on all workers, in lines, beside the parameters."""
+        options = ", ".join(f"{name}={value}" for name, value in self.method.options.plain().items())
+        lines = [f"store {self.method.name}: {options}"]
+        if self.optimizer is not None:
+            lines.append(f"optimizer {json.dumps(optimizers.describe(self.optimizer), sort_keys=True)}")
+        return lines
+
+    def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
+        """Lay out the buckets; those of the last parameters, whose gradients are expected first, come first."""
+        assert self.optimizer is not None
+        used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
+        self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
+        self.buckets = self.transport.plan(parameters, self._traffic)
+        return self.buckets
+
+    def begin(self, weights: Callable[[Bucket], NDArray],
+              w_local: Optional[Callable[[Bucket], NDArray]] = None) -> None:
+        """Give whatever holds the global weights its rule and W_0. Collective; waits.
+
+        `w_local`: the weights that the first gradients are taken at; None: W_0.
+        """
+        method, optimizer, opening = self.method, self.optimizer, self._opening()
+        assert optimizer is not None
+        self.transport.on_nan = self._traffic.on_nan
+        pulse.asynchronous = method.asynchronous
+        arriving = self.wire.open(opening, weights)
+        local = self.local_optimizer  # one of the user's own may write to the gradient
+        self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
+        for bucket in self.buckets:
+            own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
+            self.w_local[bucket.id] = own
+            self.workers[bucket.id] = method.worker(
+                method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
+                optimizer.wd * bucket.first.wd_mult, optimizer.lr if self.lr_given is None else self.lr_given,
+                self._local_step(bucket, own), self._update(bucket), own)
+
+    def _opening(self) -> Opening:
+        assert self.optimizer is not None
+        described = optimizers.describe(self.optimizer)
+        if not self.method.update_decays:
+            described["settings"]["wd"] = 0.0
+        return Opening(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
+                       self._traffic)
+
+    def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
+        if self.local_optimizer is None:
+            return None
+        multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
+        multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
+        step = self.local_steps[bucket.id] = Queued(self.local_optimizer, bucket.id, bucket.shape)
+        step.start(w)
+        if self.method.options.on_nan == "skip":
+            step.skips = lambda grad: not finite(grad)
+        return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
+
+    def _update(self, bucket: Bucket) -> Optional[Update]:
+        if not isinstance(self.wire, Resident):
+            return None
+        update = self.wire.updates[bucket.id]
+        return update if self.on is None else wraps.update(self.on, update, bucket, "update")
+
+    def advice(self) -> Optional[str]:
+        """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
+        mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
+        if mine not in PLAIN or theirs not in SCALED:
+            return None
+        same = theirs if theirs in MXNET else "adam"
+        instead = f"make the store with optimizer_local=\"{same}\", or give " if (
+            "optimizer_local" in self.method.option_names()) else "give "
+        return (f"`{self.method.name}` takes local steps by {mine} at the rate of {theirs}, which are far smaller than "
+                f"{theirs}'s own, so that workers compute on weights that lack an update; {instead}lr_local")
+
+    # -- between two steps ---------------------------------------------------------------------------------------
+
+    def check_successor(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """ConfigError if it cannot take the place of the global optimizer in use."""
+        self._check_optimizer(optimizer)
+        if not (self._traffic.whole or optimizers.elementwise(optimizer)):
+            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and those of "
+                              f"this store travel together, as {type(self.optimizer).__name__} allows; begin with it, "
+                              "in a new store")
+
+    def replace(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """Another global optimizer from here on, which begins as a new one. Collective, with nothing in flight; waits.
+
+        What a method takes from it (weight decay, the rate before a schedule) is the new one's. Local steps go on with
+        the state they have, and rules and workers with what they hold.
+        """
+        self.optimizer = optimizer
+        told = False
+        while not told:  # else the one that tells the servers was lost before it had
+            leads = self.leads
+            self.wire.use(self._opening(), self.global_weights, leads)
+            told = bool(self.transport.total(np.array([leads], np.float32)).any())
+        self.counts(optimizer.num_update - optimizer.begin_num_update)
+        for bucket in self.buckets:
+            worker = self.workers[bucket.id]
+            worker.wd = optimizer.wd * bucket.first.wd_mult
+            worker.lr_given = optimizer.lr if self.lr_given is None else self.lr_given
+            worker.replaced(optimizers.learning_rate(optimizer, optimizer.num_update + 1))
+        if self.local_optimizer is not None:
+            self.local_optimizer.wd = self._wd_local()
+
+    def counts(self, updates: int) -> None:
+        """So many updates the global optimizer has done, and schedules go on from there."""
+        self.since = self.step.t - updates
+
+    # -- every step ----------------------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done, with those left out."""
+        return self.step.t + self.left_out
+
+    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
+        """The next iteration begins; `lr_local` None: as `lr`."""
+        self.step = Step(self.step.t + 1, lr, lr if lr_local is None else lr_local)
+        self.transport.iteration = self.step.t
+        pulse.moved(self.iteration)
+        return self.step
+
+    def leave_out(self) -> None:
+        """An iteration without gradients, in which nothing changes; of a synchronous job on all workers."""
+        self.left_out += 1
+        pulse.moved(self.iteration)
+
+    def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0, left_out: int = 0, since: int = 0) -> None:
+        """Iteration `t`, with these rates, is done, so many more were left out, and the optimizer counts since then."""
+        self.step, self.left_out, self.since = Step(t, lr, lr_local), left_out, since
+
+    def room(self, bucket: Bucket) -> Optional[NDArray]:
+        """Where the bucket's next gradient is best written; None: anywhere."""
+        return self.wire.room(bucket) if self._has_room else None
+
+    def multiplied(self, factor: float) -> None:
+        """The gradients of this iteration are as many times a worker's own mean, which its own steps are to take."""
+        for step in self.local_steps.values():
+            step.factor = 1.0 / factor
+
+    def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
+        """Do an iteration's part of each bucket."""
+        for way in ways:
+            function(way)
+
+    def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
+        """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
+        w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
+        return w
+
+    # -- of all workers ------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        mine, lost = self.transport.worker_rank, lost_workers()
+        return mine == next(rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
+
+    def mean(self, array: np.ndarray) -> np.ndarray:
+        """The mean over the workers that take part; one may be lost between two sums, not within one. Waits."""
+        counted = self.transport.total(np.append(array.reshape(-1), np.float32(1)))
+        return np.asarray(counted[:-1] / counted[-1]).reshape(array.shape)
+
+    def statistics(self) -> Staleness:
+        """What the servers of an asynchronous job have counted so far. Waits for them alone."""
+        if not self.method.asynchronous or not isinstance(self.wire, AsynchronousServers):
+            raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
+                              "every gradient is known")
+        counted = self.wire.statistics()
+        return Staleness.of([counted[bucket.id] for bucket in self.buckets])
+
+    # -- to look at it -------------------------------------------------------------------------------------------
+
+    def wait(self) -> None:
+        """Wait until all that this worker has asked for has arrived."""
+        with self.deadline():
+            for worker in self.workers.values():
+                worker.wait()
+
+    def deadline(self) -> Any:
+        """A deadline for what waits for the answers of this iteration."""
+        return watch.deadline(self.timeout_s, f"the answers of iteration {self.iteration} did not arrive within "
+                              f"{self.timeout_s:g} s: another worker or a server is late, stopped or unreachable. "
+                              "Check that all are alive, or raise `timeout_s`")
+
+    def global_weights(self, bucket: Bucket) -> NDArray:
+        """W of one bucket. All workers ask, with nothing in flight."""
+        return self.workers[bucket.id].global_weights(self.step)
+
+    def memory(self) -> Dict[str, int]:
+        """Bytes that the method keeps on this worker, by ``NAME: MEANING``."""
+        counted: Dict[str, int] = {}
+        for key, worker in self.workers.items():
+            for name, meaning in {**worker.arrays, **worker.scratch}.items():
+                self._count(counted, f"{name}: {meaning}", getattr(worker, name))
+            if key in self.local_steps:
+                self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
+            for name, array in self.wire.kept(worker.bucket).items():
+                self._count(counted, f"{name}: what the codec has left of the gradients", array)
+        return counted
+
+    @staticmethod
+    def _count(counted: Dict[str, int], label: str, value: Any) -> None:
+        for array in value if isinstance(value, (list, deque)) else [] if value is None else [value]:
+            array = array.untaken() if isinstance(array, Pending) else array
+            counted[label] = counted.get(label, 0) + array.size * WIRE_DTYPE.itemsize

@@ -1,0 +1,1 @@
+"""What lasts: arrays and facts by name."""

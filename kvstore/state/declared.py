@@ -1,0 +1,60 @@
+"""What lasts: the arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
+import collections
+import copy
+from typing import Any, Dict, Mapping
+
+import numpy as np
+
+from kvstore.errors import ConfigError
+from kvstore.messages.seam import Array, Pending
+
+
+def arrays_of(owner: Any) -> Dict[str, Array]:
+    """The declared arrays by name; those of a list or a deque are ``NAME/0``, ``NAME/1`` …
+
+    Without the one that a worker returned last, which is kept as its weights.
+    """
+    found: Dict[str, Any] = {}
+    for name in owner.arrays:
+        value = getattr(owner, name)
+        if isinstance(value, (list, collections.deque)):
+            found.update({f"{name}/{i}": one for i, one in enumerate(value)})
+        elif value is not None and name != getattr(owner, "returned", ""):
+            found[name] = value
+    return {name: one.result() if isinstance(one, Pending) else one for name, one in found.items()}
+
+
+def facts_of(owner: Any) -> Dict[str, Any]:
+    """The declared facts; they are JSON as they are."""
+    return {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
+
+
+def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
+    """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind those arrays are made that `start` did not."""
+    for name in owner.facts:
+        if name not in facts:
+            raise ConfigError(f"no fact `{name}` in the saved state; it belongs to another version or other options")
+        setattr(owner, name, copy.deepcopy(facts[name]))  # one saved fact may serve several buckets
+    for name in owner.arrays:
+        _make(owner, name, arrays, like)
+    fill(arrays_of(owner), arrays)
+
+
+def _make(owner: Any, name: str, saved: Mapping[str, np.ndarray], like: Array) -> None:
+    """Let this attribute have what was saved of it and `start` did not make."""
+    value, number = getattr(owner, name), sum(one.rpartition("/")[0] == name for one in saved)
+    if isinstance(value, collections.deque):
+        value.clear()
+        value.extend(Pending(like.copy()) for _ in range(number))
+    elif isinstance(value, list):
+        value.extend(like.copy() for _ in range(len(value), number))
+    elif value is None and name in saved:
+        setattr(owner, name, like.copy())
+
+
+def fill(arrays: Mapping[str, Array], saved: Mapping[str, np.ndarray]) -> None:
+    """Write what was saved into the arrays of the same names, whatever its shape."""
+    for name, array in arrays.items():
+        if name not in saved:
+            raise ConfigError(f"no array `{name}` in the saved state; it belongs to another version or other options")
+        array[:] = saved[name].reshape(array.shape)

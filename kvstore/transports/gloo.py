@@ -1,0 +1,166 @@
+"""A ring of workers over torch.distributed: under ``torchrun``, or in a process group that is there already.
+
+For scripts beside which nothing of ours is started. A bucket's sum is an allreduce of gloo's. All workers begin them in
+the order in which their scripts asked for them, whatever the order in which gradients are there.
+"""
+import itertools
+import os
+import queue
+import threading
+import traceback
+from datetime import timedelta
+from functools import partial
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+import torch.distributed
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
+from kvstore.job import control, software
+from kvstore.job.control import watch
+from kvstore.messages.buckets import Bucket, Keys, Parameter
+from kvstore.messages.finite import Look
+from kvstore.messages.seam import Pending, Ring, Traffic
+from kvstore.transports.rounds import on_ring
+
+ENDLESS = timedelta(days=365)
+"""What gloo is told: the deadlines are ours, since each store has its own."""
+LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
+        "or raise `timeout_s`")
+NOTHING = (0, 0.0)
+"""In the place of the number of a sum that is awaited, and of how long it may last."""
+
+
+def there() -> bool:
+    """Whether this process is one of a group of torch.distributed's, and of no job of ours."""
+    foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
+    return foreign and not control.launched() and "DMLC_ROLE" not in os.environ
+
+
+class GroupRing(Ring):
+    """One session on the process group."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._group, self._timeout_s = _group(timeout_s), timeout_s
+        self._group.follow(timeout_s)
+        self.worker_rank, self.num_workers = self._group.worker_rank, self._group.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        if traffic.coded:
+            raise ConfigError(f"codec `{traffic.codec}` under torchrun, where floats are summed as they are; leave it "
+                              "out, or start the job by `odsgd launch -s 0`")
+        return on_ring(parameters, traffic, self._group.keys, self.num_workers)
+
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
+        begin = partial(self._group.begin, self._group.ask(), self._timeout_s, self.look(bucket), array, out)
+        engine.push_async(begin, [array], [out])
+        return Pending(out)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._group.total(array, self._timeout_s)
+
+
+class _Group:
+    """What the stores of a process share: one order of sums, and two threads that carry them out."""
+
+    def __init__(self, timeout_s: float) -> None:
+        dist, self._timeout_s = torch.distributed, timeout_s
+        self._dist = dist
+        self._ours = not dist.is_initialized()
+        with watch.deadline(timeout_s, f"not all workers made a store within {timeout_s:g} s; check that all are alive "
+                            "and run the same script"):
+            if self._ours:
+                dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+            self._sums, self._totals = (dist.new_group(backend="gloo", timeout=ENDLESS) for _ in range(2))
+        self.worker_rank, self.num_workers = dist.get_rank(), dist.get_world_size()
+        self.keys = Keys(1)
+        self._numbers = itertools.count()
+        self._given: Dict[int, Tuple[float, NDArray, NDArray, engine.Done]] = {}
+        self._news = threading.Condition()
+        self._under_way: Any = queue.Queue()  # sums, how long they may last, what is to be told when they are over
+        self._awaited = NOTHING
+        control.share_python()
+        for run in (self._begin_all, self._end_all):
+            threading.Thread(target=_guarded, args=(run,), name="kvstore-group", daemon=True).start()
+        control.end_well(self._leave)
+        software.compare(self)
+
+    def follow(self, timeout_s: float) -> None:
+        """There may be sums that are to last no longer."""
+        watch.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
+                     lambda: f"a bucket's sum was not over within {timeout_s:g} s: {LATE}")
+
+    def _awaits(self, timeout_s: float) -> Optional[int]:
+        number, longest_s = self._awaited
+        return number if longest_s == timeout_s else None
+
+    def ask(self) -> int:
+        """The number of the next sum, in the same order on every worker."""
+        return next(self._numbers)
+
+    def begin(self, number: int, timeout_s: float, look: Optional[Look], own: NDArray, total: NDArray,
+              done: engine.Done) -> None:
+        """The arrays of a sum are there."""
+        if look is not None:
+            with control.dying_of(DivergedError):
+                look(engine.view(own))
+        with self._news:
+            self._given[number] = timeout_s, own, total, done
+            self._news.notify()
+
+    def _begin_all(self) -> None:
+        for number in itertools.count():
+            with self._news:
+                self._news.wait_for(lambda number=number: number in self._given)  # type: ignore[misc]
+                timeout_s, own, total, done = self._given.pop(number)
+            sums = engine.view(total)
+            np.copyto(sums, engine.view(own))
+            work = self._dist.all_reduce(torch.from_numpy(sums), group=self._sums, async_op=True)
+            self._under_way.put((number, timeout_s, work, done))
+
+    def _end_all(self) -> None:
+        while True:
+            number, timeout_s, work, done = self._under_way.get()
+            self._awaited = number, timeout_s
+            work.wait()
+            self._awaited = NOTHING
+            done()
+
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+        """The sum of every worker's `array` (float32). Collective; waits."""
+        longest_s = timeout_s or self._timeout_s
+        total = torch.tensor(np.asarray(array, np.float32))
+        with watch.deadline(longest_s, f"a sum over the workers was not over within {longest_s:g} s: {LATE}"):
+            self._dist.all_reduce(total, group=self._totals)
+        return np.asarray(total.numpy())
+
+    def _leave(self) -> None:
+        mx.nd.waitall()
+        self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
+        if self._ours:
+            self._dist.destroy_process_group()
+
+
+def _guarded(run: Any) -> None:
+    """Nobody could catch an error here. Most are another worker's, which has died."""
+    try:
+        run()
+    except RuntimeError as error:
+        control.die(f"a sum of torch.distributed failed: {error}; has another worker died, or taken other steps than "
+                    "this one?", EXIT_FAILURE, consequence=True)
+    except BaseException:
+        control.die(traceback.format_exc(), EXIT_FAILURE)
+
+
+_shared: Optional[_Group] = None
+
+
+def _group(timeout_s: float) -> _Group:
+    """Made on first use; the group is left in good order when the process ends."""
+    global _shared
+    if _shared is None:
+        _shared = _Group(timeout_s)
+    return _shared

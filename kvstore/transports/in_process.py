@@ -1,0 +1,507 @@
+"""A whole job inside one process: workers as threads, a shard instead of servers or a ring without a network.
+
+For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
+algorithm files run on it unchanged.
+
+Only one thread runs at a time, and it hands over only where it has to wait, to the one that has waited longest of those
+that need not any more: MXNet's front end is not made for several threads, and a run is repeatable. Where no thread can
+go on, that is an error at once. The scripted order is that of exchanges:
+
+    stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
+    stage.run(lambda transport: train(transport))              # called once per worker, with its transport
+"""
+import collections
+import json
+import operator
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
+from kvstore.job import control
+from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
+from kvstore.messages.codecs import Plain, codec
+from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.messages.finite import Look
+from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.seam import Opening, Pending, Ring, Sharded, State, Traffic, Transport
+from kvstore.state.npz import by_bucket, un_npz
+from kvstore.transports.rounds import Messages, Round
+from kvstore.transports.sharded import PartRound, cuts, part
+from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
+from kvstore.weights.servers.shard import Shard
+
+MOST_WORKERS = 2 ** 17
+
+_threads = [ThreadPoolExecutor(MOST_WORKERS)]
+"""Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
+
+
+class _Codes:
+    """One worker's end of one bucket's codes."""
+
+    def __init__(self, traffic: Traffic, w: np.ndarray) -> None:
+        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True)
+
+
+class Late(Pending):
+    """An answer that comes when every worker's push has; `result` lets others run until then."""
+
+    def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray,
+                 look: Optional[Look] = None) -> None:
+        super().__init__(array)
+        self.look = look  # at what was sent, before the answer is made
+        self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
+        self.arrived = False
+
+    def result(self) -> NDArray:
+        self._stage.wait_until(lambda: self.arrived, self._what)
+        return super().result()
+
+    def wait(self) -> None:
+        self._stage.rest(self._worker_rank)
+        self.result().wait_to_read()
+
+    def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
+        return _Then(self, function)
+
+
+class _Then(Pending):
+    """What a function makes of a late answer, as soon as somebody asks."""
+
+    def __init__(self, late: Late, function: Callable[[NDArray], NDArray]) -> None:
+        super().__init__(None)
+        self._late, self._function = late, function
+        self._made: Optional[NDArray] = None
+
+    def result(self) -> NDArray:
+        if self._made is None:
+            self._made = self._function(self._late.result())
+        return self._made
+
+    untaken = result
+
+    def wait(self) -> None:
+        self._late.wait()
+        self.result().wait_to_read()
+
+
+class _Waiter:
+    """A thread that waits until `ready`, and for its turn: a lock that another thread opens, once."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready, self.turn = ready, threading.Lock()
+        self.turn.acquire()
+
+
+class _TakenLate(Taken):
+    """A late answer of an asynchronous server."""
+
+    def __init__(self, late: Late, buffer: Buffer, wire: Wire) -> None:
+        super().__init__(buffer, wire)
+        self._late = late
+
+    def result(self) -> NDArray:
+        self._late.result()
+        return super().result()
+
+    def wait(self) -> None:
+        self._late.wait()
+
+
+class Stage:
+    """The servers' side, and whose turn it is.
+
+    Parameters
+    ----------
+    num_workers : how many transports `worker` gives out
+    order : worker ranks, one per exchange, in the order in which exchanges reach the servers; None: as they come, and
+        the sums of a synchronous job in the order of the ranks
+    timeout_s : how long a worker waits for its turn or its answer
+    num_servers : over how many the buckets are spread
+    """
+
+    def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
+                 timeout_s: float = control.DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
+        self.num_workers, self.timeout_s = num_workers, timeout_s
+        self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
+        self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
+        self.log: List[int] = []  # worker ranks in the order of their exchanges
+        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
+        self._waiting: List[_Waiter] = []
+        self._failure: Optional[BaseException] = None
+        self._stored: Dict[int, NDArray] = {}
+        self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
+        self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
+        self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
+        self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
+        self._asked = [0] * num_workers  # totals that each worker has asked for
+        self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
+        self._begun: Dict[Tuple[int, int], int] = collections.Counter()  # (worker rank, bucket id) -> sums asked for
+
+    def worker(self, worker_rank: int) -> "InProcess":
+        return InProcess(self, worker_rank)
+
+    def ring_worker(self, worker_rank: int) -> "InProcessRing":
+        return InProcessRing(self, worker_rank)
+
+    def sharded_worker(self, worker_rank: int) -> "InProcessSharded":
+        return InProcessSharded(self, worker_rank)
+
+    # -- whose turn it is ------------------------------------------------------------------------------------
+
+    def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
+        """Call `function` on every worker's transport, each in a thread; their results.
+
+        `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
+        """
+        make = make or self.worker
+        first = [_Waiter(lambda: True) for _ in range(self.num_workers)]
+
+        def body(worker_rank: int) -> Any:
+            first[worker_rank].turn.acquire()
+            try:
+                return None if self._failure else function(make(worker_rank))
+            except BaseException as error:  # raised again below
+                self._failure = self._failure or error
+            finally:
+                self._hand_over()
+
+        self._waiting += first
+        called = []
+        try:
+            for worker_rank in range(self.num_workers):
+                called.append(_threads[0].submit(body, worker_rank))
+        except RuntimeError as error:  # those that wait for their turn then end without having begun
+            _threads[0].shutdown(wait=False)  # it keeps what it refused, and would be a thread short for it later
+            _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
+            self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
+                                        f"{len(called)} threads, and no more ({error}); take fewer workers")
+        self._hand_over()
+        results = [one.result() for one in called]
+        if self._failure is not None:
+            raise self._failure
+        return results
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let other workers run until `ready`."""
+        if ready():
+            return
+        waiter = _Waiter(ready)
+        self._waiting.append(waiter)
+        self._hand_over()
+        if not waiter.turn.acquire(timeout=self.timeout_s):
+            raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
+        if not ready():
+            if self._failure is not None:
+                raise WorkerLostError(f"another worker failed first: {self._failure}")
+            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended, or the "
+                                    "scripted order asks for a worker that cannot come")
+
+    def _hand_over(self) -> None:
+        """Let the thread run that has waited longest of those that can go on; if none can, the first learns of it."""
+        while self._waiting:
+            waiter = next((one for one in self._waiting if one.ready()), None)
+            if waiter is None and self._failure is None and self.idle():
+                continue
+            waiter = waiter or self._waiting[0]
+            self._waiting.remove(waiter)
+            waiter.turn.release()
+            return
+
+    def idle(self) -> bool:
+        """No worker can go on. Returns whether the stage has done something that may let one."""
+        return False
+
+    def rest(self, worker_rank: int) -> None:
+        """A worker waits for an answer before it begins anything new."""
+
+    def take_turn(self, worker_rank: int) -> None:
+        """Wait until the script lets this worker's exchange arrive."""
+        order = self._order
+        if order is not None:
+            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
+            order.popleft()
+        self.log.append(worker_rank)
+
+    # -- the servers -----------------------------------------------------------------------------------------
+
+    def open(self, key: int, whole: NDArray) -> None:
+        """The first worker's weights are the global ones; all have the same."""
+        if key not in self._stored:
+            self._stored[key] = whole.copy()
+            self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
+
+    def open_coded(self, worker_rank: int, key: int, traffic: Traffic) -> np.ndarray:
+        """The same of a bucket with codecs; its weights."""
+        stored = engine.memory(self._stored[key])
+        if key not in self._coded:
+            pushed = mx.nd.zeros(stored.size)
+            self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
+        w = stored[:-HEADER]
+        self.codes[worker_rank, key] = _Codes(traffic, w)
+        return w
+
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
+             look: Optional[Look] = None) -> Late:
+        """One worker's message; its answer is written in its place, when all have pushed or at once."""
+        self.take_turn(worker_rank)
+        round_ = self._rounds[bucket.id]
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
+        round_.append((worker_rank, answer, late))
+        if len(round_) == (self.num_workers if synchronous else 1):
+            self._answer(bucket, self._rounds.pop(bucket.id))
+        return late
+
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+        """A message that only asks; it is answered at once."""
+        late = Late(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
+        self._answer(bucket, [(worker_rank, answer, late)])
+        return late
+
+    def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
+        for _, buffer, late in round_:
+            if late.look is not None:
+                late.look(buffer.there()[:-HEADER])
+        if bucket.id in self._coded:
+            self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
+        else:
+            self._answer_plain(bucket, round_)
+        for _, _, late in round_:
+            late.arrived = True
+
+    def _answer_coded(self, bucket: Bucket, round_: Dict[int, np.ndarray]) -> None:
+        """What an outbox and a hub do."""
+        pushed, coded = self._coded[bucket.id]
+        for rank, floats in round_.items():
+            push, asks = self.codes[rank, bucket.id].push, floats[-1] == FETCH
+            message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
+            coded.room(rank, message.size)[:] = message
+            coded.add(rank, floats[-HEADER:].copy())
+        self.shards[bucket.server_rank].update(bucket.id, pushed, self._stored[bucket.id])
+        for rank, message in coded.answers().items():
+            floats, answer = round_[rank], self.codes[rank, bucket.id].answer
+            if floats[-1] == FETCH:
+                floats[:-HEADER].view(np.uint8)[:] = message
+            else:
+                answer.room(floats[:-HEADER])[:] = message
+                answer.decode(floats[:-HEADER])
+            floats[-HEADER:] = coded.stored[-HEADER:]
+
+    def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
+        if self._order is None:
+            round_.sort(key=operator.itemgetter(0))
+        # All in place and past the engine, whose operators take longer, and have their turn behind all gradients that
+        # are queued. Nothing that is queued reads a message, or writes one, between its push and its answer.
+        messages = [buffer.there() for _, buffer, _ in round_]
+        with np.errstate(all="ignore"):  # a run may diverge
+            for message in messages[1:]:
+                messages[0] += message  # the answer is written there in any case
+        stored = self._stored[bucket.id]
+        self.shards[bucket.server_rank].update(bucket.id, round_[0][1].whole, stored)
+        answer = engine.memory(stored)
+        for message in messages:
+            message[:] = answer
+
+    def sum(self, worker_rank: int, bucket: Bucket, term: "_Term") -> Late:
+        """One worker's part of its next sum of a bucket; the last one to come makes the messages of all."""
+        self._begun[worker_rank, bucket.id] += 1
+        number = bucket.id, self._begun[worker_rank, bucket.id]
+        round_ = self._sums[number]
+        round_[worker_rank] = term
+        term.late = Late(self, worker_rank, f"{bucket}: the sum over the workers", term.out)
+        if len(round_) == self.num_workers:
+            _travel_round([round_[rank] for rank in range(self.num_workers)])
+            del self._sums[number]
+        return term.late
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        """The sum of what every worker asks for as its nth, always in the same order."""
+        number = self._asked[worker_rank]
+        parts = self._totals[number]
+        self._asked[worker_rank] += 1
+        parts[worker_rank] = array
+        if len(parts) == self.num_workers:
+            del self._totals[number]
+            self.met()
+        self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
+        return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
+
+    def met(self) -> None:
+        """All workers have come to one of their sums."""
+
+
+Asked = Tuple[int, Buffer, Late]
+"""A worker's rank, its message, and its answer."""
+
+
+class _Term:
+    """What one worker adds to a sum, and where it waits for the whole."""
+
+    late: Late
+
+    def __init__(self, round_: Round, own: NDArray, out: NDArray, look: Optional[Look]) -> None:
+        self.round, self.out, self._look = round_, out, look
+        self._own = own.copy()  # in the engine: the worker goes on
+
+    def begin(self, worker_rank: int, num_workers: int) -> Messages:
+        self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
+        if self._look is not None:
+            self._look(self.round.own)
+        longest = self.round.longest(num_workers)
+        return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
+
+
+class _PartTerm(_Term):
+    """The same where workers own parts: of its part of the sum `update` makes that of `out`."""
+
+    round: PartRound
+
+    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, look: Optional[Look], mine: slice,
+                 update: Callable[[NDArray], None]) -> None:
+        super().__init__(round_, own, out, look)
+        round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
+        self._update = update
+
+    def _turn(self) -> None:
+        """What the round pauses for."""
+        self._update(mx.nd.array(self.round.part if self.round.part.size else np.zeros(1)))
+        self.round.total = self.out.asnumpy()
+
+
+def _travel_round(terms: List[_Term]) -> None:
+    """The messages of a round, all workers' at once: the bits are those of a real one."""
+    travels = [term.begin(m, len(terms)) for m, term in enumerate(terms)]
+    while True:
+        pairs = [next(travel, ()) for travel in travels]  # those of one round pause together
+        if () in pairs:
+            break
+        sent = [pair[0].copy() for pair in pairs if pair]
+        for m, pair in enumerate(pairs):
+            if pair:
+                pair[1][:] = sent[m - 1]
+    for term in terms:
+        term.out[:] = term.round.total
+        term.late.arrived = True
+
+
+class _Staged(Transport):
+    """What workers of all kinds have of their `Stage`."""
+
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        self._stage = stage
+        self.worker_rank, self.num_workers = worker_rank, stage.num_workers
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        return plan(parameters, self._stage.keys[self.worker_rank], traffic.bucket_nbytes, traffic.whole)
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        return self._stage.total(self.worker_rank, np.array(array, np.float32))
+
+
+class InProcess(_Staged, Wired):
+    """One worker's end of a `Stage`."""
+
+    looks_at_all = True
+
+    def __init__(self, stage: Stage, worker_rank: int) -> None:
+        _Staged.__init__(self, stage, worker_rank)
+        Wired.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
+        self._last: Dict[int, Pending] = {}
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._synchronous = not traffic.asynchronous
+        return super().plan(parameters, traffic)
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
+        for key, wire in self._wires.items():
+            self._stage.open(key, wire.last.whole)
+        if self.worker_rank == 0:
+            for shard in self._stage.shards:
+                shard.command("open", opening.command())
+        self.total(np.zeros(1))
+        if opening.traffic.coded:
+            self._open_coded(opening)
+        return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
+
+    def _open_coded(self, opening: Opening) -> None:
+        for bucket in opening.buckets:
+            w = self._stage.open_coded(self.worker_rank, bucket.id, opening.traffic)
+            engine.memory(self._wires[bucket.id].last.whole)[:-HEADER] = w
+            if opening.traffic.codec_weights != "none":
+                self._stage.shards[bucket.server_rank].keep({bucket.id: w})
+        self.total(np.zeros(1))
+
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+        if leads:
+            for shard in self._stage.shards:
+                shard.command("use", opening.command())
+
+    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+        codes = self._stage.codes.get((self.worker_rank, bucket.id))
+        return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        if bucket.id in self._last:
+            self._last[bucket.id].result()  # never two exchanges of a bucket at a time
+        wire, compose = self._wires[bucket.id], Wire.compose if self._synchronous else Wire.compose_async
+        send = compose(wire, grad, self._tag(lr))
+        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.look(bucket))
+        self._last[bucket.id] = late
+        return late if self._synchronous else _TakenLate(late, send, wire)
+
+    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+        wire = self._wires[bucket.id]
+        send = wire.compose_fetch(after, FETCH_TAG)
+        return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, wire)
+
+    def statistics(self) -> Dict[int, Dict[str, Any]]:
+        return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}
+
+    def export_state(self) -> State:
+        return {key: parts for shard in self._stage.shards for key, parts in by_bucket(un_npz(shard.export())).items()}
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        if state is not None:
+            for bucket in buckets:
+                self._stage.shards[bucket.server_rank].restore({bucket.id: state[bucket.id]})
+
+
+class InProcessRing(_Staged, Ring):
+    """One worker of a `Stage` without a shard."""
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._codec = codec(traffic.codec)
+        return super().plan(parameters, traffic)
+
+    def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
+        term = _Term(Round(0, str(bucket), self._codec), array, out, self.look(bucket))
+        return self._stage.sum(self.worker_rank, bucket, term)
+
+
+class InProcessSharded(_Staged, Sharded):
+    """The same, with a part of every bucket."""
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        buckets = super().plan(parameters, traffic)
+        self._cuts = cuts(buckets, self.num_workers, traffic.whole)
+        return buckets
+
+    def part(self, bucket: Bucket) -> slice:
+        return part(self._cuts[bucket.id], self.worker_rank)
+
+    def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
+        round_ = PartRound(0, str(bucket), Plain())
+        round_.cuts = self._cuts[bucket.id]
+        term = _PartTerm(round_, array, out, self.look(bucket), self.part(bucket), update)
+        return self._stage.sum(self.worker_rank, bucket, term)
+
+    def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
+        whole = np.zeros(bucket.size, np.float32)
+        whole[self.part(bucket)] = mine
+        return self.total(whole)

@@ -1,0 +1,1 @@
+"""Who holds the global weights: servers, every worker, or each worker a part."""

@@ -1,0 +1,75 @@
+"""Global weights without a server, of which every worker updates a part and has the optimizer's state for that alone.
+
+    G_t = 1/M reduce-scatter(g_t),    W_{t+1} = allgather(U(W_t, G_t))    each worker: its part of G, U and W
+
+This is ZeRO's first stage (Rajbhandari et al., 2020, section 5.1). U does 1/M of the work that it does on replicas, and
+its state takes 1/M of the memory; what travels is the same.
+"""
+from typing import Callable, Dict
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.seam import Opening, Pending, Sharded
+from kvstore.optimizers.apply import Queued
+from kvstore.weights.replicas import InTurn, Resident
+
+
+class Parts(Resident):
+    """`exchange` by workers that each own a part of every bucket.
+
+    A worker whose part of a bucket is empty updates a float of no meaning, so that its optimizer counts as the others'.
+    """
+
+    state_is_shared = True
+
+    def __init__(self, sharded: Sharded) -> None:
+        super().__init__(sharded)
+        self.sharded = sharded
+        self._weights: Dict[int, InTurn] = {}
+        self._arriving: Dict[int, Pending] = {}
+        self._no_part: Dict[int, NDArray] = {}
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(opening)
+        for bucket in opening.buckets:
+            w, mine = weights(bucket), self.sharded.part(bucket)
+            size = mine.stop - mine.start
+            self._no_part.update({} if size else {bucket.id: mx.nd.zeros(1, w.context)})
+            shape = bucket.shape if size == bucket.size else (size or 1,)
+            self.updates[bucket.id] = Queued(optimizer, bucket.id, shape)
+            self.updates[bucket.id].start(self.mine(bucket, w))
+            self._weights[bucket.id] = InTurn(w, 2, first=[w])
+            self._arriving[bucket.id] = Pending(w)
+        return dict(self._arriving)
+
+    def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
+        if bucket.id in self._no_part:
+            return self._no_part[bucket.id]
+        mine = self.sharded.part(bucket)
+        return whole[mine.start:mine.stop]
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        self.note(lr)
+        before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
+        update = self.updates[bucket.id]
+
+        def update_part(total: NDArray) -> None:
+            update(self.mine(bucket, before.result()), total, lr, self.share, out=self.mine(bucket, after))
+
+        self._arriving[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
+        return self._arriving[bucket.id]
+
+    def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
+        """Collective; every worker gets all of it."""
+        mine = super().whole(bucket, array)[:0 if bucket.id in self._no_part else None]
+        return self.sharded.gather(bucket, mine)
+
+    def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
+        mine = self.sharded.part(bucket)
+        if bucket.id in self._no_part:
+            arrays = {name: np.zeros(1, np.float32) for name in arrays}
+        else:
+            arrays = {name: array.reshape(-1)[mine] for name, array in arrays.items()}
+        self.updates[bucket.id].put_back(arrays, facts)

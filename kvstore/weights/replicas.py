@@ -1,0 +1,133 @@
+"""Global weights without a server: every worker holds them and the optimizer's state, and applies the same sums.
+
+    W_{t+1} = U(W_t, G_t),    G_t = 1/M allreduce(g_t)
+
+All workers begin with the same bits and get the same bits from every sum, so they need not compare notes. One thing is
+each worker's own, the rate at which they move: it must be the same on all, which `check` looks after.
+"""
+import struct
+import zlib
+from functools import partial
+from typing import Any, Callable, Dict, Optional, Sequence
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.job import agreement
+from kvstore.messages import finite
+from kvstore.messages.buckets import Bucket
+from kvstore.messages.seam import GlobalWeights, Opening, Pending, Replicated, Ring, State, Transport
+from kvstore.optimizers import described
+from kvstore.optimizers.apply import Queued
+from kvstore.state.npz import array_text, below, npz, text_array, un_npz
+
+
+class InTurn:
+    """Arrays like one of a bucket's, made when they are first needed and then used in turn, `first` as the first."""
+
+    def __init__(self, like: NDArray, number: int, first: Sequence[NDArray] = ()) -> None:
+        self._like, self._number = like, number
+        self._arrays = list(first)
+
+    def next(self) -> NDArray:
+        """The array that has not been used for longest; it is to be written as a whole."""
+        new = len(self._arrays) < self._number
+        self._arrays.append(mx.nd.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
+        return self._arrays[-1]
+
+
+class Resident(GlobalWeights):
+    """Global weights that live on the workers, which update them at the rate that each is given."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.buckets: Sequence[Bucket] = ()
+        self.updates: Dict[int, Queued] = {}  # U, by bucket
+        self.share = 1.0 / transport.num_workers  # of a worker's gradient in a sum
+        self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
+
+    def optimizer(self, opening: Opening) -> mx.optimizer.Optimizer:
+        """U, for the buckets of `opening`."""
+        self.buckets = opening.buckets
+        if opening.options.get("reduction") == "sum":
+            self.share = 1.0
+        optimizer = described.build(opening.optimizer, trusted=True)  # this process's own
+        optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
+        optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
+        return optimizer
+
+    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+        optimizer = self.optimizer(opening)
+        for bucket in opening.buckets:
+            self.updates[bucket.id].use(optimizer)
+            self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
+
+    def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
+        """What this worker updates of a bucket's array, in place."""
+        return whole
+
+    def note(self, lr: float) -> None:
+        """At this rate the weights will move next."""
+        self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
+
+    def check(self) -> None:
+        agreement.check(self._transport, "the learning rates of the global weights, which without a server each "
+                        "applies itself", [f"the last one: {self._rate!r}",
+                                           f"all so far, as a checksum: {self._rates:08x}"])
+
+    def export_state(self) -> State:
+        """The parts have the names of a server's (`shard.Entry.saved`)."""
+        return {bucket.id: {**{f"optimizer/{name}": self.whole(bucket, array)
+                               for name, array in self.updates[bucket.id].arrays().items()},
+                            "meta": text_array({"optimizer": self.updates[bucket.id].facts(), "rule": {}})}
+                for bucket in self.buckets}
+
+    def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
+        """An array of the optimizer's state of a whole bucket, flat."""
+        return array.asnumpy().reshape(-1)
+
+    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
+        for bucket in buckets:
+            data = agreement.from_one(self._transport, b"" if state is None else npz(state[bucket.id]))
+            if data:
+                parts = un_npz(data)
+                self.put_back(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])
+
+    def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+        """The optimizer goes on from this state of a whole bucket."""
+        self.updates[bucket.id].put_back(arrays, facts)
+
+
+class Replicas(Resident, Replicated):
+    """`exchange` made of a ring's sums."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(ring)
+        self.ring = ring
+        self._sums: Dict[int, InTurn] = {}
+        self._weights: Dict[int, InTurn] = {}
+        self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
+
+    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(opening)
+        for bucket in opening.buckets:
+            w = weights(bucket)
+            self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
+            self.updates[bucket.id].start(w)
+            if opening.traffic.on_nan == "skip":
+                where = f"worker {self.ring.worker_rank}, the sum over the workers"
+                self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
+            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2, first=[w])
+            self._arriving[bucket.id] = Pending(w)
+        return dict(self._arriving)
+
+    def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
+        self.note(lr)
+        return self.ring.allreduce(bucket, array, self._sums[bucket.id].next())
+
+    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
+        before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
+        update = self.updates[bucket.id]
+        self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
+            lambda total: update(before.result(), total, lr, self.share, out=after))
+        return self._arriving[bucket.id]

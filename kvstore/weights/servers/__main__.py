@@ -1,0 +1,10 @@
+"""``python -m kvstore.weights.servers``: serve, or schedule, until the job is over."""
+import sys
+
+from kvstore.job import control
+
+control.lean = True
+
+from kvstore.weights.servers.roles import main  # noqa: E402  after that
+
+sys.exit(main())

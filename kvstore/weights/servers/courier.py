@@ -1,0 +1,147 @@
+"""Messages with a codec, on a connection of their own between a worker and a server.
+
+MXNet's server adds up the pushes of a round itself, before anybody sees them, in the type of their key; codes cannot be
+added. In its asynchronous mode it shows each push, but answers it at once, before the round is whole. And an answer on
+ps-lite is as long as its push. So messages with a codec take this way: both ends are ours, a server sees every push,
+answers when it will, and each way has a form of its own.
+
+A connection begins with a challenge: the server sends random bytes, and the worker a command (`control.Signer`) that
+signs them with the job's secret.
+"""
+import os
+import queue
+import socket
+import threading
+import time
+import traceback
+from typing import Any, Callable, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.job import control
+from kvstore.messages.header import FRAME
+
+CHALLENGE_NBYTES = 32
+HELLO_NBYTES = 1024  # at most
+
+Room = Callable[[int, int, float], np.ndarray]
+"""Bucket, length and mark of a message -> where it is received."""
+Arrived = Callable[[int, np.ndarray], None]
+"""Bucket and header of a message that is there."""
+
+
+class Courier:
+    """One end of a connection, with a thread each way. When the other end is gone each may call `lost(reason)`."""
+
+    def __init__(self, connection: socket.socket, room: Room, arrived: Arrived, lost: Callable[[str], None]) -> None:
+        self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost
+        connection.settimeout(None)
+        if connection.family == socket.AF_INET:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._outgoing: queue.SimpleQueue[Tuple[bytes, memoryview]] = queue.SimpleQueue()
+        for work in (self._send, self._receive):
+            threading.Thread(target=self._guarded, args=(work,), name="kvstore-courier", daemon=True).start()
+
+    def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
+        """Queue a message; `message` stays as it is until the answer is there, or the next push after this answer."""
+        control.pulse.nbytes += message.nbytes
+        self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except OSError as error:
+            self._lost(str(error))
+        except BaseException:
+            control.die(traceback.format_exc(), EXIT_FAILURE)
+
+    def _send(self) -> None:
+        while True:
+            parts: List[Any] = [*self._outgoing.get()]
+            while parts:
+                sent = self._connection.sendmsg(parts)
+                while parts and sent >= len(parts[0]):
+                    sent -= len(parts.pop(0))
+                if parts:
+                    parts[0] = parts[0][sent:]
+
+    def _receive(self) -> None:
+        frame = bytearray(FRAME.size)
+        while self._fill(memoryview(frame)):
+            key, nbytes, *header = FRAME.unpack(frame)
+            if nbytes and not self._fill(self._room(key, nbytes, header[-1]).data.cast("B")):
+                raise ConnectionError("it closed the connection before a message")
+            self._arrived(key, np.array(header, np.float32))
+        self._lost("it closed the connection")
+
+    def _fill(self, room: memoryview) -> bool:
+        """Receive as much as `room` holds; False if the connection ends before the first byte of it."""
+        filled = 0
+        while filled < len(room):
+            count = self._connection.recv_into(room[filled:], 0, socket.MSG_WAITALL)
+            if not count:
+                if filled:
+                    raise ConnectionError("it closed the connection in the middle of a message")
+                return False
+            filled += count
+        return True
+
+
+def listen() -> socket.socket:
+    """A server's socket, where the launcher has it listen: a file, DMLC_NODE_HOST, or the way to the scheduler."""
+    path = os.environ.get("ODSGD_COURIERS")
+    if path:
+        listener = socket.socket(socket.AF_UNIX)
+        with control.alone():
+            listener.bind(path)
+        listener.listen(1024)
+        return listener
+    host = os.environ.get("DMLC_NODE_HOST") or _address_towards(os.environ["DMLC_PS_ROOT_URI"])
+    return socket.create_server((host, 0), backlog=1024)
+
+
+def _address_towards(host: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
+    """So many bytes, which may come in pieces, within `timeout_s`; OSError if they do not."""
+    deadline, received = time.monotonic() + timeout_s, b""
+    while len(received) < nbytes:
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        piece = connection.recv(nbytes - len(received))
+        if not piece:
+            raise ConnectionError("it closed the connection")
+        received += piece
+    return received
+
+
+def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
+    """A worker's connection to the server that listens at ``host:port``, or at a file."""
+    if address.startswith("/"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        connection.connect(address)
+    else:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout_s)
+    signer = control.Signer(worker_rank, control.job_key())
+    challenge = _exactly(connection, CHALLENGE_NBYTES, timeout_s)
+    connection.sendall(signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(HELLO_NBYTES))
+    return connection
+
+
+def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
+    """The rank of the worker that has called; None if it is none of this job's."""
+    challenge = os.urandom(CHALLENGE_NBYTES)
+    connection.settimeout(timeout_s)
+    connection.sendall(challenge)
+    text = _exactly(connection, HELLO_NBYTES, timeout_s).decode("ascii", "replace").rstrip()
+    try:
+        sender, name, payload = control.Verifier(control.job_key()).open(text)
+    except ProtocolError:
+        return None
+    return sender if (name, payload.get("challenge")) == ("courier", challenge.hex()) else None

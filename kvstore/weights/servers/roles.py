@@ -1,0 +1,71 @@
+"""The roles of a job that are no worker's: ``python -m kvstore.weights.servers`` with DMLC_ROLE set, or any script that
+imports odsgd.
+
+The scheduler only introduces the others to each other, in MXNet's library, which it loads without its front end: half a
+job would wait for that import.
+"""
+import ctypes
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
+from kvstore.job import control
+
+
+def main() -> int:
+    """Be what DMLC_ROLE says, until the job is over."""
+    role = os.environ.get("DMLC_ROLE")
+    if role not in ("server", "scheduler"):
+        print(f"kvstore.weights.servers: DMLC_ROLE is {role!r}, expected `server` or `scheduler`; it is started by "
+              "`odsgd launch`", file=sys.stderr)
+        return EXIT_USAGE
+    if role == "server" and not control.trusted():
+        print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
+              "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
+    control.serving = True
+    os.umask(0o077)  # its socket, where it is a file, is this user's alone
+    if role == "scheduler":
+        _schedule()
+    else:
+        from kvstore.weights.servers.server import serve
+        serve()
+    control.report("done")
+    return 0
+
+
+def _schedule() -> None:
+    library = _library()
+    control.report("connecting")
+    control.report("joined")
+    store = ctypes.c_void_p()
+    for code in (library.MXKVStoreCreate(b"dist_async", ctypes.byref(store)),
+                 library.MXKVStoreRunServer(store, None, None)):
+        if code:
+            _give_up(library.MXGetLastError().decode())
+
+
+def _give_up(why: str) -> None:
+    if "bind failed" in why:
+        address, port = os.environ.get("DMLC_PS_ROOT_URI"), os.environ.get("DMLC_PS_ROOT_PORT")
+        control.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave the "
+                    "option out and a free one is chosen", EXIT_FAILURE)
+    raise KVStoreError(f"MXNet's scheduler ended with an error: {why}")
+
+
+def _library() -> Any:
+    """MXNet's, found as its front end finds it."""
+    package = importlib.util.find_spec("mxnet")
+    if package is None or not package.submodule_search_locations:
+        from kvstore.engine import _mxnet  # noqa: F401  says what to install
+        raise AssertionError("unreachable")
+    path = Path(package.submodule_search_locations[0]) / "libinfo.py"
+    spec = importlib.util.spec_from_file_location("mxnet_libinfo", path)
+    assert spec is not None and spec.loader is not None
+    libinfo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(libinfo)
+    library = ctypes.CDLL(libinfo.find_lib_path()[0])
+    library.MXGetLastError.restype = ctypes.c_char_p
+    return library

@@ -1,0 +1,234 @@
+"""The server role (`roles` has the way into it).
+
+MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
+every exception of an update. So the role is entered here, with a controller that acts on signed commands only
+(`control`) and an updater whose exceptions end the process.
+
+The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
+there, and answers. Where a store has a codec, the threads of its connections call `_update`, too (`hub`); one lock lets
+commands and updates take place one at a time, whoever brings them.
+"""
+import collections
+import contextlib
+import ctypes
+import threading
+import traceback
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
+from kvstore.job import control, software
+from kvstore.messages.buckets import WIRE_DTYPE
+from kvstore.messages.header import pack_letter
+from kvstore.messages.seam import Traffic
+from kvstore.tracing import recorder, wraps
+from kvstore.weights.servers.hub import Hub
+from kvstore.weights.servers.shard import Shard
+from kvstore.weights.servers.sums import Sum
+
+_PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's own stores sends
+_MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+
+
+def _fatal(function: Callable[..., None]) -> Callable[..., None]:
+    """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
+    def guarded(*arguments: Any) -> None:
+        try:
+            function(*arguments)
+        except DivergedError as error:
+            control.die(str(error), EXIT_FAILURE)
+        except BaseException as error:  # nothing may pass through C++
+            control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+    return guarded
+
+
+class Server:
+    """One server process: routes pushes and commands to the shard.
+
+    Beside buckets there are two kinds of keys: sums (an answer is the sum of what all workers pushed) and this server's
+    mailbox, whose stored array is filled by the command `export` and then pulled.
+    """
+
+    def __init__(self, store: mx.kvstore.KVStore) -> None:
+        self._store = store
+        self._verifier = control.Verifier(control.job_key())
+        self._shard: Optional[Shard] = None
+        self._sums: Dict[int, Sum] = {}
+        self._synchronous = True
+        self._everyone: Set[int] = set()
+        self._left: Set[int] = set()
+        self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by a store's buckets: by whom
+        self._lock = threading.RLock()
+        self._timeout_s = control.DEFAULT_TIMEOUT_S
+        self._mailbox_key = -1
+        self._mailbox: Optional[NDArray] = None
+        self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
+        self._hub: Optional[Hub] = None  # where a store has a codec
+
+    def run(self) -> None:
+        """Serve until the workers have finished."""
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+        controller = signature(_fatal(self._controller))
+        mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
+
+    @contextlib.contextmanager
+    def _serving(self) -> Iterator[None]:
+        """Do one thing at a time; its time is work."""
+        with self._lock, control.pulse.doing("serving"):
+            yield
+            control.pulse.moved(control.pulse.at + 1)
+
+    def _controller(self, head: int, body: bytes, _: Any) -> None:
+        with self._serving():
+            self._carry_out(body)
+
+    def _carry_out(self, body: bytes) -> None:
+        if body.startswith(_PICKLED_OPTIMIZER):
+            raise ProtocolError("a worker's script uses a store of MXNet's own (`dist_sync` or the like) in a job of "
+                                "odsgd; put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: "
+                                "`ssgd` in place of `dist_sync`, `asgd` in place of `dist_async`")
+        sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        self._heard()
+        if name == "hello":
+            self._hello(**payload)
+        elif name == "leave":
+            self._leave(sender)
+        elif name == "coded":
+            self._open_hub(**payload)
+        elif name in ("export", "statistics", "address", "software"):
+            self._answer(sender, name, **payload)
+        elif name == "taken":
+            self._outgoing.pop((sender, payload["answer"]), None)
+        elif name == "close":
+            self._close(sender, payload["buckets"])
+        else:
+            assert self._shard is not None
+            if name == "open":
+                self._bear(payload["options"]["timeout_s"])
+            self._shard.command(name, payload)
+
+    def _bear(self, timeout_s: float) -> None:
+        """Some worker waits for so long; it speaks first, since it knows for what."""
+        self._timeout_s = max(self._timeout_s, 1.5 * timeout_s + 5)
+        self._heard()
+
+    def _heard(self) -> None:
+        """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
+        control.watch.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
+                            "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
+
+    def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
+               mailboxes: List[int], trace_folder: Optional[str]) -> None:
+        """The first command of a job. Only inside a command can an updater be installed."""
+        rank = self._store.rank
+        self._shard = Shard(rank, num_workers, control.trusted())
+        control.pulse.more["stale"] = self._shard.stale
+        self._sums = {key: Sum(num_workers) for key in sums}
+        self._synchronous = synchronous
+        self._everyone = set(range(num_workers))
+        self._mailbox_key = mailboxes[rank]
+        self._store._set_updater(_fatal(self._update))
+        self._timeout_s = 0.0
+        self._bear(timeout_s)
+        self._update_bucket, self._add_up = self._shard.update, self._sum
+        if control.trusted():  # else anyone could say where to write
+            recorder.folder = trace_folder
+        on = recorder.begin("server", rank)
+        if on is not None:
+            self._update_bucket = wraps.server_update(on, self._update_bucket, synchronous)
+            self._add_up = wraps.server_sum(on, self._add_up)
+        control.report("joined")
+
+    def _open_hub(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
+        """A store has a codec: take its messages beside MXNet's loop."""
+        assert self._shard is not None
+        if self._hub is None:
+            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update), self._lock)
+        mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
+        weights = self._hub.open(mine, Traffic(**traffic))
+        if traffic["codec_weights"] != "none":
+            self._shard.keep(weights)
+
+    def _close(self, sender: int, buckets: List[int]) -> None:
+        """A worker has closed a store. With the last of them what is kept for its buckets goes, but for MXNet's arrays.
+
+        Where a worker is lost it stays: one that has been given up may still push.
+        """
+        store = tuple(buckets)
+        self._closed[store].add(sender)
+        if self._closed[store] == self._everyone and self._shard is not None:
+            del self._closed[store]
+            self._shard.forget(buckets)
+            if self._hub is not None:
+                self._hub.forget(buckets)
+
+    def _leave(self, sender: int) -> None:
+        """A worker has done; with the last of them so has this server. Those the launcher gave up do not count.
+
+        Its process stays, since the answer to this command is still to go out: the launcher ends it after the workers.
+        """
+        self._left.add(sender)
+        if self._left >= self._everyone - control.lost_workers():
+            recorder.end()
+            control.watch.end("silence")
+            control.report("done")
+
+    def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        with self._serving():
+            self._heard()
+            self._route(key, pushed, stored)
+
+    def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if key in self._sums:
+            self._add_up(key, pushed, stored)
+        elif key == self._mailbox_key:
+            self._mailbox = stored
+        else:
+            self._update_bucket(key, pushed, stored)
+            if self._hub is None:  # whose couriers count
+                control.pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                    len(self._everyone) if self._synchronous else 1)
+
+    def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        if self._synchronous:
+            pushed.copyto(stored)  # MXNet has added up
+        else:
+            self._sums[key].receive(pushed, stored)
+
+    def _said(self, name: str) -> bytes:
+        if name == "software":
+            return software.mine().encode()
+        if name == "address" and self._hub:
+            return self._hub.address.encode()
+        answer: bytes = getattr(self._shard, name)()
+        return answer
+
+    def _answer(self, sender: int, name: str, chunk: int) -> None:
+        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox.
+
+        What takes several pieces is kept until the worker has `taken` it.
+        """
+        assert self._shard is not None and self._mailbox is not None
+        if chunk == 0:
+            self._outgoing[sender, name] = self._said(name)
+        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender, name])
+        self._mailbox.wait_to_read()
+
+
+def _keep_memory() -> None:
+    """Let glibc keep the memory of past messages for the next ones.
+
+    It would give a large block back to the kernel, which clears the next one page by page: a quarter of a server's
+    time where buckets have 2 MiB.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: None)
+    for parameter, value in _MALLOC.items():
+        mallopt(parameter, value)
+
+
+def serve() -> None:
+    """Be a server, until the job is over."""
+    _keep_memory()
+    control.report("connecting")
+    control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    Server(mx.kvstore.create("dist_async")).run()

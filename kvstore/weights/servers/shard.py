@@ -1,0 +1,230 @@
+"""What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
+
+`server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
+in number. Commands come from workers, through `control.Verifier` where there is a network.
+"""
+import base64
+import io
+import json
+from typing import Any, Callable, Dict, Iterable, List, Tuple
+
+import numpy as np
+
+from kvstore import methods
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import DivergedError, ProtocolError
+from kvstore.job import control
+from kvstore.messages import finite
+from kvstore.messages.finite import Names
+from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
+from kvstore.messages.seam import State
+from kvstore.methods.contract import Rule
+from kvstore.optimizers import described
+from kvstore.optimizers.apply import AtOnce
+from kvstore.state import declared
+from kvstore.state.npz import array_text, below, by_bucket, npz, text_array, un_npz
+
+MOST_TOLD = 64
+"""Workers that a beat has room for."""
+
+
+class Entry:
+    """One bucket of this server.
+
+    size    : how many of its floats are weights
+    modulus : how its versions are counted
+    marks   : how many workers' marks a push carries
+    names   : its parameters
+    """
+
+    def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
+        self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
+        self.names = names
+        self._update_began = self._rule_began = False
+        self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
+
+    def start(self, stored: NDArray) -> None:
+        """Before the first push: what a rule, or an optimizer, keeps may begin as a copy of the weights."""
+        if not self._update_began:
+            self._update_began = True
+            self.update.start(stored[:self.size])
+        if not self._rule_began:
+            self._rule_began = True
+            self.rule.start(engine.memory(stored[:self.size]))
+
+    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+        """The next push is the first that this optimizer sees."""
+        self.update.use(optimizer)
+        self._update_began = False
+
+    def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
+        """One push, or the sum of all workers'."""
+        self.start(stored)
+        w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
+        on_nan = self.rule.options.on_nan
+        if on_nan == "skip" and finite.skips(f"{control.who()}, {self._where(header)}", self.names, grad):
+            self.rule.skip(header, w)
+            return
+        if on_nan in ("stop", "find"):
+            self._look(header, grad)
+        self.rule.receive(header, grad, w)
+
+    def _look(self, header: Header, grad: np.ndarray) -> None:
+        if not finite.finite(grad):
+            which = "" if self.marks == 1 else "; on_nan `find` finds the worker"
+            raise DivergedError(f"{self._where(header)}: {finite.wrong(grad, self.names)}{which}. {finite.ADVICE}")
+
+    def _where(self, header: Header) -> str:
+        if self.marks == 1:
+            return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
+        return f"iteration {self.rule.version + 1}, the sum over the workers"
+
+    def saved(self) -> Dict[str, np.ndarray]:
+        """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.
+
+        Before the first push there is nothing of the rule's.
+        """
+        if not self._rule_began:
+            return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
+        if not self._update_began:
+            self.update.start(mx.nd.zeros(self.size))
+        arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
+                  **{f"rule/{name}": array for name, array in declared.arrays_of(self.rule).items()},
+                  **{f"kept/{name}": array for name, array in self.kept.items()}}
+        meta = {"optimizer": {**self.update.facts(), "began": self._update_began},
+                "rule": declared.facts_of(self.rule)}
+        return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
+
+    def put_back(self, parts: Dict[str, np.ndarray]) -> None:
+        """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
+        meta = array_text(parts["meta"])
+        if meta.get("rule", {}) is None:
+            return
+        self.update.start(mx.nd.zeros(self.size))
+        self.update.put_back(below("optimizer/", parts), meta["optimizer"])
+        self._update_began = True
+        if "rule" in meta:  # else it goes on, or begins anew with the first push
+            self.start(mx.nd.zeros(self.size))
+            declared.put_back(self.rule, below("rule/", parts), meta["rule"], np.zeros(self.size, np.float32))
+            declared.fill(self.kept, below("kept/", parts))
+        self._update_began = meta["optimizer"].get("began", True)
+
+
+class Shard:
+    """The buckets of one server. `trusted`: whether commands may name methods and optimizers of the user's own.
+
+    Invariants
+      1. a bucket's rule is made once, by `open`, before the first push to it.
+      2. the last floats of a bucket's stored array are its header; the rule never sees them.
+    """
+
+    def __init__(self, server_rank: int, num_workers: int, trusted: bool) -> None:
+        self.server_rank, self.num_workers, self._trusted = server_rank, num_workers, trusted
+        self._entries: Dict[int, Entry] = {}
+        self._incoming = io.BytesIO()  # a saved state on its way in
+        self._stale: Dict[int, Tuple[int, int]] = {}  # asynchronous: worker rank -> pushes, sum of their staleness
+        self._commands: Dict[str, Callable[..., None]] = {"open": self._open, "use": self._use, "import": self._import}
+
+    def command(self, name: str, payload: Dict[str, Any]) -> None:
+        """Carry out a worker's command."""
+        if name not in self._commands:
+            raise ProtocolError(f"server {self.server_rank} got command `{name}`, which this version does not know; "
+                                "all processes of a job must run the same version of odsgd")
+        self._commands[name](**payload)
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    def update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+        """Bucket `key` has been pushed, by all workers (`pushed` is their sum) or by one. Makes `stored` the answer."""
+        if key not in self._entries:
+            raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
+        entry = self._entries[key]
+        pushed.wait_to_read()
+        version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
+        if mark != FETCH:
+            header = Header(int(version), lr_high + lr_low, int(mark) - entry.marks)
+            if entry.modulus == ASYNC_MODULUS:
+                self._count(header, (entry.rule.version - header.version) % entry.modulus)
+            entry.receive(header, pushed, stored)
+        # The update writes the weights before it; what sends `stored` waits for the update.
+        engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
+
+    def _count(self, header: Header, tau: int) -> None:
+        pushes, taus = self._stale.get(header.worker_rank, (0, 0))
+        self._stale[header.worker_rank] = pushes + 1, taus + tau
+
+    def stale(self) -> List[Tuple[int, int, int]]:
+        """Of an asynchronous job that this server has seen: workers with their pushes, and the sum of their staleness.
+
+        May be asked for on any thread. Of a large job it is left out, since a beat is a short message.
+        """
+        counted = list(self._stale.items())
+        return [(rank, pushes, taus) for rank, (pushes, taus) in counted] if len(counted) <= MOST_TOLD else []
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def _open(self, method: str, options: Dict[str, Any], optimizer: Dict[str, Any],
+              buckets: Dict[str, Dict[str, Any]]) -> None:
+        """A store begins: one optimizer for all its buckets that live here."""
+        mine = self._mine(buckets)
+        taken = sorted(set(mine) & set(self._entries))
+        if taken:
+            raise ProtocolError(f"{method} opens bucket {taken[0]}, which another store has")
+        applied = self._build(optimizer, mine)
+        kind = methods.load(method, self._trusted)
+        made = kind(kind.Options(**options), self.num_workers)
+        for key, entry in mine.items():
+            update = AtOnce(applied, key, entry["shape"])
+            rule = made.rule(key, made.options, self.num_workers, update)
+            self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
+                                       else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
+
+    def _use(self, optimizer: Dict[str, Any], buckets: Dict[str, Dict[str, Any]], **_: Any) -> None:
+        """A store goes on with another optimizer, which has seen nothing yet."""
+        mine = self._mine(buckets)
+        applied = self._build(optimizer, mine)
+        for key in mine:
+            self._entries[key].use(applied)
+
+    def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
+        return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
+
+    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> mx.optimizer.Optimizer:
+        applied = described.build(optimizer, self._trusted)
+        applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
+        applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
+        return applied
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """A store has ended: what was kept for its buckets that live here goes."""
+        for key in keys:
+            self._entries.pop(key, None)
+
+    def keep(self, weights: Dict[int, np.ndarray]) -> None:
+        """Save these weights, too: workers have others, whose codes come after them."""
+        for key, w in weights.items():
+            self._entries[key].kept["w"] = w
+
+    def export(self) -> bytes:
+        """What a checkpoint keeps of every bucket here, as an .npz file: ``<bucket>/<part>``."""
+        return npz({f"{key}/{part}": array for key, entry in self._entries.items()
+                    for part, array in entry.saved().items()})
+
+    def statistics(self) -> bytes:
+        """What every bucket's rule has counted, as JSON."""
+        return json.dumps({key: entry.rule.statistics() for key, entry in self._entries.items()}).encode()
+
+    def _import(self, piece: str, last: bool, server_rank: int) -> None:
+        """The next piece of a saved state; the last one puts it in place."""
+        if server_rank != self.server_rank:
+            return
+        self._incoming.write(base64.b64decode(piece))
+        if last:
+            self.restore(by_bucket(un_npz(self._incoming.getvalue())))
+            self._incoming = io.BytesIO()
+
+    def restore(self, state: State) -> None:
+        """Put back what `export` gave."""
+        for key, parts in state.items():
+            self._entries[key].put_back(parts)

@@ -1,0 +1,1 @@
+"""How the launcher and its agents talk."""

@@ -1,0 +1,141 @@
+"""How an agent that something else has started finds its launcher; both sides.
+
+mpirun and srun mix the output of their ranks and forward stdin to the first only, so they carry nothing but the orders
+of all agents, in an environment variable. An agent connects to the launcher, is given a number, and answers with its
+rank and a proof that it knows the job's secret; from then on the connection is a `Channel`.
+
+A pod of Kubernetes has the secret and no orders. It sends a number of its own as well, and is sent its orders with a
+proof that they come from the launcher and answer this very call.
+"""
+import base64
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+import zlib
+from typing import Any, Collection, Dict, Optional, Sequence, Tuple
+
+from odsgd.launch.messages import Message
+
+VARIABLE = "ODSGD_AGENT_JOBS"
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+NODE = "SLURMD_NODENAME"
+CONNECTED_WITHIN_S = 30.0
+MAX_ANSWER, MAX_ORDERS = 1024, 1 << 24
+
+
+def pack(orders: Dict[str, Any]) -> str:
+    """The orders of all agents as one environment variable; Linux allows 128 KiB for it."""
+    return base64.b64encode(zlib.compress(json.dumps(orders).encode())).decode()
+
+
+def unpack(text: str) -> Dict[str, Any]:
+    """The reverse of `pack`."""
+    orders: Dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(text)))
+    return orders
+
+
+def arrive(packed: str) -> Tuple[Message, int]:
+    """The agent's side: our orders, by our rank or node, and the descriptor of the connection."""
+    orders = unpack(packed)
+    rank = _rank(orders["nodes"])
+    connection, _ = knock(tuple(orders["launcher"]), orders["secret"], rank)
+    return {**orders["common"], **orders["ranks"][rank]}, connection.detach()
+
+
+def _rank(nodes: Sequence[str]) -> int:
+    """Which agent this one is: by its node where the nodes are known, else by its MPI rank."""
+    if nodes:
+        if os.environ.get(NODE) in nodes:
+            return nodes.index(os.environ[NODE])
+        sys.exit(f"odsgd agent: srun has not said which of {', '.join(nodes)} this is; {NODE} is "
+                 f"{os.environ.get(NODE, 'not set')}")
+    rank = next((int(os.environ[name]) for name in RANKS if os.environ.get(name, "").isdigit()), None)
+    if rank is None:
+        sys.exit(f"odsgd agent: mpirun has not said which rank this is; looked for {', '.join(RANKS)}")
+    return rank
+
+
+def knock(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
+    """The agent's side of the connection, and the number that it has sent; OSError if nobody is there."""
+    connection = socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S)
+    nonce, own = _read_line(connection), secrets.token_hex(16)
+    answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return connection, own
+
+
+class Visitor:
+    """The launcher's side: a connection until it has shown whose it is. Nothing here waits."""
+
+    def __init__(self, connection: socket.socket, secret: str) -> None:
+        self.connection, self.since, self._secret = connection, time.monotonic(), secret
+        self._nonce, self._line = secrets.token_hex(16), bytearray()
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):  # it has gone, as `heard` will find
+            connection.send(self._nonce.encode() + b"\n")
+
+    def heard(self, expected: Collection[int]) -> Optional[Tuple[int, str]]:
+        """The rank of an agent that has come, and its number; None: it has not said all yet.
+
+        OSError if it is none of ours, or one that has been here.
+        """
+        while not self._line.endswith(b"\n"):
+            try:
+                byte = self.connection.recv(1)  # one by one: what is behind the line is the channel's
+            except BlockingIOError:
+                return None
+            if not byte or len(self._line) >= MAX_ANSWER:
+                raise ConnectionAbortedError("no answer")
+            self._line += byte
+        with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            answer = json.loads(self._line)
+            rank, shown, own = int(answer["rank"]), str(answer["proof"]), str(answer["nonce"])
+            proof = _proof(self._secret, f"agent {rank} {self._nonce}")
+            if rank in expected and hmac.compare_digest(shown.encode(), proof.encode()):
+                return rank, own
+        raise ConnectionRefusedError("not an agent of this job that is waited for")
+
+
+def seal(orders: Message, secret: str, nonce: str) -> Message:
+    """The launcher's side: orders for the agent that has sent this number."""
+    text = json.dumps(orders)
+    return {"orders": text, "proof": _proof(secret, f"orders {nonce} {text}")}
+
+
+def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Message]:
+    """The agent's side; None if the launcher has hung up, as it does on one that it does not expect.
+
+    OSError for orders that are not the launcher's.
+    """
+    line = _read_line(connection, MAX_ORDERS)
+    if not line:
+        return None
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        sealed = json.loads(line)
+        text, shown = str(sealed["orders"]), str(sealed["proof"])
+        if hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
+            orders: Message = json.loads(text)
+            return orders
+    raise OSError("what answers in the launcher's place does not know the job's secret")
+
+
+def _proof(secret: str, text: str) -> str:
+    return hmac.new(bytes.fromhex(secret), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
+    """Byte by byte, since what is behind it is the channel's."""
+    line = bytearray()
+    while len(line) < most and not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte:
+            break
+        line += byte
+    return line.decode("ascii", "replace").strip()

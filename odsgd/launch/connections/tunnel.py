@@ -1,0 +1,457 @@
+"""The tunnel: carries a job's connections between hosts (`odsgd launch --secure`); a process beside each agent.
+
+No network reaches a process of such a job: they meet by sockets in the file system, those of MPI at ports of the
+loopback interface, which have the same names on all hosts (`plan.py`). For each socket of another host the tunnel here
+makes one of that name, a portal. What connects to it is led by TLS to the tunnel there, and from there to the socket
+itself.
+
+    worker → /tmp/NUMBER, a portal → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
+    worker → 127.0.0.1:PORT, a portal → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
+
+A portal is for this user alone: a file by its mode, at a port by what the kernel knows of the other end. At a worker's
+own port there is MPI, which asks nobody; so other users of that very host reach it.
+
+A tunnel's port is the only one of the job on its host that others reach. Whoever comes there has to show the job's
+certificate, and so has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts.
+Its key goes the way of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by
+OpenSSL in Python's `ssl`.
+
+A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
+outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
+the tunnel.
+"""
+import contextlib
+import errno
+import functools
+import json
+import math
+import os
+import queue
+import re
+import resource
+import select
+import selectors
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
+
+from kvstore.errors import ConfigError
+from kvstore.job import control
+from odsgd.launch.connections.addresses import LOOPBACK, address_towards
+from odsgd.launch.messages import Channel, Message
+
+OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
+           "-out", "-", "-subj", "/CN=job of odsgd", "-days", "36500")
+IGNORE_CLOCKS = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME: a certificate lives as long as its job, whatever a host's clock says."""
+MADE_WITHIN_S = 30.0
+LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
+REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
+"""Until the other tunnel has been reached, and until a visitor has shown the certificate and asked for a socket."""
+THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
+"""How long a socket may take to appear, whose process is still coming up."""
+MOST_VISITORS, UNDISTURBED_S = 64, 2.0
+"""Visitors who have not shown the certificate yet; more wait to be taken. Who is there for so long has to go for them,
+and asks again if it is one of ours."""
+ROOM_NBYTES = 128 * 1024
+"""Received at a time; a record of TLS has 16 KiB."""
+AGAIN_S = 1.0
+"""After a way that was closed. ps-lite tries again at once."""
+FULL_S = 0.05
+"""Where there is no room for another visitor, or no descriptor."""
+BACKLOG = 1024
+CERTIFICATE = "-----BEGIN CERTIFICATE"
+NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
+LET_IN = b"\1"
+
+End = Union[socket.socket, ssl.SSLSocket]
+
+
+def new_certificate(openssl: Sequence[str]) -> str:
+    """A certificate for one job with its key, as PEM, which comes by a pipe."""
+    try:
+        made = subprocess.run([*openssl, *OPENSSL], stdin=subprocess.DEVNULL, capture_output=True,
+                              text=True, timeout=MADE_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--secure: cannot run {openssl[0]}: {getattr(error, 'strerror', None) or error}") from None
+    if made.returncode or "PRIVATE KEY" not in made.stdout or CERTIFICATE not in made.stdout:
+        said = made.stderr.strip().splitlines()
+        raise ConfigError(f"--secure: {openssl[0]} has made no certificate (exit code {made.returncode})"
+                          + (f": {said[-1]}" if said else "") + "; expected OpenSSL 1.1.1 or newer")
+    return made.stdout
+
+
+def place(sockets: Sequence[str]) -> str:
+    """What tells sockets of this host from another's: agents whose folder or network is one need no tunnel between."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        held_by = os.stat("/proc/self/ns/net" if any(map(_is_port, sockets)) else "/tmp")
+        return f"{file.read().strip()} {held_by.st_dev} {held_by.st_ino}"
+    return socket.gethostname()
+
+
+class Tunnel:
+    """One host's end of it. Invariant: a visitor reaches nothing but `sockets`, and only with the certificate."""
+
+    def __init__(self, certificate: str, sockets: Sequence[str], address: str, port: int = 0) -> None:
+        self._sockets = {_number(name): name for name in sockets}
+        self._taking, self._calling = _contexts(certificate)
+        self._listener = socket.create_server((address, port), backlog=BACKLOG)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
+        self._portals: Dict[str, Tuple[socket.socket, bool]] = {}
+        self._visitors: Dict[ssl.SSLSocket, float] = {}
+        """Who have not shown the certificate, in their order, and since when. Their threads take them out."""
+        self._full = False
+        self._warned: Set[str] = set()
+        self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    @property
+    def at(self) -> str:
+        """Where the other tunnels reach it."""
+        return "{}:{}".format(*self._listener.getsockname())
+
+    def serve(self, channel: Channel) -> None:
+        """Until the agent hangs up take those who come, and its orders."""
+        self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._told, channel))
+        beat_at = -math.inf
+        while channel.open:
+            for key, _ in self._selector.select(FULL_S if self._full else LOOK_EVERY_S):
+                try:
+                    key.data()
+                except OSError as error:  # else it has gone again
+                    time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
+            self._make_room()
+            if time.monotonic() - beat_at >= BEAT_EVERY_S:
+                beat_at = time.monotonic()
+                channel.send({"event": "beats", "beats": {}})
+            while not self._warnings.empty():
+                channel.send({"event": "warning", "text": self._warnings.get()})
+            channel.flush()
+        self._close_portals(lasting=True)
+        self._selector.close()
+        self._listener.close()
+
+    def _told(self, channel: Channel) -> None:
+        for message in channel.receive():
+            if message.get("do") == "portals":
+                self._open_portals(message["portals"])
+                channel.send({"event": "opened"})
+            elif message.get("do") == "met":
+                self._close_portals(lasting=False)
+
+    def _open_portals(self, portals: Sequence[Message]) -> None:
+        """Make these portals, for this user alone."""
+        with control.alone():
+            for portal in portals:
+                listener = bound(portal["socket"])
+                listener.listen(BACKLOG)
+                self._portals[portal["socket"]] = listener, portal["lasting"]
+                knocked = functools.partial(self._knocked, listener, portal)
+                self._selector.register(listener, selectors.EVENT_READ, knocked)
+
+    def _close_portals(self, lasting: bool) -> None:
+        """Close the portals, or only those that nobody needs when all have met."""
+        for name in [name for name, (_, lasts) in self._portals.items() if lasting or not lasts]:
+            listener, _ = self._portals.pop(name)
+            if not _is_port(name):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+            self._selector.unregister(listener)
+            listener.close()
+
+    def _knocked(self, listener: socket.socket, portal: Message) -> None:
+        plain, _ = listener.accept()
+        _beside(self._lead_out, plain, portal)
+
+    def _lead_out(self, plain: socket.socket, portal: Message) -> None:
+        """Lead a connection to a portal on to the tunnel beside the socket that it stands for.
+
+        Nothing of it leaves before that tunnel has let us in, so that nothing is lost where we have to ask again.
+        """
+        deadline = time.monotonic() + THERE_WITHIN_S
+        with plain, contextlib.suppress(OSError):
+            guarded = None
+            while guarded is None and time.monotonic() < deadline and _is_mine(plain):
+                guarded = self._let_in(portal["at"], _number(portal["socket"]))
+            if guarded:
+                with guarded:
+                    carry(guarded, plain)
+
+    def _way(self, at: str) -> socket.socket:
+        """A connection to another tunnel."""
+        address, _, port = at.rpartition(":")
+        try:
+            return socket.create_connection((address, int(port)), REACHED_WITHIN_S)
+        except OSError as error:
+            self._warn(at, f"no way to the tunnel at {at}: {error}; a firewall? (--port N has all tunnels listen at "
+                       "one port)")
+            time.sleep(AGAIN_S)
+            raise
+
+    def _let_in(self, at: str, number: int) -> Optional[ssl.SSLSocket]:
+        """The way to a socket, when the tunnel there has let us in; None if it did not, since too many came at once.
+
+        OSError if it is a stranger.
+        """
+        way = self._way(at)
+        try:
+            with contextlib.ExitStack() as closing:
+                guarded = closing.enter_context(self._calling.wrap_socket(way))
+                guarded.sendall(NAME.pack(number))
+                if guarded.recv(len(LET_IN)):
+                    closing.pop_all()
+                    return guarded
+        except ssl.SSLCertVerificationError:
+            self._warn(at, f"what answers at {at} has not this job's certificate")
+            time.sleep(AGAIN_S)
+            raise
+        except OSError:
+            pass
+        time.sleep(AGAIN_S)
+        return None
+
+    def _visited(self) -> None:
+        way, (visitor, _) = self._listener.accept()
+        way.settimeout(SHOWN_WITHIN_S)
+        guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
+        self._visitors[guarded] = time.monotonic()
+        if not _beside(self._lead_in, guarded, visitor):
+            del self._visitors[guarded]
+        if len(self._visitors) >= MOST_VISITORS:
+            self._full = True
+            self._selector.unregister(self._listener)
+
+    def _make_room(self) -> None:
+        """For those who wait to be taken."""
+        if not self._full:
+            return
+        for guarded, since in list(self._visitors.items()):
+            if time.monotonic() - since > UNDISTURBED_S and self._visitors.pop(guarded, 0.0):
+                with contextlib.suppress(OSError):
+                    socket.socket.shutdown(guarded, socket.SHUT_RDWR)  # its thread then ends
+        if len(self._visitors) < MOST_VISITORS:
+            self._full = False
+            self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
+
+    def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
+        """Lead a visitor who shows the certificate to the socket that it asks for."""
+        with guarded, contextlib.suppress(OSError):
+            name = self._asked(guarded, visitor)
+            if name:
+                with _reached(name) as plain:
+                    carry(guarded, plain)
+
+    def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
+        """The socket that a visitor may go to; from then on it is none any more."""
+        try:
+            guarded.do_handshake()
+            name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
+            if name and self._visitors.pop(guarded, 0.0):  # else it had to go
+                guarded.sendall(LET_IN)
+                return name
+        except ssl.SSLEOFError:  # it has gone
+            pass
+        except ssl.SSLError:
+            self._warn("", f"{visitor} came to the tunnel's port without this job's certificate, and was turned away")
+        finally:
+            self._visitors.pop(guarded, 0.0)
+        return None
+
+    def _warn(self, about: str, text: str) -> None:
+        """Once."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self._warnings.put(text)
+
+
+class Flow:
+    """One direction of a connection. The ends do not block."""
+
+    def __init__(self, source: End, sink: End) -> None:
+        self.source, self.sink = source, sink
+        self._room = memoryview(bytearray(ROOM_NBYTES))
+        self.held = self._room[:0]
+        """What has been received and not sent on."""
+        self.filled = self.ended = False
+
+    def move(self) -> None:
+        """Receive what is there, as far as there is room, and send what can be sent."""
+        if not self.held and not self.ended:
+            self._receive()
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantWriteError):
+            while self.held:
+                self.held = self.held[self.sink.send(self.held):]
+
+    def _receive(self) -> None:
+        count = 0
+        with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError):
+            while count < ROOM_NBYTES and not self.ended:
+                received = self.source.recv_into(self._room[count:])
+                self.ended = not received
+                count += received
+        self.held, self.filled = self._room[:count], count == ROOM_NBYTES
+
+    @property
+    def over(self) -> bool:
+        """Whether all that ever came has been sent on."""
+        return self.ended and not self.held
+
+
+def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
+    """Bytes both ways between two ends, until one of them is closed; then the other is closed as well.
+
+    All that a closed end has sent is sent on before. What speaks here, ZeroMQ, couriers and libfabric, does not close
+    one direction alone.
+    """
+    for end in (guarded, plain):
+        end.setblocking(False)
+        if end.family == socket.AF_INET:
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    guarded.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    flows, poll = (Flow(guarded, plain), Flow(plain, guarded)), select.poll()
+    while True:
+        for flow in flows:
+            flow.move()
+            if flow.over:
+                return
+        # A full room may have left something in OpenSSL's, which the kernel knows nothing of.
+        if not any(flow.filled and not flow.held for flow in flows):
+            for flow, back in (flows, flows[::-1]):
+                awaited = (0 if flow.held else select.POLLIN) | (select.POLLOUT if back.held else 0)
+                if awaited:
+                    poll.register(flow.source, awaited)
+                else:  # else the kernel would tell again and again that it has been closed
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(flow.source)
+            poll.poll()
+
+
+def _beside(lead: Callable[..., None], end: End, *arguments: object) -> bool:
+    """Have a thread of its own lead a connection; false, and it is closed, where there is no thread left."""
+    try:
+        threading.Thread(target=lead, args=(end, *arguments), daemon=True).start()
+    except RuntimeError:
+        end.close()
+        return False
+    return True
+
+
+def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of the end that is called, and of the one that calls. Both show the certificate and trust no other."""
+    contexts = []
+    with tempfile.NamedTemporaryFile("w", prefix="odsgd-") as file:  # of mode 0600; OpenSSL reads keys from files only
+        file.write(certificate)
+        file.flush()
+        for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+            context = ssl.SSLContext(protocol)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.verify_flags |= ssl.VerifyFlags(IGNORE_CLOCKS)
+            context.load_verify_locations(cadata=certificate[certificate.index(CERTIFICATE):])
+            context.load_cert_chain(file.name)
+            contexts.append(context)
+    contexts[0].num_tickets = 0
+    return contexts[0], contexts[1]
+
+
+def _is_port(name: str) -> bool:
+    """Whether a socket is at a port of the loopback interface, and not a file."""
+    return not os.path.isabs(name)
+
+
+def _number(name: str) -> int:
+    return int(re.split("[/:]", name)[-1])
+
+
+def _unbound(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
+    """For a socket of this name, with the address that this is."""
+    if not _is_port(name):
+        return socket.socket(socket.AF_UNIX), name
+    return socket.socket(), (LOOPBACK, _number(name))
+
+
+def bound(name: str) -> socket.socket:
+    """A socket of this name, which listens not yet. The process ends where there is one already."""
+    made, address = _unbound(name)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a port, for MPI as well while nobody listens there
+    try:
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot have {name} for this job: {error.strerror}; a job "
+                 "that is started again takes another one")
+    return made
+
+
+def _is_mine(link: socket.socket) -> bool:
+    """Whether the other end of a connection within this host is one of this user's."""
+    if link.family == socket.AF_UNIX:
+        return True
+    ends = [_in_table(*link.getpeername()), _in_table(*link.getsockname())]
+    with open("/proc/self/net/tcp", encoding="ascii") as table:
+        rows = map(str.split, table)
+        return any(row[1:3] == ends and row[7] == str(os.geteuid()) for row in rows)
+
+
+def _in_table(address: str, port: int) -> str:
+    """As the kernel writes it."""
+    return f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}:{port:04X}"
+
+
+def _reached(name: str) -> socket.socket:
+    """A connection to a socket of this host, whose process may not have made it yet."""
+    deadline = time.monotonic() + THERE_WITHIN_S
+    while True:
+        plain, address = _unbound(name)
+        try:
+            plain.connect(address)
+            return plain
+        except (FileNotFoundError, ConnectionRefusedError):
+            plain.close()
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(THERE_EVERY_S)
+
+
+def _exactly(guarded: ssl.SSLSocket, nbytes: int) -> bytes:
+    received = b""
+    while len(received) < nbytes:
+        piece = guarded.recv(nbytes - len(received))
+        if not piece:
+            raise ConnectionResetError("it has gone")
+        received += piece
+    return received
+
+
+def main() -> int:
+    """``python -m odsgd.launch.connections.tunnel``, started by the agent."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:
+        line = stdin.readline()
+    if not line.endswith(b"\n"):
+        return 0  # the agent has gone
+    orders = json.loads(line)
+    held = [bound(name) for name in orders["sockets"] if _is_port(name)]  # until MPI listens there
+    address = orders["address"] or address_towards(orders["towards"]) or LOOPBACK
+    try:
+        tunnel = Tunnel(orders["certificate"], orders["sockets"], address, orders["port"])
+    except OSError as error:
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot listen at {address}, port {orders['port']}: "
+                 f"{error.strerror or error}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    channel = Channel(0, 1)
+    channel.send({"event": "listens", "at": tunnel.at, "place": place(orders["sockets"])})
+    tunnel.serve(channel)
+    for port in held:
+        port.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where processes start: this machine, ssh, MPI, Slurm, Kubernetes."""

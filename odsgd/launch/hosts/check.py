@@ -1,0 +1,88 @@
+"""Whether the hosts of a job can take part in it: all are asked at once, before anything is started.
+
+A question is one line for a host's shell, whichever it is. What is missing there comes back on its output; where there
+is no answer, ssh has said why.
+"""
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from concurrent import futures
+from typing import List, Optional, Tuple
+
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hosts.ssh import ReachError, ssh_to, working_directory
+from odsgd.launch.plan import Job, elsewhere
+
+ANSWERED_WITHIN_S, LOOK_EVERY_S = 20.0, 0.1
+AT_A_TIME = 64
+MISSING, READY = "odsgd misses ", "odsgd has looked"
+
+
+def check_hosts(job: Job) -> None:
+    """ReachError, with a line for each host that cannot take part.
+
+    Hosts of a job that may do with fewer workers are not asked: it leaves out those that do not come.
+    """
+    if job.launcher != "ssh" or job.least_workers:
+        return
+    hosts = list(dict.fromkeys(job.slots))
+    given_up = threading.Event()
+    with futures.ThreadPoolExecutor(min(len(hosts), AT_A_TIME)) as pool:
+        try:
+            found = [why for why in pool.map(lambda host: _ask(job, host, given_up), hosts) if why]
+        finally:  # after Ctrl-C, too: the pool waits for those that are being asked
+            given_up.set()
+    if found:
+        raise ReachError("\n  ".join([f"{len(found)} of {len(hosts)} hosts cannot take part; nothing was started",
+                                      *found]))
+
+
+def _ask(job: Job, host: Host, given_up: threading.Event) -> Optional[str]:
+    """What is wrong with a host; None: nothing."""
+    within_s = min(job.startup_timeout_s or ANSWERED_WITHIN_S, ANSWERED_WITHIN_S)
+    try:
+        asked = subprocess.Popen([*ssh_to(job, host), host.target, question(job)], stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        return f"{host.address}: cannot run ssh: {error.strerror}"
+    with asked:
+        answer = _answer(asked, time.monotonic() + within_s, given_up)
+    if answer is None:
+        return f"{host.address}: ssh has not answered for {within_s:g} s"
+    told, said = (stream.decode("utf-8", "replace").splitlines() for stream in answer)
+    if READY not in told:
+        return ": ".join([host.address, f"ssh ended with exit code {asked.returncode}", *said[-1:]])
+    missing = [line[len(MISSING):] for line in told if line.startswith(MISSING)]
+    return f"{host.address}: there is no {' and no '.join(missing)}" if missing else None
+
+
+def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threading.Event
+            ) -> Optional[Tuple[bytes, bytes]]:
+    """What it has said on both streams. None, and it is ended with its children: not in time, or no longer wanted."""
+    while time.monotonic() < deadline and not given_up.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return asked.communicate(timeout=LOOK_EVERY_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(asked.pid, signal.SIGKILL)
+    return None
+
+
+def question(job: Job) -> str:
+    """What a host is asked; in sh, which every shell can run. What will be copied to it is not asked for."""
+    looks: List[str] = []
+    there = [path for path in job.reads if not job.sync_dst_dir or os.path.isabs(elsewhere(path, job))]
+    if not job.sync_dst_dir:
+        folder = shlex.quote(working_directory(job))
+        looks.append(f"cd {folder} || {{ echo {shlex.quote(f'{MISSING}folder {working_directory(job)}')}; "
+                     f"echo {READY}; exit; }}")
+    looks += [*(_look("test -e", path) for path in there), _look("command -v", job.remote_python)]
+    return f"exec sh -c {shlex.quote('; '.join([*looks, f'echo {READY}']))}"
+
+
+def _look(test: str, path: str) -> str:
+    home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
+    return f"{test} {home}{shlex.quote(rest)} >/dev/null || echo {shlex.quote(MISSING + path)}"

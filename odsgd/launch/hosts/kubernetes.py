@@ -1,0 +1,186 @@
+"""A job on Kubernetes: its manifests, and `kubectl apply`. What its pods then do is in `pods.py`.
+
+    Secret     the job's secret, which no pod has in its description
+    Service    without an address of its own (headless): it gives pod 0 a name
+    Job        indexed, one pod per worker, pod k with worker k; servers beside them, as on hosts of one slot each
+
+A pod that fails fails the job, since the launcher in pod 0 has then said why. With --max-restarts a pod that Kubernetes
+itself takes away (a drained node) comes again, and the launcher starts the processes anew.
+"""
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import yaml
+
+from kvstore.errors import EXIT_FAILURE, ConfigError, shown
+from odsgd.config.files import read_yaml_file
+from odsgd.launch.hosts import pods
+from odsgd.launch.hosts.ssh import program
+from odsgd.launch.plan import Job
+
+Manifest = Dict[str, Any]
+DOOR_PORT = 9370
+"""Of pod 0; below the ports that processes choose freely."""
+APPLIED_WITHIN_S = 120.0
+LONGEST_NAME = 52  # a pod's name is the job's with its number and a few letters; 63 are allowed
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+RESOURCE = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-\w.]*", re.ASCII)
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?", re.ASCII)
+SHARED_MEMORY, OURS = "shared-memory", "app.kubernetes.io/instance"
+"""Names of the volume for it, and of the label that all of a job have."""
+
+
+class Container(NamedTuple):
+    """What the flags say of a job's pods."""
+
+    image: str
+    name: str
+    namespace: Optional[str] = None
+    resources: Dict[str, str] = {}
+    pod: Manifest = {}
+
+
+def container(image: Optional[str], name: Optional[str], namespace: Optional[str], resources: Optional[str],
+              pod_file: Optional[str]) -> Container:
+    """The flags, checked."""
+    if not image:
+        raise ConfigError("--launcher kubernetes needs --image IMAGE: a container image with odsgd and what the "
+                          "workers' command needs (docs/how-to/containers.md)")
+    name = name or f"odsgd-{secrets.token_hex(3)}"
+    for flag, label in (("--name", name), ("--namespace", namespace)):
+        if label is not None and not (LABEL.fullmatch(label) and len(label) <= LONGEST_NAME):
+            raise ConfigError(f"{flag} {shown(label)}: expected small letters, digits and `-`, a letter first, at most "
+                              f"{LONGEST_NAME} of them")
+    return Container(image, name, namespace, _resources(resources or ""), _pod(pod_file) if pod_file else {})
+
+
+def submit(job: Job, container: Container, dry_run: bool) -> int:
+    """Show the manifests, or hand them to kubectl; return the exit code."""
+    text = yaml.safe_dump_all(manifests(job, container), sort_keys=False)
+    if dry_run:
+        print(text, end="")
+        return 0
+    kubectl = program("ODSGD_KUBECTL", "kubectl")
+    if not shutil.which(kubectl[0]):
+        raise ConfigError(f"{kubectl[0]} is not a program on this machine; install kubectl, name it in ODSGD_KUBECTL, "
+                          "or take the manifests that --dry-run shows to where it is")
+    try:
+        done = subprocess.run([*kubectl, "apply", "-f", "-"], input=text, capture_output=True, text=True,
+                              timeout=APPLIED_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"cannot run {kubectl[0]}: {error}") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or "no reason given"
+        print(f"odsgd launch: kubectl apply ended with exit code {done.returncode}: {said}", file=sys.stderr)
+        return EXIT_FAILURE
+    where = f" -n {container.namespace}" if container.namespace else ""
+    print(f"odsgd launch: Kubernetes has job {container.name}; its output: kubectl logs{where} -f --tail=-1 -l "
+          f"{OURS}={container.name},batch.kubernetes.io/job-completion-index=0", file=sys.stderr)
+    return 0
+
+
+def manifests(job: Job, container: Container) -> List[Manifest]:
+    """Everything that Kubernetes is told of a job."""
+    return [
+        {"apiVersion": "v1", "kind": "Secret", "metadata": _about(container), "type": "Opaque",
+         "stringData": {"secret": secrets.token_hex(32)}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": _about(container),
+         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {OURS: container.name},
+                  "ports": [{"name": "launcher", "port": DOOR_PORT}]}},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": _about(container), "spec": _job_spec(job, container)}]
+
+
+def _about(container: Container) -> Manifest:
+    namespace = {"namespace": container.namespace} if container.namespace else {}
+    return {"name": container.name, **namespace, "labels": _labels(container)}
+
+
+def _labels(container: Container) -> Dict[str, str]:
+    return {"app.kubernetes.io/name": "odsgd", OURS: container.name}
+
+
+def _job_spec(job: Job, container: Container) -> Manifest:
+    spec: Manifest = {"completionMode": "Indexed", "completions": job.num_workers, "parallelism": job.num_workers,
+                      "backoffLimit": job.max_restarts}
+    if job.max_restarts:
+        spec["podFailurePolicy"] = {"rules": [
+            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}}]}
+    return {**spec, "template": {"metadata": {"labels": _labels(container)}, "spec": _pod_spec(job, container)}}
+
+
+def _pod_spec(job: Job, container: Container) -> Manifest:
+    """Ours on top of the user's, whose first container is the one that we run in."""
+    theirs = dict(container.pod)
+    first, *others = theirs.pop("containers", None) or [{}]
+    ours = {**first, "name": first.get("name", "odsgd"), "image": container.image,
+            "command": ["python3", "-m", pods.MODULE],
+            "env": [*_environment(job, container), *(first.get("env") or [])],
+            "volumeMounts": [*(first.get("volumeMounts") or []), {"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]}
+    if container.resources:
+        ours["resources"] = {"requests": dict(container.resources), "limits": dict(container.resources)}
+    return {"terminationGracePeriodSeconds": int(job.grace_s) + 25, **theirs,
+            "subdomain": container.name, "restartPolicy": "Never", "enableServiceLinks": False,
+            "containers": [ours, *others],
+            "volumes": [*(theirs.get("volumes") or []), {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]}
+
+
+def _environment(job: Job, container: Container) -> List[Manifest]:
+    name = container.name
+    first = pods.pod_names(name, 1)[0]
+    launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
+    return [{"name": "ODSGD_LAUNCH", "value": launch},
+            {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{DOOR_PORT}"},
+            {"name": "ODSGD_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}},
+            {"name": "ODSGD_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+
+
+def words(job: Job) -> List[str]:
+    """The options and the command that make this job in a pod, where variables have no values of ours."""
+    servers = "auto" if job.servers_beside_workers else str(job.num_servers)
+    said = ["-n", str(job.num_workers), "-s", servers]
+    defaults = Job((), 1, 0)
+    for flag, field in (("--port", "port"), ("--startup-timeout", "startup_timeout_s"), ("--grace", "grace_s"),
+                        ("--hang-timeout", "hang_timeout_s"), ("--max-restarts", "max_restarts"),
+                        *([("--rejoin-timeout", "rejoin_timeout_s")] if job.max_restarts else []),
+                        ("--on-worker-loss", "on_worker_loss"), ("--store", "store")):
+        if getattr(job, field) != getattr(defaults, field):
+            value = getattr(job, field)
+            said += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    for flag, values in (("--env", job.env), ("--env-server", job.env_server), ("--env-worker", job.env_worker)):
+        said += [word for name, value in values.items() for word in (flag, f"{name}={value}")]
+    return [*said, *job.command]
+
+
+def _resources(text: str) -> Dict[str, str]:
+    """`cpu=4,memory=8Gi,nvidia.com/gpu=1`.
+
+    >>> _resources("cpu=500m,nvidia.com/gpu=1")
+    {'cpu': '500m', 'nvidia.com/gpu': '1'}
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        name, _, quantity = part.partition("=")
+        if not RESOURCE.fullmatch(name) or not QUANTITY.fullmatch(quantity) or name in found:
+            raise ConfigError(f"--resources: cannot read `{shown(part)}`; expected NAME=QUANTITY once each, as in "
+                              "cpu=4,memory=8Gi,nvidia.com/gpu=1")
+        found[name] = quantity
+    return found
+
+
+def _pod(path: str) -> Manifest:
+    """The user's part of a pod's description."""
+    pod = read_yaml_file(path)
+    listed = [pod.get(key) or [] for key in ("containers", "volumes")] if isinstance(pod, dict) else [None]
+    if not all(isinstance(parts, list) and all(isinstance(part, dict) for part in parts) for parts in listed):
+        raise ConfigError(f"--pod {shown(path)}: expected the `spec` of a pod, e.g. `nodeSelector:`, `volumes:`, and "
+                          "`containers:` with `volumeMounts:` in the first")
+    first = (pod.get("containers") or [{}])[0]
+    if not all(isinstance(first.get(key) or [], list) for key in ("env", "volumeMounts")):
+        raise ConfigError(f"--pod {shown(path)}: expected lists for `env` and `volumeMounts` of the first container")
+    return pod

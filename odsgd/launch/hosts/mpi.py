@@ -1,0 +1,57 @@
+"""mpirun, Open MPI's or MPICH's, places one agent per worker; they then come to this machine's `Door`."""
+import os
+import shutil
+import subprocess
+import sys
+from typing import Dict, List
+
+from kvstore.errors import ConfigError
+from odsgd.launch.connections import handshake, listener
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hosts.ssh import program
+from odsgd.launch.plan import Job, Plan
+
+
+def open_mpirun(job: Job, plan: Plan) -> listener.Door:
+    """Start the agents by mpirun."""
+    labels = [f"MPI rank {rank}" for rank in range(job.num_workers)]
+    return listener.start("MPI", mpirun_command(job), job, plan,
+                      [listener.Post(label, plan.on(Host(label))) for label in labels])
+
+
+def mpirun_command(job: Job) -> List[str]:
+    """The command line for the mpirun found here, up to the program it starts."""
+    mpirun = find()
+    names = (handshake.VARIABLE, "PYTHONPATH")
+    hosts: Dict[str, int] = {}
+    for host in job.slots:
+        hosts[host.address] = hosts.get(host.address, 0) + 1
+    listed = ",".join(f"{address}:{slots}" for address, slots in hosts.items())
+    if _is_open_mpi(mpirun):
+        # Bound to one core, as Open MPI does for few ranks, a worker and its threads would share that core.
+        options = ["--bind-to", "none", "--oversubscribe", *(["--host", listed] if listed else [])]
+        options += [word for name in names for word in ("-x", name)]
+    else:
+        options = [*(["-hosts", listed] if listed else []), "-genvlist", ",".join(names)]
+    return [*mpirun, "-n", str(job.num_workers), *options]
+
+
+def find() -> List[str]:
+    """The words that run mpirun; ConfigError if there is none."""
+    beside_python = os.path.dirname(sys.executable)  # where the wheel `mpich` puts it
+    found = (shutil.which(name, path=path) for name in ("mpirun", "mpiexec") for path in (None, beside_python))
+    mpirun = program("ODSGD_MPIRUN", next(filter(None, found), ""))
+    if mpirun == [""]:
+        raise ConfigError("--launcher mpi: neither mpirun nor mpiexec is on PATH; install Open MPI or MPICH "
+                          "(`pip install mpich` will do), or name the program in ODSGD_MPIRUN")
+    return mpirun
+
+
+def _is_open_mpi(mpirun: List[str]) -> bool:
+    try:
+        told = subprocess.run([*mpirun, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=30, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--launcher mpi: cannot run {mpirun[0]}: {why}") from None
+    return any(name in told for name in (b"Open MPI", b"OpenRTE", b"PRRTE", b"prte"))

@@ -1,0 +1,168 @@
+"""What a pod of a Kubernetes job runs: the launcher in pod 0, an agent in each of the others.
+
+It needs its environment alone. `kubernetes.py` writes it into the job's manifest:
+
+    ODSGD_LAUNCH          options and command of `odsgd launch`, as for a shell
+    ODSGD_LAUNCHER        name and port at which pod 0 is found
+    ODSGD_SECRET          the job's secret
+    ODSGD_POD_IP          this pod's address
+    JOB_COMPLETION_INDEX  this pod's number, from Kubernetes itself
+
+Pod 0 is the supervised job's launching machine, and has an agent of its own. The agents of the other pods come to its
+`Door`. They come again when one has ended, since the job may be started again (--max-restarts); when nobody is there
+any more the job is over. Whether it has succeeded is pod 0's to say, by its exit code.
+"""
+import contextlib
+import dataclasses
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from typing import List, Mapping, Optional, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_USAGE, ConfigError, shown
+from odsgd.launch.agent import Agent
+from odsgd.launch.connections import handshake
+from odsgd.launch.connections.listener import Door, Post
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hosts.ssh import Outpost, orders
+from odsgd.launch.messages import Channel, Message
+from odsgd.launch.plan import Job, Plan
+
+MODULE = "odsgd.launch.hosts.pods"
+OVER_S = 5.0
+"""How long pod 0 does not answer an agent that has served before the job counts as over."""
+AGAIN_S = 0.5
+
+
+class PodDoor(Door):
+    """Its agents bring nothing but the secret: they are given their orders, without it."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self.job = job
+        super().__init__([Post(host.address, [] if host.here else plan.on(host)) for host in job.slots],
+                         plan.secret, "", job.door_port)
+
+    def _outpost(self, connection: socket.socket, number: int, nonce: str) -> Outpost:
+        outpost = super()._outpost(connection, number, nonce)
+        told = orders(self.job, outpost.processes, remote=True)
+        del told["env"]["ODSGD_SECRET"]
+        outpost.channel.send(handshake.seal(told, self.secret, nonce))
+        return outpost
+
+
+def open_door(job: Job, plan: Plan) -> Door:
+    """Wait for the agents of the other pods."""
+    return PodDoor(job, plan)
+
+
+def pod_names(name: str, count: int) -> List[str]:
+    """The host names of a job's pods, as Kubernetes gives them."""
+    return [f"{name}-{index}" for index in range(count)]
+
+
+def launcher_address(environ: Mapping[str, str]) -> Tuple[str, int]:
+    """Name and port of pod 0."""
+    text = _needed(environ, "ODSGD_LAUNCHER")
+    name, _, port = text.rpartition(":")
+    if not name or not port.isdecimal() or not 0 < int(port[:9]) < 65536:
+        raise ConfigError(f"ODSGD_LAUNCHER is `{shown(text)}`; expected NAME:PORT of pod 0")
+    return name, int(port)
+
+
+def job_of(environ: Mapping[str, str]) -> Job:
+    """The job that pod 0 launches."""
+    from odsgd.launch import command
+    try:
+        words = shlex.split(_needed(environ, "ODSGD_LAUNCH"))
+    except ValueError as error:
+        raise ConfigError(f"ODSGD_LAUNCH is not what a shell would read: {error}") from None
+    job = command.parse(["--launcher", "local", *words])
+    name, port = launcher_address(environ)
+    first = name.partition(".")[0]
+    rest = pod_names(first.rpartition("-")[0], job.num_workers)[1:]
+    return dataclasses.replace(
+        job, launcher="kubernetes", slots=(Host(first, here=True), *map(Host, rest)), secret=_secret(environ),
+        host_ip=job.host_ip or environ.get("ODSGD_POD_IP"), door_port=port)
+
+
+def serve(number: int, environ: Mapping[str, str]) -> int:
+    """Be the agent of one pod, for as long as there is a launcher; return the pod's exit code."""
+    secret, launcher = _secret(environ), launcher_address(environ)
+    startup_s = job_of(environ).startup_timeout_s or float("inf")
+    called = call(number, launcher, secret, startup_s)
+    if called is None:
+        print(f"odsgd pod {number}: no launcher has answered at {launcher[0]}:{launcher[1]} for {startup_s:g} s; is "
+              "pod 0 running (kubectl get pods), and is there the Service of the job's name?", file=sys.stderr)
+        return EXIT_DEADLINE
+    while called is not None:
+        told, fd = called
+        told["env"]["ODSGD_SECRET"] = secret
+        agent = Agent(told, Channel(fd, fd))
+        agent.run()
+        os.close(fd)
+        if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
+            return 128 + agent.ended_by
+        _heed_signals()
+        called = call(number, launcher, secret, OVER_S)
+    return 0
+
+
+def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float) -> Optional[Tuple[Message, int]]:
+    """Knock until somebody answers with orders; those, and the descriptor of the connection. None: nobody has."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):  # not there yet, or not any more
+            connection, nonce = handshake.knock(launcher, secret, number)
+            deadline = time.monotonic() + patience_s  # it is there, and may be busy with the end of the last attempt
+            with connection:
+                told = handshake.receive_orders(connection, secret, nonce)
+                if told is not None:
+                    return told, connection.detach()
+        time.sleep(AGAIN_S)
+    return None
+
+
+def _heed_signals() -> None:
+    """The first process of a container does not end by them otherwise."""
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda number, frame: sys.exit(128 + number))
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """``python -m odsgd.launch.hosts.pods``."""
+    _heed_signals()
+    try:
+        number = _needed(environ, "JOB_COMPLETION_INDEX")
+        if not number.isdecimal():
+            raise ConfigError(f"JOB_COMPLETION_INDEX is `{shown(number)}`; expected the number of this pod")
+        if int(number):
+            return serve(int(number), environ)
+        from odsgd.launch import supervisor
+        return supervisor.run(job_of(environ))
+    except ConfigError as error:
+        print(f"odsgd pod: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _needed(environ: Mapping[str, str], name: str) -> str:
+    value = environ.get(name)
+    if not value:
+        raise ConfigError(f"{name} is not set; this is the command of a pod, whose environment is in the manifest that "
+                          "`odsgd launch --launcher kubernetes --dry-run` shows")
+    return value
+
+
+def _secret(environ: Mapping[str, str]) -> str:
+    secret = _needed(environ, "ODSGD_SECRET")
+    try:
+        bytes.fromhex(secret)
+    except ValueError:
+        raise ConfigError("ODSGD_SECRET is not a number in hexadecimal digits") from None
+    return secret
+
+
+if __name__ == "__main__":
+    sys.exit(main())

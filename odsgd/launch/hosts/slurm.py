@@ -1,0 +1,63 @@
+"""Slurm: one step of srun with one agent on each node of an allocation; they then come to this machine's `Door`.
+
+The launcher runs where srun does: in an sbatch script, or beside it on a login node (salloc). Nodes and their slots are
+those of the allocation, so that a job's processes are placed as by a hostfile with these nodes in it.
+"""
+import shutil
+import subprocess
+from typing import List, Mapping
+
+from kvstore.errors import ConfigError, shown
+from odsgd.launch.connections import listener
+from odsgd.launch.hosts.hostfile import MOST_SLOTS, Host
+from odsgd.launch.plan import Job, Plan
+
+ANSWERS_WITHIN_S = 30.0
+LIST, PER_NODE = "SLURM_JOB_NODELIST", "SLURM_NTASKS_PER_NODE"
+
+
+def allocated(environ: Mapping[str, str]) -> List[Host]:
+    """The slots of the allocation that we run in: one per node, or as many as --ntasks-per-node has asked for."""
+    if not environ.get("SLURM_JOB_ID") or not environ.get(LIST):
+        raise ConfigError("--launcher slurm needs an allocation, and this is none: run it in a script for sbatch, or "
+                          "from here as `salloc --nodes=N odsgd launch ...`")
+    for name in ("srun", "scontrol"):
+        if not shutil.which(name):
+            raise ConfigError(f"--launcher slurm: {name} is not a program on this machine; install Slurm's client "
+                              "commands here")
+    try:
+        asked = subprocess.run(["scontrol", "show", "hostnames", environ[LIST]], stdin=subprocess.DEVNULL,
+                               capture_output=True, text=True, timeout=ANSWERS_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"--launcher slurm: scontrol has not named the nodes of this allocation: {error}") from None
+    nodes = asked.stdout.split()
+    if asked.returncode or not nodes:
+        raise ConfigError(f"--launcher slurm: scontrol cannot name the nodes of {LIST}={shown(environ[LIST])}: "
+                          f"{shown(asked.stderr.strip()) or 'no reason given'}")
+    return [Host(node) for node in nodes for _ in range(_slots(environ.get(PER_NODE, "1")))]
+
+
+def _slots(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text[:9]) <= MOST_SLOTS:
+        raise ConfigError(f"--launcher slurm: {PER_NODE} is `{shown(text)}`; expected a number from 1 to {MOST_SLOTS}")
+    return int(text)
+
+
+def open_step(job: Job, plan: Plan) -> listener.Door:
+    """Start the agents by one srun."""
+    nodes = [host for host in dict.fromkeys(process.host for process in plan.processes) if not host.here]
+    names = [node.address for node in nodes]
+    return listener.start("Slurm", srun_command(names), job, plan,
+                      [listener.Post(node.address, plan.on(node)) for node in nodes], names, {PER_NODE: "1"})
+
+
+def srun_command(nodes: List[str]) -> List[str]:
+    """Up to the program that it starts. An agent has its node's part of the allocation to itself, beside other steps.
+
+    The whole environment comes along, as it does with srun, even where sbatch was told otherwise: the job's secret and
+    its orders are in there. One agent that fails is for the launcher to judge, not for srun.
+    """
+    count = str(len(nodes))
+    return ["srun", "--quiet", "--job-name=odsgd", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",
+            f"--nodelist={','.join(nodes)}", "--distribution=block", "--overlap", "--cpu-bind=none", "--mpi=none",
+            "--kill-on-bad-exit=0", "--wait=0", "--input=none", "--export=ALL"]

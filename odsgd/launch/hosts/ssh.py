@@ -1,0 +1,207 @@
+"""How an agent gets onto a host: a subprocess or ssh, or something that has it come to us (`door.py`).
+
+Each way ends in an `Outpost`. The job's secret never stands on a command line, where every user of a machine can read
+it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
+"""
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Dict, List, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError, KVStoreError
+from odsgd.launch import plan as planning
+from odsgd.launch.connections.addresses import is_loopback, node_host, numeric
+from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.messages import Channel, Message
+from odsgd.launch.plan import Job, Plan, Process
+
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
+"""At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
+CONNECTED_WITHIN_S = 30
+NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
+"""A host that ssh has never met is taken, one whose key has changed is not. With --secure the job's secret goes to
+hosts that ssh knows, and to no others."""
+SILENCE_S = 300.0
+"""A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
+output is not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
+ANSWERS_WITHIN_S = 10
+AGENT = ("-m", "odsgd.launch.agent")
+
+
+class ReachError(KVStoreError):
+    """A host could not be prepared."""
+
+
+@dataclass
+class Outpost:
+    """One agent, as the launcher sees it."""
+
+    host: str
+    processes: List[Process]
+    channel: Channel
+    carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
+    carrier_name: str = "its agent"
+    tunnel: str = ""  # where its tunnel listens
+    place: str = ""  # of its sockets, which it may share with another
+    opened: bool = False  # its tunnel has made the portals
+    greeted: bool = False  # the agent has spoken: there may be processes of the job there
+    ended: bool = False  # the agent has said that nothing is left there
+
+    @property
+    def occupied(self) -> bool:
+        """Whether something of the job is still there, and an agent that will say when it is not."""
+        return self.channel.open and self.greeted and not self.ended
+
+    def wake(self) -> None:
+        """An agent of this machine that has been stopped could not end its processes."""
+        if self.carrier and self.carrier.poll() is None:
+            self.carrier.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Hang up, once; an agent that has not been told to stop does so now."""
+        self.channel.close()
+        if self.carrier and self.carrier.stdin:
+            self.carrier.stdin.close()
+        else:
+            os.close(self.channel.read_fd)
+
+
+def program(variable: str, default: str) -> List[str]:
+    """The words that run a program, which the user may replace by a variable."""
+    return shlex.split(os.environ.get(variable, "")) or [default]
+
+
+def check_programs(job: Job) -> None:
+    """Refuse a job, before anything has been started, for which this machine lacks a program."""
+    needed = {"ssh": "ODSGD_SSH"} if job.launcher == "ssh" else {}
+    if job.secure:
+        needed["openssl"] = "ODSGD_OPENSSL"
+    if job.sync_dst_dir:
+        needed["rsync"] = "ODSGD_RSYNC"
+    for name, variable in needed.items():
+        found = program(variable, name)[0]
+        if not shutil.which(found):
+            raise ConfigError(f"{found} is not a program on this machine; install {name} or name one in {variable}")
+
+
+def check_tunnels(job: Job, root: str) -> None:
+    """Refuse a job whose tunnels would listen at one port of one machine; that at `root` has one for the scheduler."""
+    known = {root: "the launching machine"} if job.num_servers else {}
+    workers, servers = planning.place(job)
+    for host in dict.fromkeys([*workers, *servers]) if job.secure and job.port else ():
+        address = numeric(host.address)
+        if address and is_loopback(address) and not is_loopback(root):
+            address = root
+        if address in known:
+            raise ConfigError(f"--secure --port {job.port}: {host.target} of the hostfile is {known[address]}, where a "
+                              "tunnel listens at that port already; leave the host out, or leave out --port")
+        if address:
+            known[address] = f"the same machine as {host.target}"
+
+
+def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
+    """The orders to the agent of these processes; variables that all of them have stand there once."""
+    shared = dict(set.intersection(*(set(process.env.items()) for process in processes))) if processes else {}
+    specs = [{"name": process.name, "command": list(process.command),
+              "env": {name: value for name, value in process.env.items() if name not in shared}}
+             for process in processes]
+    return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
+            "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
+            "tells_losses": job.on_worker_loss == "continue",
+            "sockets": {path: lasting for process in processes for path, lasting in process.files.items()},
+            "tunnel": None}
+
+
+def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
+    """The orders to the tunnel of a host."""
+    return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
+            "hang_timeout_s": job.hang_timeout_s,
+            "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
+            "sockets": [name for process in plan.on(host) for name in process.sockets]}
+
+
+def portals(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
+    """The portals that each tunnel has to make. Where agents share their sockets the first makes them for all."""
+    firsts = {outpost.place: outpost for outpost in reversed(outposts)}
+    return [(one, [{"socket": name, "at": other.tunnel, "lasting": lasting} for other in outposts
+                   if one is firsts[one.place] and other.place != one.place for process in other.processes
+                   for name, lasting in process.sockets.items()]) for one in outposts]
+
+
+def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
+    """An agent on this machine."""
+    env = {**planning.scrubbed(os.environ), "PYTHONPATH": planning.package_path(job)}
+    return _open(job, plan, host, [sys.executable, *AGENT], env, "its agent")
+
+
+def open_ssh(job: Job, plan: Plan, host: Host) -> Outpost:
+    """An agent on another host."""
+    return _open(job, plan, host, [*ssh_to(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
+
+
+def working_directory(job: Job) -> str:
+    """Of the job's processes on other hosts."""
+    return job.sync_dst_dir or os.getcwd()
+
+
+def remote_command(job: Job) -> str:
+    """One line for the shell over there, whichever it is: `cd`, `&&` and `env` are the same in sh and csh."""
+    path = planning.package_path(job)
+    words = [*(["env", f"PYTHONPATH={path}"] if path else []), job.remote_python, *AGENT]
+    return f"cd {shlex.quote(working_directory(job))} && exec {' '.join(map(shlex.quote, words))}"
+
+
+def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
+    """Whether a host can be reached: ends with 0 if it can."""
+    return subprocess.Popen([*ssh_to(job, host, ANSWERS_WITHIN_S), host.target, "true"],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                            start_new_session=True)
+
+
+def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
+    """The words before a host's name."""
+    options = SSH_OPTIONS if job.secure else (*NEW_HOST_KEY, *SSH_OPTIONS)
+    return [*program("ODSGD_SSH", "ssh"), *options, "-o", f"ConnectTimeout={within_s}",
+            *(["-p", str(host.port)] if host.port else [])]
+
+
+def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str], carrier_name: str) -> Outpost:
+    try:
+        carrier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                   bufsize=0, env=env, start_new_session=True)  # Ctrl-C is for the launcher alone
+    except OSError as error:
+        raise ConfigError(f"cannot run {command[0]}: {error.strerror}") from None
+    assert carrier.stdin and carrier.stdout
+    channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
+    processes = plan.on(host)
+    tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
+    channel.send({**orders(job, processes, remote=not host.here), "tunnel": tunnel})
+    return Outpost(host.address, processes, channel, carrier, carrier_name)
+
+
+def synchronise(job: Job) -> None:
+    """Copy the working directory to `--sync-dst-dir` on every host, all at once; any failure is the job's."""
+    copies = []
+    try:
+        for host in dict.fromkeys(job.slots):
+            command = [*program("ODSGD_RSYNC", "rsync"), "-az", "-e", " ".join(map(shlex.quote, ssh_to(job, host))),
+                       os.path.join(os.getcwd(), ""), f"{host.target}:{job.sync_dst_dir}"]
+            try:
+                copies.append((host, subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)))
+            except OSError as error:
+                raise ConfigError(f"--sync-dst-dir: cannot run {command[0]}: {error.strerror}") from None
+        for host, copy in copies:
+            complaint = copy.communicate()[1].decode("utf-8", "replace").strip().splitlines()
+            if copy.returncode:  # the first line has the cause; those after it are rsync's, that it has failed
+                raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: "
+                                 f"rsync ended with exit code {copy.returncode}"
+                                 + (f": {complaint[0]}" if complaint else ""))
+    finally:
+        for _, copy in copies:
+            if copy.poll() is None:
+                copy.kill()
+                copy.communicate()

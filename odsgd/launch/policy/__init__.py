@@ -1,0 +1,1 @@
+"""What the launcher decides: events and a time in, verdicts out. No input or output here."""

@@ -1,0 +1,503 @@
+"""When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
+
+    phase of a process   waiting → running → connecting → joined → done → ended
+                         (`running` on: it has a pid; `connecting`: it asks for the others; `joined`: they are there)
+
+The rules, in the order in which `tick` applies them:
+
+1. A signal to the launcher ends the job.
+2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
+   failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
+   first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
+   consequence, yields to any other failure: a process that misses another one did not kill it. Without a
+   report an exit code or an abort yields to a crash, and all of these to a SIGKILL: MPI ends the processes that have
+   lost one, or crashes in them, and two ends at once are seen in any order.
+   With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
+   job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
+   that belong together cannot be spared, none is.
+3. All workers that are not lost ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
+   succeeded, unless one of them has ended badly: the exit code is then that one's. The scheduler, which only introduced
+   the others to each other and hears no farewell, is not waited for.
+   A process or an agent that hangs (`vigil.py`) has failed, too: `take_hung` tells which are to be ended.
+4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
+5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
+   scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
+   that never reports, a plain MXNet script, is not missed. Without servers all are there that run, until a worker asks
+   for the others, at any time: the timeout counts from then on.
+"""
+import collections
+import re
+import signal
+from dataclasses import dataclass, field
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
+from odsgd.launch.policy.liveness import Vigil
+
+SETTLE_S = 0.4
+LAST_WORDS_S = 2.0
+FAREWELL_S = 5.0
+DESERTED_S = 10.0
+TAIL_LINES = 20
+IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
+STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
+"""So ps-lite ends at bytes that no process of a job would send; all of a job's processes run the same version of it."""
+
+_PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
+
+
+@dataclass
+class Member:
+    """The known facts of one process."""
+
+    name: str
+    role: str
+    host: str
+    phase: str = "waiting"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+    error: Optional[str] = None
+    asked: bool = False  # for the others
+    joined: bool = False
+    hung: bool = False  # it is to be ended
+    lost: bool = False  # the job goes on without it
+    tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
+
+    def reached(self, phase: str) -> None:
+        """Phases only go forward: a late report of an ended process changes nothing."""
+        if _PHASES.index(phase) > _PHASES.index(self.phase):
+            self.phase = phase
+        self.asked = self.asked or phase == "connecting"
+        self.joined = self.joined or phase in ("joined", "done")
+
+    @property
+    def rank(self) -> int:
+        """The rank in its name; the scheduler has none, and is 0."""
+        return int(self.name.partition(" ")[2] or 0)
+
+    @property
+    def missing(self) -> bool:
+        """Whether the others have not heard of it, and will not if it has ended."""
+        return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
+
+    @property
+    def standing(self) -> str:
+        """Its row's last cell in the table of a job that has not come up."""
+        return {"waiting": "never started",
+                "running": "running, has not asked to join",
+                "connecting": "asked to join, waits for the others",
+                "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
+                }.get(self.phase, "joined")
+
+    @property
+    def manner_of_death(self) -> Tuple[str, int]:
+        """How it ended in words, and the exit code a shell would give for it; never 0."""
+        if self.code is None:
+            return "has reported a failure", EXIT_FAILURE
+        if self.code >= 0:
+            return f"exit code {self.code}", self.code or EXIT_FAILURE
+        number = -self.code
+        name = _signal_name(number)
+        hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
+        return f"killed by {name}{hint}", 128 + number
+
+    @property
+    def where(self) -> str:
+        """Host and pid, for messages."""
+        return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+class Lost(NamedTuple):
+    """Workers that the job goes on without."""
+
+    ranks: List[int]
+    message: str
+
+
+@dataclass
+class History:
+    """How far a job has come, by what its workers tell of its checkpoints."""
+
+    since: float  # when it was at `saved`
+    resumed: int = 0
+    saved: int = 0
+
+    def kept(self, event: str, iteration: object, now: float) -> None:
+        """A checkpoint has been completed, or gone on from."""
+        if isinstance(iteration, int) and not isinstance(iteration, bool):
+            self.saved, self.since = iteration, now
+            self.resumed = iteration if event == "resumed" else self.resumed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the job ends: the launcher's exit code, and its last message."""
+
+    exit_code: int
+    message: str
+    culprit: Optional[str] = None
+    by_signal: bool = False  # the launcher was told to end; nothing has failed
+    finished: bool = False  # every worker has succeeded, whatever came after
+    grows: bool = False  # it is ended at a checkpoint, to be started again with those that were missing
+
+
+@dataclass
+class _Failure:
+    member: Optional[Member]  # None: a host was lost
+    text: str = ""
+    admitted: bool = False  # it has said itself that something else came before it
+    aborted: int = 0  # the exit code with which its MPI wants the job to end
+    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
+    on_host: Sequence[Member] = ()
+    tail: Sequence[str] = ()  # the last lines from a lost host
+
+    @property
+    def consequence(self) -> bool:
+        """Whether another failure, if there is one, is the likelier cause."""
+        return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
+
+    @property
+    def struck(self) -> bool:
+        """Whether it was killed by somebody else, which no process does to itself."""
+        return self.member is not None and self.member.code == -signal.SIGKILL
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it touched memory that is not its own, without a word: by itself, or in MPI that has lost another."""
+        return self._wordless in (-signal.SIGSEGV, -signal.SIGBUS)
+
+    @property
+    def mute(self) -> bool:
+        """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
+        return self.crashed or self._wordless > 0 or self._wordless == -signal.SIGABRT
+
+    @property
+    def _wordless(self) -> int:
+        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
+        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The processes that have failed."""
+        return [self.member] if self.member else self.on_host
+
+    @property
+    def speaking(self) -> bool:
+        """Whether it has reported a failure, or prints its stacks, and its exit is still to come."""
+        return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
+
+    def told(self, text: str, *remarks: str) -> str:
+        """`text`, and below it the words of the process or of its host."""
+        lines, title, tail = [text], "what was heard from there", self.tail
+        if self.member:
+            title, tail = f"the last lines of {self.member.name}", self.member.tail
+            lines += [f"  it reported: {self.member.error}"] if self.member.error else []
+        lines += remarks
+        if any(IMPORT_FAILS in line for line in tail):
+            lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
+        if any(STRANGER.search(line) for line in tail):
+            lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
+                         "ports, e.g. a port scanner (docs/design.md, security model)")
+        return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
+
+
+class Judge:
+    """Hears of all that happens to a job; the rules stand at the head of the module."""
+
+    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
+                 on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> None:
+        self.members: Dict[str, Member] = {member.name: member for member in members}
+        self.workers = [member for member in members if member.role == "worker"]
+        self.others = [member for member in members if member.role != "worker"]
+        self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
+        self.goes_on = on_worker_loss == "continue"
+        self.vigil = Vigil({member.name: member.host for member in members}, hang_timeout_s, now)
+        self.failures: List[_Failure] = []
+        self.history = History(now)
+        self.lost: List[Lost] = []
+        self.hung: List[str] = []
+        self.failed_at: Optional[float] = None
+        self.signal: Optional[int] = None
+        self.workers_ended_at: Optional[float] = None
+        self.deserted_at: Optional[float] = None
+        self.asked_at: Optional[float] = None
+        self.up = False
+
+    # Events
+
+    def started(self, name: str, pid: int) -> None:
+        """The process exists."""
+        self.members[name].pid = pid
+        self.members[name].reached("running")
+
+    def output(self, name: str, line: str) -> None:
+        """It has printed a line."""
+        if line.strip():
+            self.members[name].tail.append(line)
+
+    def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
+        """It has said something on its report pipe; events unknown here are for others."""
+        member, event = self.members[name], report.get("event")
+        if event in ("connecting", "joined", "done"):
+            member.reached(event)
+            if self.asked_at is None:
+                self.asked_at = now
+            if event == "done":
+                self.vigil.leaving(name)
+        elif event in ("saved", "resumed"):
+            self.history.kept(event, report.get("iteration"), now)
+        elif event == "failed" and member.error is None:
+            member.error = str(report.get("error") or "no reason given")
+            self._fail(_Failure(member, admitted=bool(report.get("consequence"))), now)
+
+    def exited(self, name: str, code: int, now: float) -> None:
+        """It has ended; a negative code is the signal that ended it."""
+        member = self.members[name]
+        member.code = code
+        member.reached("ended")
+        self.vigil.ended(name)
+        if code and (member.role == "worker" or self.workers_ended_at is None):
+            self._fail(_Failure(member), now)
+        elif member.role == "worker" and self._workers_ended():
+            self.workers_ended_at = now
+        elif member.role != "worker" and self.deserted_at is None:
+            self.deserted_at = now
+
+    def aborted(self, name: str, code: int, now: float) -> None:
+        """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
+        code = code & 255 or EXIT_FAILURE
+        failure = _Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
+        self._fail(failure, now)
+
+    def unstartable(self, name: str, error: str, now: float) -> None:
+        """It could not even be started."""
+        self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
+
+    def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
+        """Its agent ends, and its processes with it, since it was sent a signal."""
+        self.host_lost(host, names, f"its agent was told to end by {_signal_name(number)}", (), now, 128 + number)
+
+    def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
+                  exit_code: Optional[int] = None) -> None:
+        """The agent of a host, or the way to it, has gone, and with it these processes."""
+        gone = [self.members[name] for name in names if self.members[name].code is None]
+        for name in names:
+            self.vigil.ended(name)
+        if gone:
+            text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
+            if len(tail) == 1:  # as of ssh, whose one line has the reason
+                text, tail = f"{text}: {tail[0]}", ()
+            self._fail(_Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
+
+    def interrupted(self, number: int) -> None:
+        """The launcher has been told to end."""
+        self.signal = self.signal or number
+
+    # Decisions
+
+    def tick(self, now: float) -> Optional[Verdict]:
+        """The verdict, once there is one."""
+        self.up = (self.up and bool(self.others)) or self._all_are_there()
+        if self.signal:
+            name = signal.Signals(self.signal).name
+            return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
+        self._watch(now)
+        if self.failures:
+            return self._failure_verdict(now)
+        if self.workers_ended_at is not None:
+            return self._farewell(now)
+        return self._desertion(now) or self._lateness(now)
+
+    @property
+    def met(self) -> bool:
+        """Whether a worker has said that it met the others."""
+        return any(worker.joined for worker in self.workers)
+
+    @property
+    def came_up(self) -> bool:
+        """Whether all have met."""
+        return self.up and all(worker.joined for worker in self.workers)
+
+    def absent(self) -> List[str]:
+        """The processes that kept the job from coming up; none if all had met, or if it failed for all alike."""
+        if self.came_up:
+            return []
+        failed = [member for failure in self.failures for member in failure.members]
+        alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
+        searched = not self.others and all(
+            failure.mute and failure.member and failure.member.asked for failure in self.failures)
+        if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
+            return []
+        absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
+        return [member.name for member in absent if member.code != EXIT_USAGE]
+
+    def coming(self, seconds: float) -> str:
+        """What the job is waiting for after so many seconds, until it is up; then it is empty."""
+        waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
+        late = [member for member in waited_for if member.missing] or waited_for
+        if self.up or not late or not any(worker in waited_for for worker in self.workers):
+            return ""
+        first = late[0]
+        rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
+        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.standing})"
+
+    def take_lost(self) -> List[Lost]:
+        """The workers lost since the last call; the job goes on without them."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def take_hung(self) -> List[str]:
+        """The processes that are to be ended since they hang, since the last call."""
+        hung, self.hung = self.hung, []
+        return hung
+
+    def _watch(self, now: float) -> None:
+        """Look for what hangs. A process that fails is not told twice."""
+        hung = None if self.failures else self.vigil.look(now)
+        if hung is None:
+            return
+        if hung.host is not None:
+            self.host_lost(hung.host, hung.names, hung.text, (), now)
+            return
+        members = [self.members[name] for name in hung.names]
+        for member in members:
+            member.hung = True
+            self.vigil.ended(member.name)
+        self.hung += hung.names
+        if len(members) == 1:
+            self._fail(_Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
+        else:
+            self._fail(_Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
+
+    def _fail(self, failure: _Failure, now: float) -> None:
+        if not (failure.member and any(failure.member in other.members for other in self.failures)):
+            self.failures.append(failure)
+        if self.failed_at is None:
+            self.failed_at = now
+
+    def _failure_verdict(self, now: float) -> Optional[Verdict]:
+        assert self.failed_at is not None
+        cause = self._cause()
+        waited = now - self.failed_at
+        speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
+        if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
+            return None
+        reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
+        failed = [member.name for failure in self.failures for member in failure.members]
+        if all(worker.lost or worker.name in failed for worker in self.workers):
+            reasons.append("no worker is left")
+        if self.goes_on and not reasons:
+            self._go_on(now)
+            return None
+        remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.goes_on else []
+        if self._lost_ranks():
+            remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
+        return self._blame(cause, remarks)
+
+    def _cause(self) -> _Failure:
+        struck = any(failure.struck for failure in self.failures)
+        crashed = any(failure.crashed for failure in self.failures)
+
+        def doubt(failure: _Failure) -> Tuple[bool, bool, bool]:
+            return failure.consequence, struck and failure.mute, crashed and failure.mute and not failure.crashed
+
+        return min(self.failures, key=doubt)  # stable
+
+    def _indispensable(self, failure: _Failure) -> Optional[str]:
+        """Why the job cannot go on after this failure; None: it can."""
+        for member in failure.members:
+            if member.role != "worker":
+                return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
+            # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
+            if not self.came_up:
+                return f"the job was not up, and the others cannot meet without {member.name}"
+            if failure.speaking:
+                return f"{member.name} has not ended, and may still take part"
+        return None
+
+    def _go_on(self, now: float) -> None:
+        """Without the workers that have failed."""
+        for failure in self.failures:
+            for member in failure.members:
+                member.lost = True
+            going = sum(not worker.lost for worker in self.workers)
+            how = ("every other worker has finished" if self._workers_ended() else
+                   f"the job goes on with {going} of {len(self.workers)} workers")
+            text = failure.text
+            if failure.member:
+                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.manner_of_death[0]}"
+            self.lost.append(Lost([member.rank for member in failure.members], failure.told(f"{text}; {how}")))
+        self.failures, self.failed_at = [], None
+        if self._workers_ended():
+            self.workers_ended_at = now
+
+    def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
+        member = cause.member
+        if member is None:
+            return Verdict(cause.exit_code or EXIT_FAILURE, cause.told(cause.text, *remarks))
+        how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.manner_of_death
+        others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
+                  for other in self.failures if other.member and other is not cause]
+        after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
+        text = f"{member.name} failed ({member.where}): {how}"
+        return Verdict(exit_code, cause.told(text, *after, *remarks), member.name)
+
+    def _farewell(self, now: float) -> Optional[Verdict]:
+        assert self.workers_ended_at is not None
+        staying = [member.name for member in self.others  # one that is not called waits for nothing
+                   if member.code is None and member.role == "server" and member.phase != "done"
+                   and (self.met or member.joined)]
+        if staying and now - self.workers_ended_at < FAREWELL_S:
+            return None
+        bad = [member for member in self.others if member.code]
+        remarks = [f"{member.name} ended badly after the last worker had succeeded ({member.where}): "
+                   f"{member.manner_of_death[0]}" for member in bad]
+        if staying:
+            remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
+        if self._lost_ranks():
+            remarks.append(f"the job has finished without workers {self._lost_ranks()}")
+        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks), finished=True)
+
+    def _desertion(self, now: float) -> Optional[Verdict]:
+        if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
+            return None
+        left = [worker for worker in self.workers if not worker.lost]
+        if not any(worker.joined for worker in left) or any(worker.phase in ("done", "ended") for worker in left):
+            return None
+        member = next(member for member in self.others if member.code is not None)
+        text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
+        return Verdict(EXIT_FAILURE, _Failure(member).told(text), member.name)
+
+    def _workers_ended(self) -> bool:
+        return all(worker.code == 0 for worker in self.workers if not worker.lost)
+
+    def _lost_ranks(self) -> List[int]:
+        return sorted(worker.rank for worker in self.workers if worker.lost)
+
+    def _all_are_there(self) -> bool:
+        if self.others:
+            return all(member.joined for member in self.others)
+        return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
+
+    def _lateness(self, now: float) -> Optional[Verdict]:
+        since = self.asked_at if not self.others and self.asked_at is not None else self.started_at
+        if self.up or not 0 < self.startup_timeout_s <= now - since:
+            return None
+        members = list(self.members.values())
+        missing = [member.name for member in members if member.missing]
+        if missing:
+            head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
+        else:
+            head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
+                    f"{self.root} (firewall, wrong network interface?)")
+        rows = [("process", "host", "pid", "state")]
+        rows += [(member.name, member.host, str(member.pid or "-"), member.standing) for member in members]
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
+        return Verdict(EXIT_DEADLINE, "\n".join([
+            f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
+            "  A longer preparation before the first step needs a longer --startup-timeout."]))

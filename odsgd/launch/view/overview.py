@@ -1,0 +1,242 @@
+"""How a job stands, by the beats of its processes, for its user: the line at the bottom of the screen, and the facts
+that `odsgd watch` shows. Beats in, text and numbers out; no process, pipe, clock or terminal here.
+
+Rates and shares are those of the last `WINDOW_S`.
+"""
+import collections
+import math
+import statistics
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from tqdm import tqdm
+
+from odsgd.launch.policy.liveness import FRESH_S, number
+
+WINDOW_S = 10.0
+SAME_S = 0.3
+"""Beats less than this apart are one, told of twice."""
+SLOW, SLOW_OF_ALL = 1.25, 0.1
+"""A worker that computes so many times as long as the median worker, and longer by such a part of an iteration, is
+called slow."""
+MOST_TEXT = 200
+FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
+         "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
+         "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]")
+"""Of the line, by tqdm's words; the longest first."""
+
+Facts = Dict[str, Any]
+
+
+class _Sign(NamedTuple):
+    """What one beat said, and when."""
+
+    at_s: float
+    at: int
+    waited_s: float
+    nbytes: float
+    pushes: float  # of a server of an asynchronous job: gradients
+    taus: float    # and the sum of their staleness
+
+
+class Overview:
+    """Of one job: process -> host."""
+
+    def __init__(self, hosts: Mapping[str, str]) -> None:
+        self._hosts = dict(hosts)
+        self._signs: Dict[str, Deque[_Sign]] = {}
+        self._beats: Dict[str, Facts] = {}
+        self._stale: Dict[int, Deque[Tuple[float, float, float]]] = {}  # worker rank -> time, pushes, sum of staleness
+        self._began: Optional[Tuple[float, int]] = None  # the first iteration that was told of, and when
+        self._speaker = ""  # the worker that tells how far the run is
+
+    # Events
+
+    def placed(self, name: str, host: str) -> None:
+        """Now it is known where it runs."""
+        self._hosts[name] = host
+
+    def beats(self, beats: Mapping[str, Any], now: float) -> None:
+        """An agent has passed on the beats of its processes."""
+        for name, beat in beats.items():
+            if name in self._hosts and isinstance(beat, dict):
+                self._beats[name] = beat
+                if isinstance(beat.get("run"), dict):
+                    self._speaker = name
+                silent_s = number(beat.get("silent_s"))
+                if silent_s is not None and "at" in beat:
+                    self._add(name, beat, now - max(silent_s, 0.0))
+        self._count_stale(now)
+
+    def ended(self, name: str) -> None:
+        """It is not shown any more."""
+        self._beats.pop(name, None)
+        self._signs.pop(name, None)
+        self._hosts.pop(name, None)
+
+    def _add(self, name: str, beat: Facts, at_s: float) -> None:
+        """What the process said at `at_s`, however late it came."""
+        signs = self._signs.setdefault(name, collections.deque())
+        if signs and at_s - signs[-1].at_s < SAME_S:
+            return
+        stale = _stale(beat)
+        at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
+        signs.append(_Sign(at_s, int(at), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
+                          sum(taus for _, _, taus in stale)))
+        while signs[-1].at_s - signs[0].at_s > WINDOW_S:
+            signs.popleft()
+        if self._began is None and at and name.startswith("worker"):
+            self._began = at_s, int(at)
+
+    def _count_stale(self, now: float) -> None:
+        """What all servers have counted of each worker."""
+        totals: Dict[int, Tuple[float, float]] = {}
+        for beat in self._beats.values():
+            for rank, pushes, taus in _stale(beat):
+                before = totals.get(rank, (0.0, 0.0))
+                totals[rank] = before[0] + pushes, before[1] + taus
+        for rank, total in totals.items():
+            if f"worker {rank}" not in self._hosts:
+                continue
+            counted = self._stale.setdefault(rank, collections.deque())
+            counted.append((now, *total))
+            while counted[-1][0] - counted[0][0] > WINDOW_S:
+                counted.popleft()
+
+    # What is to be told
+
+    def standing(self, now: float) -> Facts:
+        """How far the job is, for `line`; empty until a worker has begun to train."""
+        name = self._speaker or min((name for name in self._signs if name.startswith("worker")), default="")
+        if self._began is None or name not in self._signs:
+            return {}
+        run = self._run(name)
+        doing = _text(self._beats[name].get("activity"))
+        return {"at": self._signs[name][-1].at, "total": number(run.get("total")), "rate": self._rate(name),
+                "began": self._began[1], "elapsed_s": now - self._began[0],
+                "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
+                "tail": _text(run.get("tail")) or self._waiting_words(name)}
+
+    def _waiting_words(self, name: str) -> str:
+        share = self._waiting(name)
+        return "" if share is None else f"waiting for weights {share:.0%}"
+
+    def out(self) -> Optional[str]:
+        """The folder of the run, if it is one."""
+        return _text(self._run(self._speaker).get("out")) or None
+
+    def _run(self, name: str) -> Facts:
+        """What a process has told of its run last."""
+        run = self._beats.get(name, {}).get("run")
+        return run if isinstance(run, dict) else {}
+
+    def table(self) -> List[Facts]:
+        """A row of facts for each process, workers first."""
+        names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
+        rows = [self._row(name) for name in names if name != "scheduler"]
+        own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
+        median = statistics.median_low(own) if len(own) > 1 else math.inf
+        farthest = max((row["at"] for row in rows if row["name"].startswith("worker")), default=0)
+        for row in rows:
+            if row["name"].startswith("worker"):
+                row["behind"] = farthest - row["at"]
+                longer_ms = (row["own_ms"] or 0.0) - median
+                row["slow"] = bool(row["own_ms"]) and longer_ms > max((SLOW - 1) * median,
+                                                                      SLOW_OF_ALL * 1000 / row["rate"])
+        return rows
+
+    def _row(self, name: str) -> Facts:
+        beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
+        signs = self._signs.get(name)
+        own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
+        return {"name": name, "host": self._hosts[name], "at": signs[-1].at if signs else 0, "rate": rate,
+                "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
+                "staleness": self._staleness(name), "doing": self._doing(beat)}
+
+    def _doing(self, beat: Facts) -> str:
+        silent_s, waits_s = number(beat.get("silent_s")), number(beat.get("waits_s"))
+        if not beat:
+            return "starting"
+        if silent_s is not None and silent_s > FRESH_S:
+            return f"silent for {silent_s:.0f} s"
+        if waits_s is not None and waits_s > FRESH_S:
+            return f"has waited for {waits_s:.0f} s"
+        return _text(beat.get("activity"))
+
+    # Rates
+
+    def _per_s(self, name: str, field: str) -> Optional[float]:
+        """None where nothing can be said: after less than two beats, or by counts that began anew."""
+        signs = self._signs.get(name)
+        if not signs or signs[-1].at_s <= signs[0].at_s:
+            return None
+        change = getattr(signs[-1], field) - getattr(signs[0], field)
+        return None if change < 0 else float(change) / (signs[-1].at_s - signs[0].at_s)
+
+    def _rate(self, name: str) -> Optional[float]:
+        return self._per_s(name, "at")
+
+    def _waiting(self, name: str) -> Optional[float]:
+        """The share of its time; a server's is not known, nor that of a worker without one of our stores."""
+        if "waited_s" not in self._beats.get(name, {}):
+            return None
+        share = self._per_s(name, "waited_s")
+        return None if share is None else min(share, 1.0)  # made of samples, so it may seem more
+
+    def _staleness(self, name: str) -> Optional[float]:
+        """The mean of a worker's gradients, or of those that a server got."""
+        if name.startswith("server"):
+            counted = [(sign.pushes, sign.taus) for sign in self._signs.get(name, ())]
+        else:
+            counted = [(pushes, taus) for _, pushes, taus in self._stale.get(_rank(name), ())]
+        if not counted or counted[-1][0] <= counted[0][0]:
+            return None
+        return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
+
+
+def line(standing: Facts, columns: int) -> str:
+    """How far a job is, in so many columns. Where they are few, the rate of iterations, the bar, and then the last
+    words are left out.
+
+    >>> standing = {"at": 62, "total": 440, "rate": 20.0, "began": 2, "elapsed_s": 3.0, "head": "epoch 3/20",
+    ...             "tail": "loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%"}
+    >>> for columns in 115, 85, 70: print(line(standing, columns))
+    epoch 3/20:  14%|█▉            | 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%]
+    epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98]
+    epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s]
+    """
+    words, total = standing["tail"].split(", "), standing["total"]
+
+    def drawn(form: Optional[str], kept: int, columns: Optional[int] = None) -> str:
+        text: str = tqdm.format_meter(
+            standing["at"], None if total is None else int(total),  # type: ignore[arg-type]  # None: no end
+            standing["elapsed_s"], ncols=columns, unit="it", initial=standing["began"], prefix=standing["head"],
+            rate=standing["rate"], postfix=", ".join(words[:kept]), bar_format=None if total is None else form)
+        return text
+
+    fewer = [(FORMS[-1], kept) for kept in range(len(words) - 1, -1, -1)]
+    for form, kept in [*((form, len(words)) for form in FORMS), *fewer]:
+        if len(drawn(form, kept)) <= columns:
+            break
+    return drawn(form, kept, columns)
+
+
+def _stale(beat: Facts) -> List[Tuple[int, float, float]]:
+    """Workers with their pushes and the sum of their staleness, as a server has counted them."""
+    told = beat.get("stale")
+    found = []
+    for entry in told if isinstance(told, list) else []:
+        numbers = [number(value) for value in entry] if isinstance(entry, list) and len(entry) == 3 else []
+        if numbers and None not in numbers:
+            rank, pushes, taus = numbers
+            found.append((int(rank or 0), pushes or 0.0, taus or 0.0))
+    return found
+
+
+def _rank(name: str) -> int:
+    _, _, rank = name.partition(" ")
+    return int(rank) if rank.isdigit() else 0
+
+
+def _text(value: object) -> str:
+    """What a process has sent, fit for a terminal."""
+    return "".join(filter(str.isprintable, str(value or "")))[:MOST_TEXT]

@@ -1,0 +1,136 @@
+"""``odsgd watch``: how a running job stands, process by process, on one screen."""
+import contextlib
+import os
+import shutil
+import sys
+import time
+from typing import Callable, Dict, List, Optional, Sequence
+
+from kvstore.errors import ConfigError
+from odsgd.config.flags import Parser
+from odsgd.launch.view import status_file
+from odsgd.launch.view.overview import Facts, line
+
+EVERY_S = 1.0
+STALE_S = 5.0
+HOME, BELOW = "\x1b[H", "\x1b[J"
+NO_TERMINAL = 120, 30
+ENDLINE = "\x1b[K\n"
+OTHER_SCREEN, THIS_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+
+Cell = Callable[[Facts], str]
+
+
+def main(argv: List[str]) -> int:
+    """Show it until it has ended, or once."""
+    parser = Parser("; `odsgd watch --help` says how", prog="odsgd watch",
+                    description="Show how a running job stands: per worker and server its iteration, rate, share of "
+                    "time waiting for weights, bytes, staleness and lag. On the machine and as the user that launched "
+                    "it. Ctrl-C ends the watching, not the job.")
+    parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
+                        help="the folder of its run, or the number of its launcher's process; may be left out where "
+                        "only one job runs")
+    parser.add_argument("--once", action="store_true", help="print it once; so also where there is no terminal")
+    options = parser.parse_args(argv)
+    job = found(options.job)
+    if options.once or not sys.stdout.isatty():
+        facts = status_file.read(job)
+        print("the job has ended" if facts is None else screen(facts, time.time(), _size().columns))
+    else:
+        _watch(job)
+    return 0
+
+
+def found(asked: Optional[str]) -> int:
+    """The job that is meant; ConfigError unless it is one."""
+    jobs = {job: facts for job in status_file.running() for facts in [status_file.read(job)] if facts is not None}
+    meant = [job for job, facts in jobs.items() if asked is None or _is(job, facts, asked)]
+    if len(meant) == 1:
+        return meant[0]
+    there = "; ".join(f"{job}: {facts.get('command')}" for job, facts in jobs.items())
+    if not jobs:
+        raise ConfigError("no job of this user runs on this machine; start one with `odsgd launch`, and watch it where "
+                          "it was launched")
+    if asked is None:
+        raise ConfigError(f"{len(jobs)} jobs run; name one of them by its number: {there}")
+    raise ConfigError(f"`{asked}` is no job that runs here, nor the folder of its run; there are {there}")
+
+
+def _is(job: int, facts: Facts, asked: str) -> bool:
+    return asked == str(job) or os.path.abspath(asked) == facts.get("out")
+
+
+def _watch(job: int) -> None:
+    """On a screen of its own, which is gone afterwards."""
+    sys.stdout.write(OTHER_SCREEN)
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            while True:
+                facts = status_file.read(job)
+                if facts is None:
+                    break
+                columns, rows = _size()
+                text = screen(facts, time.time(), columns - 1)
+                shown = [one[:columns - 1] for one in text.splitlines()[:rows - 1]]
+                sys.stdout.write(HOME + "".join(one + ENDLINE for one in shown) + BELOW)
+                sys.stdout.flush()
+                time.sleep(EVERY_S)
+    finally:
+        sys.stdout.write(THIS_SCREEN)
+        sys.stdout.flush()
+    if status_file.read(job) is None:
+        print(f"job {job} has ended")
+
+
+def _size() -> os.terminal_size:
+    return shutil.get_terminal_size(NO_TERMINAL)
+
+
+# --- the screen -------------------------------------------------------------------------------------------------------
+
+def _of(key: str, words: Callable[[float], str]) -> Cell:
+    return lambda row: "-" if row.get(key) is None else words(row[key])
+
+
+COLUMNS: Dict[str, Cell] = {
+    "process": lambda row: row["name"] + (" (slow)" if row.get("slow") else ""),
+    "host": lambda row: str(row["host"]),
+    "at": _of("at", "{:.0f}".format),
+    "behind": _of("behind", "{:.0f}".format),
+    "per second": _of("rate", "{:.1f}".format),
+    "waiting": _of("waiting", "{:.0%}".format),
+    "own ms": _of("own_ms", "{:.1f}".format),
+    "MB/s": _of("bytes_per_s", lambda value: f"{value / 1e6:.1f}"),
+    "staleness": _of("staleness", "{:.2f}".format),
+    "doing": lambda row: str(row.get("doing") or "-"),
+}
+
+
+def screen(facts: Facts, now: float, columns: int) -> str:
+    """The facts as text.
+
+    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "coming": "starting", "rows": [
+    ...     {"name": "worker 0", "host": "a", "at": 12, "behind": 0, "rate": 4.0, "waiting": 0.25, "own_ms": 187.5,
+    ...      "bytes_per_s": 2e6, "staleness": None, "doing": "training"}]}, now=10.0, columns=80))
+    job 7: train
+    starting
+    <BLANKLINE>
+    process   host  at  behind  per second  waiting  own ms  MB/s  staleness  doing
+    worker 0  a     12       0         4.0      25%   187.5   2.0          -  training
+    """
+    rows: Sequence[Facts] = facts.get("rows") or []
+    lines = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows)]
+    silent_s = now - facts.get("at", now)
+    return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
+                      line(facts["standing"], columns) if facts.get("standing") else facts.get("coming")
+                      or "no worker has begun to train", "",
+                      *_aligned(lines),
+                      *([f"the launcher has said nothing for {silent_s:.0f} s"] if silent_s > STALE_S else [])])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> List[str]:
+    """Names to the left, numbers to the right."""
+    left = [name in ("process", "host", "doing") for name in COLUMNS]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return ["  ".join(cell.ljust(width) if to_left else cell.rjust(width)
+                      for cell, width, to_left in zip(line, widths, left)).rstrip() for line in lines]

@@ -1,0 +1,88 @@
+"""Where the time of a run's iterations went.
+
+By the timeline that it has recorded (``odsgd train --trace``), four parts make up an iteration: compute alone, compute
+beside which an exchange runs (that exchange is hidden), an exchange for which the device waits (it is exposed), and
+neither. Iterations in which an epoch ends are left out, since an evaluation and a checkpoint may lie in them, and so is
+the first one, in which everything starts.
+
+Without a timeline there are two parts, by worker 0's samples (`kvstore.fronts.gluon.waits`): what is waited for, and
+the rest.
+"""
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional
+
+from kvstore.errors import ConfigError
+from odsgd.report.runs import Records, number
+from odsgd.timeline.files import read_timeline
+from odsgd.timeline.summary import Shares, begins_of, shares
+from odsgd.timeline.timeline import Timeline
+
+TRACED = ("compute alone", "compute, exchange hidden", "exchange exposed", "neither")
+SAMPLED = ("not waiting", "waiting")
+PARTS = TRACED + SAMPLED
+
+
+class Breakdown(NamedTuple):
+    """The mean iteration of all workers, in milliseconds, by `PARTS`."""
+
+    iteration_ms: float
+    parts_ms: Dict[str, float]
+
+
+def breakdown_of(records: Records) -> Optional[Breakdown]:
+    """None where the run has neither a timeline with a whole iteration nor samples."""
+    return _traced(records) or _sampled(records)
+
+
+def _sampled(records: Records) -> Optional[Breakdown]:
+    """Of the median epoch."""
+    found = sorted((number(epoch["iteration_ms"]), number(epoch["waiting_ms"])) for epoch in records.epochs
+                   if epoch.get("waiting_ms") is not None and epoch.get("iteration_ms") is not None)
+    if not found:
+        return None
+    iteration_ms, waiting_ms = found[len(found) // 2]
+    waiting_ms = min(waiting_ms, iteration_ms)
+    return Breakdown(iteration_ms, dict(zip(SAMPLED, (iteration_ms - waiting_ms, waiting_ms))))
+
+
+def _traced(records: Records) -> Optional[Breakdown]:
+    folder = _trace_folder(records)
+    if folder is None:
+        return None
+    try:
+        timeline = read_timeline(folder)
+        found = [one for its in _stretches(timeline, records) for one in shares(timeline, its.start, its.stop)]
+    except ConfigError:
+        return None
+    return _mean(found) if found else None
+
+
+def _trace_folder(records: Records) -> Optional[Path]:
+    """As the run named it, from here or from where it lies."""
+    named = (records.start.get("config") or {}).get("trace")
+    candidates = [Path(str(named)), records.folder / Path(str(named)).name] if named else []
+    return next((folder for folder in candidates if folder.is_dir()), None)
+
+
+def _stretches(timeline: Timeline, records: Records) -> List[range]:
+    """The iterations of the trace, which begins where the run did, between the ends of epochs."""
+    numbers = set.intersection(*(set(begins_of(worker)) for worker in timeline.workers)) if timeline.workers else set()
+    last = max(numbers, default=0)
+    per_epoch = int(records.start.get("batches_per_epoch") or last + 1)
+    position = int(records.start.get("iteration") or 0) % per_epoch
+    ends = [*range(per_epoch - position - 1, last, per_epoch), last]  # iterations in which an epoch ends
+    begins = [1, *(end + 1 for end in ends)]
+    return [range(begin, end) for begin, end in zip(begins, ends) if begin < end]
+
+
+def _mean(found: List[Shares]) -> Breakdown:
+    """By the time that each stretch took."""
+    def ms(one: Shares, share: float) -> float:
+        return 1000 * one.iterations * one.iteration_s * share
+
+    iterations = sum(one.iterations for one in found)
+    parts = [sum(ms(one, share) for one, share in zip(found, column)) / iterations for column in zip(*(
+        (one.compute - one.hidden, one.hidden, one.exposed, one.idle) for one in found))]
+    return Breakdown(sum(parts), dict(zip(TRACED, parts)))

@@ -1,0 +1,145 @@
+"""One page on several runs: as HTML, with its pictures inside, or as Markdown, with its pictures beside it."""
+from __future__ import annotations
+
+import base64
+from html import escape
+from pathlib import Path
+from typing import List, NamedTuple, Optional, Sequence
+
+from odsgd.report import pictures
+from odsgd.report.breakdown import breakdown_of
+from odsgd.report.runs import Records, cells, outcome
+from odsgd.tools import piped
+
+Table = List[List[str]]
+
+TITLE = "Report of runs"
+
+TIME = ("An exchange is hidden while the device computes, and exposed while the device waits for it. Runs with a "
+        "timeline (odsgd train --trace DIR) have it in four parts, the mean over workers and iterations without those "
+        "in which epochs end. The others have what worker 0 waited for, and the rest, of the median epoch.")
+
+HTML = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62em; margin: 2em auto; padding: 0 1em }}
+h1 {{ font-size: 1.6em }}
+h2 {{ font-size: 1.2em; margin-top: 2em }}
+img {{ display: block; width: 100%; height: auto }}
+.wide {{ overflow-x: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ padding: .25em .8em; border-bottom: 1px solid #ddd; text-align: right }}
+th:first-child, td:first-child {{ text-align: left }}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+{body}
+</body>
+</html>
+"""
+
+
+class Section(NamedTuple):
+    """A part of the page; `draw` makes its picture, of so many panels."""
+
+    title: str
+    text: str
+    table: Optional[Table] = None
+    draw: Optional[pictures.Draw] = None
+    panels: int = 1
+    height: float = pictures.HEIGHT
+
+
+def sections(runs: Sequence[Records]) -> List[Section]:
+    """All that there is to tell of these runs."""
+    return [Section("Results", "Test accuracy is that of the weights that all workers share, after the last epoch. "
+                    "Samples per second are those of all workers together in the median epoch, without evaluations "
+                    "and checkpoints; seconds are with them. Of a virtual cluster both are in its time, without "
+                    "either.", cells(list(map(outcome, runs)))),
+            *_accuracy(runs),
+            Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "
+                    "virtual cluster by its own time.",
+                    draw=pictures.throughput(runs)),
+            _time(runs), *_staleness(runs),
+            Section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
+                    _settings(runs))]
+
+
+def _accuracy(runs: Sequence[Records]) -> List[Section]:
+    if not any(epoch.get("test_accuracy") is not None for run in runs for epoch in run.epochs):
+        return []
+    return [Section("Accuracy", "By epoch, which shows what an algorithm learns of the same data, and by time, which "
+                    "shows what that is worth.", draw=pictures.accuracy(runs), panels=2)]
+
+
+def _time(runs: Sequence[Records]) -> Section:
+    title = "Where an iteration's time goes"
+    found = [(run.name, one) for run in runs for one in [breakdown_of(run)] if one is not None]
+    if not found:
+        return Section(title, "These runs have neither timelines (odsgd train --trace DIR) nor samples of it.")
+    parts = pictures.parts_of(found)
+    lines = [["run", "ms per iteration", *parts]]
+    lines += [[name, f"{one.iteration_ms:.2f}", *(f"{one.parts_ms[part]:.2f}" if part in one.parts_ms else "-"
+                                                  for part in parts)] for name, one in found]
+    return Section(title, TIME, lines, pictures.breakdowns(found), height=1.3 + 0.4 * len(found))
+
+
+def _staleness(runs: Sequence[Records]) -> List[Section]:
+    if not any(run.staleness or any("staleness_mean" in one for one in run.intervals) for run in runs):
+        return []
+    return [Section("Staleness", "How many updates the weights had seen between the reading of the weights that a "
+                    "gradient was computed on and its own update, as the servers of asynchronous runs count it.",
+                    draw=pictures.staleness(runs), panels=2)]
+
+
+def _settings(runs: Sequence[Records]) -> Table:
+    lines = [["run", "store", "workers", "model", "data", "batch", "lr", "iterations", "host", "began", "odsgd"]]
+    for run in runs:
+        start, config = run.start, run.start.get("config") or {}
+        known = [config.get("kvstore"), start.get("num_workers"), config.get("model"), config.get("dataset"),
+                 config.get("batch_size"), config.get("lr"), run.epochs[-1].get("iteration"), start.get("host"),
+                 start.get("time"), (start.get("versions") or {}).get("odsgd")]
+        lines.append([run.name, *("-" if value is None else str(value) for value in known)])
+    return lines
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+def html(runs: Sequence[Records]) -> str:
+    """The page as one file that needs no other."""
+    title = f"{TITLE}: {', '.join(run.name for run in runs)}"
+    body: List[str] = []
+    for section in sections(runs):
+        body += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.text)}</p>"]
+        if section.draw is not None:
+            content = base64.b64encode(pictures.picture(section.draw, section.panels, "svg", section.height)).decode()
+            body.append(f'<img alt="{escape(section.title)}" src="data:image/svg+xml;base64,{content}">')
+        if section.table is not None:
+            body.append(_html_table(section.table))
+    return HTML.format(title=escape(title), body="\n".join(body))
+
+
+def _html_table(table: Table) -> str:
+    head, *lines = table
+    rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    rows += ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
+    return '<div class="wide"><table>\n' + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table></div>"
+
+
+def markdown(runs: Sequence[Records], path: Path) -> str:
+    """The page as Markdown that will lie at `path`; its pictures are written beside it, in files of its name."""
+    parts = [f"# {TITLE}: {', '.join(run.name for run in runs)}"]
+    for section in sections(runs):
+        parts += [f"## {section.title}", section.text]
+        if section.draw is not None:
+            name = f"{path.stem}-{section.title.split()[0].lower()}.png"
+            path.with_name(name).write_bytes(pictures.picture(section.draw, section.panels, "png", section.height))
+            parts.append(f"![{section.title}]({name})")
+        if section.table is not None:
+            parts.append(piped([[cell.replace("|", "\\|") for cell in line] for line in section.table]))
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,179 @@
+"""The records that a run has left in metrics.jsonl, and what it came to."""
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from kvstore.errors import ConfigError
+from odsgd.tools import aligned
+
+METRICS = "metrics.jsonl"
+
+FEW = 5
+"""Epochs that an accuracy is averaged over."""
+
+Record = Dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """Accuracy, speed and staleness of one finished run; of one on a virtual cluster, in its time."""
+
+    name: str
+    epochs: int
+    test_accuracy: float  # of the last epoch, on the global weights; NaN where it was not evaluated
+    samples_per_s: float  # of all workers together, the median epoch
+    seconds: float        # all epochs together
+    last_five: float = math.nan  # mean test accuracy of the last five epochs; NaN unless all five were evaluated
+    staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
+    virtual: bool = False
+
+
+class Records(NamedTuple):
+    """The metrics of one run, in order; what a resumed run has written twice counts once, the later."""
+
+    folder: Path
+    start: Record  # empty in metrics that were written by something else
+    epochs: List[Record]
+    intervals: List[Record]
+    staleness: Optional[Record]  # of an asynchronous run that has come to its end
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def virtual(self) -> bool:
+        """Whether it ran on a virtual cluster."""
+        return all("virtual_seconds" in epoch for epoch in self.epochs)
+
+    def seconds(self) -> List[float]:
+        """Of the run, at the end of each epoch; what lay between a failure and its resume does not count. Of a virtual
+        cluster they are its own.
+        """
+        if self.virtual:
+            return [number(epoch["virtual_seconds"]) for epoch in self.epochs]
+        return list(itertools.accumulate(number(epoch.get("seconds")) for epoch in self.epochs))
+
+
+def read_run(folder: Path) -> Outcome:
+    """The outcome of one run; ConfigError that names the file if its metrics cannot be read."""
+    return outcome(read_records(folder))
+
+
+def read_records(folder: Path) -> Records:
+    """The records of one run; ConfigError that names the file if it has not finished an epoch."""
+    path = folder / METRICS
+    events = events_of(path)
+    epochs = _latest(events, "epoch", "epoch")
+    if not epochs:
+        raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
+    starts, stale = _all(events, "start"), _all(events, "staleness")
+    return Records(folder.resolve(), starts[-1] if starts else {}, epochs,
+                   _latest(events, "interval", "iteration"), stale[-1] if stale else None)
+
+
+def outcome(records: Records) -> Outcome:
+    """What the run came to."""
+    epochs = records.epochs
+    for field in ("samples_per_s", "seconds"):
+        if any(field not in epoch for epoch in epochs):
+            raise ConfigError(f"{records.folder / METRICS}: an epoch without '{field}'; expected samples_per_s and "
+                              "seconds")
+    return Outcome(
+        name=records.name,
+        epochs=len(epochs),
+        test_accuracy=number(epochs[-1].get("test_accuracy")),
+        samples_per_s=statistics.median(map(samples_per_s, epochs)),
+        seconds=records.seconds()[-1],
+        last_five=_mean([number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
+        staleness=_staleness(records.staleness),
+        virtual=records.virtual,
+    )
+
+
+def number(value: Optional[float]) -> float:
+    """NaN for null, which the metrics have for values that were not measured."""
+    return math.nan if value is None else float(value)
+
+
+def samples_per_s(record: Record) -> float:
+    """Of all workers together; on a virtual cluster by its time."""
+    return number(record.get("virtual_samples_per_s", record.get("samples_per_s")))
+
+
+def _all(events: Sequence[Record], kind: str) -> List[Record]:
+    return [event for event in events if event.get("event") == kind]
+
+
+def _latest(events: Sequence[Record], kind: str, field: str) -> List[Record]:
+    """One record for each value of the field, in its order."""
+    by_field = {event[field]: event for event in _all(events, kind) if field in event}
+    return [by_field[key] for key in sorted(by_field)]
+
+
+def _mean(accuracies: Sequence[float]) -> float:
+    """Of five; the papers smooth so."""
+    return statistics.fmean(accuracies) if len(accuracies) == FEW else math.nan
+
+
+def _staleness(record: Optional[Record]) -> Optional[Tuple[float, int, float]]:
+    return None if record is None else (record["staleness_mean"], record["staleness_max"], record["updates_per_s"])
+
+
+def events_of(path: Path) -> List[Record]:
+    """The records of one metrics file; ConfigError if it is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; expected the folder of a run (--out)") from None
+    events: List[Record] = []
+    for at, line in enumerate(lines, start=1):
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            if at == len(lines):
+                break  # a run that was killed may have left half a line
+            raise ConfigError(f"{path}, line {at}: not JSON") from None
+    return events
+
+
+def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
+    """The outcomes as a table, its head first; staleness where one of the runs was asynchronous."""
+    lines = [["run", "epochs", "test accuracy", f"mean of last {FEW}", "samples/s", "seconds"]]
+    for one in outcomes:
+        time = " virtual" if one.virtual else ""
+        lines.append([one.name, str(one.epochs), percent(one.test_accuracy),
+                      "-" if math.isnan(one.last_five) else percent(one.last_five),
+                      f"{one.samples_per_s:.0f}{time}", f"{one.seconds:.1f}{time}"])
+    if any(one.staleness for one in outcomes):
+        lines[0] += ["staleness", "max", "updates/s"]
+        for line, one in zip(lines[1:], outcomes):
+            line += _staleness_cells(one)
+    return lines
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """The outcomes as aligned text, for a terminal.
+
+    >>> print(table([Outcome("odsgd", 20, 0.9694, 5210.4, 5.52, 0.9681), Outcome("ssgd", 4, 0.9722, 4876.0, 5.9)]))
+    run    epochs  test accuracy  mean of last 5  samples/s  seconds
+    odsgd      20        96.94 %         96.81 %       5210      5.5
+    ssgd        4        97.22 %               -       4876      5.9
+    """
+    return aligned(cells(outcomes))
+
+
+def percent(share: float) -> str:
+    """For a table."""
+    return f"{share:.2%}".replace("%", " %")
+
+
+def _staleness_cells(one: Outcome) -> List[str]:
+    if one.staleness is None:
+        return ["-"] * 3
+    mean, maximum, updates_per_s = one.staleness
+    return [f"{mean:.2f}", str(maximum), f"{updates_per_s:.0f}"]

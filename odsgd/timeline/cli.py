@@ -1,0 +1,93 @@
+"""``odsgd trace merge|summary|draw``."""
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional, Sequence, Tuple
+
+from odsgd.config.flags import Parser
+from odsgd.timeline.files import MERGED, read_timeline, write
+from odsgd.timeline.summary import shares, table
+from odsgd.timeline.timeline import Timeline
+from odsgd.tools import chosen
+
+USAGE = """usage: odsgd trace merge DIR [-o FILE]
+       odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
+       odsgd trace draw DIR|FILE ... -o FIGURE.png [--iterations FIRST:STOP]
+
+Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file per process; those of other hosts are to be
+copied into it. `merge` puts them into one file on one clock, for https://ui.perfetto.dev or chrome://tracing (default:
+DIR/{merged}). `summary` prints which part of its time each worker computes, waits for exchanges, and is idle. `draw`
+draws compute and communication, one panel per trace, below each other on the same scale.
+
+Iterations are counted from 0; FIRST:STOP are FIRST to STOP - 1.
+
+example:
+  odsgd launch -n 2 -s 1 odsgd train --kvstore ssgd --emulate-compute 50ms --iterations 20 --trace traces/ssgd
+  odsgd launch -n 2 -s 1 odsgd train --kvstore odsgd --warmup 2 --emulate-compute 50ms --iterations 20 \\
+    --trace traces/odsgd
+  odsgd trace summary traces/ssgd traces/odsgd
+  odsgd trace draw traces/ssgd traces/odsgd --iterations 8:12 -o timeline.png
+"""
+
+
+HINT = "; `odsgd trace --help` says how"
+
+
+def main(argv: Sequence[str]) -> int:
+    """One of the three; 0."""
+    chosen(argv, USAGE.format(merged=MERGED), {"merge": merge, "summary": summary, "draw": draw})(list(argv[1:]))
+    return 0
+
+
+def merge(argv: List[str]) -> None:
+    """The files of a folder in one."""
+    parser = Parser(HINT, prog="odsgd trace", add_help=False)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-o", dest="out", type=Path)
+    options = parser.parse_args(argv)
+    timeline, out = read_timeline(options.folder), options.out or options.folder / MERGED
+    write(timeline, out)
+    print(f"{out}: {', '.join(track.name for track in timeline.tracks)}")
+    _remark([timeline])
+
+
+def summary(argv: List[str]) -> None:
+    """A table per trace."""
+    options = _traces().parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
+    for timeline in timelines:
+        print(f"{timeline.name}\n{table(shares(timeline, *options.iterations))}")
+    _remark(timelines)
+
+
+def draw(argv: List[str]) -> None:
+    """A figure of all traces."""
+    parser = _traces()
+    parser.add_argument("-o", dest="out", type=Path, required=True)
+    options = parser.parse_args(argv)
+    timelines = list(map(read_timeline, options.traces))
+    from odsgd.timeline.draw import figure
+    figure(timelines, options.iterations, options.out)
+    _remark(timelines)
+
+
+def _traces() -> Parser:
+    parser = Parser(HINT, prog="odsgd trace", add_help=False)
+    parser.add_argument("traces", type=Path, nargs="+")
+    parser.add_argument("--iterations", type=_iterations, default=(None, None))
+    return parser
+
+
+def _iterations(text: str) -> Tuple[Optional[int], Optional[int]]:
+    first, colon, stop = text.partition(":")
+    if not colon or not all(part == "" or part.isdigit() for part in (first, stop)):
+        raise argparse.ArgumentTypeError(f"expected FIRST:STOP, e.g. 8:12, got `{text}`")
+    return (int(first) if first else None), (int(stop) if stop else None)
+
+
+def _remark(timelines: List[Timeline]) -> None:
+    for timeline in timelines:
+        for line in timeline.remarks:
+            print(f"{timeline.name}: {line}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Checkpoints: files, disks, a second place."""

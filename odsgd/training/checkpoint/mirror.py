@@ -1,0 +1,155 @@
+"""A second place for checkpoints, so that the loss of a disk is not the loss of a run: a folder, or one on a host.
+
+It has the layout of a run's `checkpoints`. A file is there under its name when all of it is there, and the manifest
+comes last. On a host the folder is reached by ssh, which asks for nothing there but sh, cat, wc, mv and rm.
+"""
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, Callable, List, Optional
+
+from kvstore.errors import ConfigError, KVStoreError, shown
+from kvstore.job import control
+from odsgd.training.checkpoint.disk import replacing
+
+COPIED_WITHIN_S = 1800.0
+"""One file; a host that has gone is noticed by ssh after 45 s."""
+SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
+NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
+"""As the launcher's; not in a job with --secure."""
+
+
+class DepotError(KVStoreError):
+    """Something was not copied there, or not brought back."""
+
+
+class Depot:
+    """A folder. Its copies are made in order, on one thread."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._thread = ThreadPoolExecutor(1, "odsgd-depot")
+        self._aside: List[Future[None]] = []
+
+    def later(self, call: Callable[[], None]) -> Future[None]:
+        """Do it beside the training."""
+        return self._thread.submit(call)
+
+    def aside(self, call: Callable[[], None]) -> None:
+        """The same; `failures` tells what has come of it."""
+        self._aside.append(self.later(call))
+
+    def failures(self, within_s: float = 0.0) -> List[str]:
+        """What has gone wrong aside since the last call; waits for what is under way, so long at most."""
+        done, under_way = futures.wait(self._aside, within_s)
+        errors = [one.exception() for one in self._aside if one in done]
+        self._aside = [one for one in self._aside if one in under_way]
+        late = [f"not done within {within_s:g} s"] if self._aside and within_s else []
+        return [f"the second place of checkpoints: {error}" for error in [*filter(None, errors), *late]]
+
+    def put(self, path: Path, iteration: int) -> None:
+        """Copy a file of this checkpoint."""
+        target = Path(self._folder) / str(iteration) / path.name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target) as temporary:
+                shutil.copyfile(path, temporary)
+        except OSError as error:
+            raise DepotError(f"`{target}`: {error.strerror}") from None
+
+    def get(self, iteration: int, name: str, path: Path) -> None:
+        """Copy a file of a checkpoint back."""
+        source = Path(self._folder) / str(iteration) / name
+        try:
+            with replacing(path) as temporary:
+                shutil.copyfile(source, temporary)
+        except OSError as error:
+            raise DepotError(f"`{source}`: {error.strerror}") from None
+
+    def holds(self, name: str) -> List[int]:
+        """The checkpoints that have a file of this name."""
+        return sorted(int(path.parent.name) for path in Path(self._folder).glob(f"*/{name}")
+                      if path.parent.name.isdigit())
+
+    def iterations(self) -> List[int]:
+        """All checkpoints of which there is something."""
+        return sorted(int(path.name) for path in Path(self._folder).glob("*") if path.name.isdigit())
+
+    def remove(self, iteration: int, first: str) -> None:
+        """Remove a checkpoint, this file of it before the others."""
+        folder = Path(self._folder) / str(iteration)
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(folder / first)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class RemoteDepot(Depot):
+    """A folder on another host."""
+
+    def __init__(self, host: str, folder: str) -> None:
+        super().__init__(folder)
+        words = shlex.split(os.environ.get("ODSGD_SSH", "")) or ["ssh"]
+        program = shutil.which(words[0])
+        if program is None:
+            raise ConfigError(f"checkpoint_to: {words[0]} is not a program on this machine; install ssh, or name a "
+                              "folder")
+        options = SSH_OPTIONS if control.secure() else (*NEW_HOST_KEY, *SSH_OPTIONS)
+        self._ssh, self._host = [program, *words[1:], *options, host], host
+
+    def put(self, path: Path, iteration: int) -> None:
+        target = self._path(iteration, path.name)
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size  # ssh may end in between, which `cat` there cannot tell from the end
+            self._run(f"umask 077 && mkdir -p {self._path(iteration)} && cat >{target}.tmp && "
+                      f"test $(wc -c <{target}.tmp) -eq {size} && mv {target}.tmp {target}", stdin=file)
+
+    def get(self, iteration: int, name: str, path: Path) -> None:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            self._run(f"cat {self._path(iteration, name)}", stdout=file)
+
+    def holds(self, name: str) -> List[int]:
+        return self._listed(f"/{name}")
+
+    def iterations(self) -> List[int]:
+        return self._listed("")
+
+    def _listed(self, rest: str) -> List[int]:
+        """The numbers for which there is such a path."""
+        listed = self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
+        return sorted(map(int, re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", listed, re.MULTILINE)))
+
+    def remove(self, iteration: int, first: str) -> None:
+        self._run(f"rm -f {self._path(iteration, first)} && rm -rf {self._path(iteration)}")
+
+    def _path(self, iteration: int, name: str = "") -> str:
+        return shlex.quote(f"{self._folder}/{iteration}/{name}")
+
+    def _run(self, line: str, stdin: Optional[BinaryIO] = None, stdout: Optional[BinaryIO] = None) -> str:
+        """Run a line of the shell there. Without a fork of this process (`close_fds`), which MXNet would wait for."""
+        with open(os.devnull, "rb") as nothing:
+            try:
+                ran = subprocess.run([*self._ssh, line], stdin=stdin or nothing, stdout=stdout or subprocess.PIPE,
+                                     stderr=subprocess.PIPE, close_fds=False, timeout=COPIED_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                raise DepotError(f"{self._host} did not take it within {COPIED_WITHIN_S:g} s") from None
+        if ran.returncode:
+            said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+            raise DepotError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
+                             + (f": {shown(said[-1])}" if said else ""))
+        return (ran.stdout or b"").decode("utf-8", "replace")
+
+
+def depot(place: Optional[str]) -> Optional[Depot]:
+    """The place that an option names: ``FOLDER``, or ``[USER@]HOST:FOLDER``."""
+    if not place:
+        return None
+    host, colon, folder = place.partition(":")
+    return RemoteDepot(host, folder) if colon and "/" not in host else Depot(place)

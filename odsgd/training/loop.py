@@ -1,0 +1,564 @@
+"""One worker's training run: the loop, evaluation, checkpoints, and what is written down.
+
+    for every iteration    forward and backward on every device → trainer.step → read a loss of some iterations ago
+    for every epoch        sum loss and accuracy over the workers → evaluate the global weights → checkpoint
+
+The loop waits for nothing it has just asked for; the algorithm's exchange runs beside the next batch. What bounds
+the queue is `metrics.Meter`. All workers go through the same collective calls in the same order, since they have
+the same number of batches; only worker 0 speaks, evaluates and writes metrics. Where an asynchronous job has lost it
+(`--on-worker-loss continue`), the lowest rank that is left does so.
+
+In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations. They meet
+for checkpoints and at the end alone; before that, worker 0 evaluates a copy of the global weights beside its training
+(evaluation.py), and records are of it alone. On a virtual cluster they meet at the end of every epoch.
+
+docs/reference/run-folder.md says what is reported. With `emulate_compute` that is time alone: there is no loss, and
+there are no weights worth a checkpoint.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import math
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
+from kvstore.fronts.choice import connect, fitting
+from kvstore.fronts.gluon.store import Store
+from kvstore.job import agreement, control
+from kvstore.job.aside import guarded
+from kvstore.messages.seam import Transport
+from kvstore.tracing import recorder
+from odsgd import timeline
+from odsgd.config.kinds import Compute
+from odsgd.config.train import TrainConfig
+from odsgd.training import devices, evaluation, randomness
+from odsgd.training.checkpoint import checkpoint, disk
+from odsgd.training.checkpoint.mirror import DepotError, depot
+from odsgd.training.course import Course, Deal
+from odsgd.training.data import data
+from odsgd.training.data.datasets import Arrays
+from odsgd.training.journal import Journal, versions
+from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally, VirtualClock
+from odsgd.training.models import models
+from odsgd.training.schedule import lr_at, lr_local_at
+from odsgd.training.stability import warnings_about
+from odsgd.training.staleness import Gauge
+from odsgd.training.step import half
+from odsgd.training.step.emulated import Emulated
+from odsgd.virtual import description
+
+
+def run(config: TrainConfig) -> int:
+    """Train as `config` says, alone or as one worker of a job; returns the exit code."""
+    transport = _transport(config)
+    try:
+        Training(config, transport).run()
+    except (ConfigError, DivergedError, DepotError, RoundTimeoutError) as error:
+        return _give_up(config, error)
+    except OSError as error:
+        why = disk.full(error, str(config.out))
+        if why is None:
+            raise
+        return _give_up(config, KVStoreError(why))
+    return 0
+
+
+def _transport(config: TrainConfig) -> Transport:
+    """This worker's place in the job. Known before the store, whose options depend on the number of workers."""
+    if config.kvstore == "local" and int(os.environ.get("DMLC_NUM_WORKER") or 1) > 1:
+        raise ConfigError("kvstore `local` is for one process and this job has "
+                          f"{os.environ['DMLC_NUM_WORKER']} workers; take --kvstore ssgd or odsgd, or no launcher")
+    recorder.folder = config.trace or recorder.folder
+    return connect(config.kvstore, config.transport, config.options.timeout_s)
+
+
+def _give_up(config: TrainConfig, error: Exception) -> int:
+    """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
+    status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
+    if config.kvstore != "local":
+        control.die(str(error), status)  # which names this process
+    print(f"odsgd train: {error}", file=sys.stderr)
+    return status
+
+
+class Training:
+    """All parts of one run, made from its configuration."""
+
+    def __init__(self, config: TrainConfig, transport: Transport, arrays: Optional[Arrays] = None) -> None:
+        self.config, self.checkpoints = config, Path(str(config.out)) / "checkpoints"
+        self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
+        self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
+        options = config.options.in_iterations(self.data.batches_per_epoch)
+        self.store = Store(fitting(config.kvstore, options, transport), options, transport)
+        self.frozen = models.frozen(self.net, config)
+        self.trainer = self._trainer()
+        self.half = config.dtype == half.FLOAT16
+        if self.half:
+            half.scale_by_itself(self.trainer)
+        self.store.session.lr_given = config.lr
+        self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
+        for block in (self.loss, self.tally):
+            block.hybridize(config.hybridize)
+        self.batches_per_epoch = self.data.batches_per_epoch
+        self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
+        self.course, self.scaling = Course(), self._scaling()
+        self.draws = randomness.draws(self.net)
+        self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
+        self.clock.stop()
+        self.interval = self.epoch = Lap(0, 0.0, None)
+        self.tested: Dict[str, float] = {}  # by the last evaluation
+        self.emulated: Optional[Emulated] = None
+        self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
+        self.beside: Optional[evaluation.Beside] = None
+        self.untold: Optional[Dict[str, Any]] = None  # the record of an epoch whose evaluation goes on
+        self.second = depot(config.checkpoint_to)
+        self.draft: Optional[checkpoint.Draft] = None
+        self.warnings: List[str] = []  # of the time before there was a journal
+
+    def _trainer(self) -> Any:
+        """Of what is not frozen; a store never sees the rest."""
+        learning = {name: one for name, one in self.net.collect_params().items() if name not in self.frozen}
+        optimizer = self.config.optimizer
+        try:
+            return mx.gluon.Trainer(learning, optimizer, self.config.optimizer_arguments(), kvstore=self.store)
+        except TypeError as error:
+            raise ConfigError(f"optimizer_params: optimizer `{optimizer}` does not take them: {error}") from None
+
+    # --- the run ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """From the first iteration, or the checkpoint, to the last."""
+        trusted_or_first = control.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
+        with disk.held(self.checkpoints.parent) if trusted_or_first else contextlib.nullcontext():
+            self._run()
+
+    def _run(self) -> None:
+        resumed = self._resume()
+        self.total = min(self.config.epochs * self.batches_per_epoch - self.course.ahead,
+                         self.config.iterations or sys.maxsize)
+        if self.frozen:
+            agreement.check(self.store.session.transport, "the weights of frozen layers",
+                            [models.digest(self.net, self.frozen)])
+        self.interval = self._lap()
+        self.journal = Journal(self.config, self.store.rank != 0, self.store.iteration, self.total)
+        try:
+            self.journal.start(self.store.num_workers, self.batches_per_epoch,
+                               sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
+                               devices.contexts(self.config), resumed)
+            for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers)]:
+                self.journal.warn(line)
+            if self.config.emulate_compute is not None:
+                self._emulate(self.config.emulate_compute)
+            elif recorder.on is not None:
+                self._passes = self._traced(recorder.on)  # type: ignore[method-assign]
+            self._tell_untold()
+            while self.store.iteration < self.total:
+                self._train_epoch()
+            if self.gauge is not None:
+                self.journal.staleness(self.gauge.result())
+            self._finish_trace()
+            self.journal.end(self.store.iteration, self.tested)
+        finally:
+            self.journal.close()
+        self.store.close()
+
+    def _finish_trace(self) -> None:
+        """Put the files of the job's processes together, as far as they lie on this host. Collective."""
+        if recorder.on is None:
+            return
+        self.store.wait()
+        mx.nd.waitall()  # the last bars end when their arrays are looked at
+        recorder.on.flush()
+        self.store.barrier()
+        if self.store.leads:
+            with guarded("the timeline"):
+                self.journal.say(timeline.finish(Path(str(recorder.folder))))
+
+    def _train_epoch(self) -> None:
+        """What is left of the epoch that the next iteration belongs to."""
+        began = self.journal.seconds()
+        epoch, position = self._place()
+        end = min(self.total, self.store.iteration + self.batches_per_epoch - position)
+        self.clock.go_on()
+        self.epoch = self._lap()
+        with control.pulse.doing("training"):
+            for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
+                self._iterate(xs, ys)
+                if self.beside is not None and not self.beside.advance():
+                    self.beside = None
+                if self.draft and self.draft.advance(self.store.iteration):
+                    self._finish_checkpoint()
+                if self.store.iteration < end and self._checkpoint_due():
+                    self._checkpoint()
+            self._close_epoch(epoch, began)
+        if self._checkpoint_due():
+            self._checkpoint()
+        if self.store.iteration == self.total:
+            self._finish_checkpoint()
+            if self.second is not None:
+                for line in self.second.failures(checkpoint.copies_within_s(self.store)):
+                    self.journal.warn(line)
+
+    def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
+        """Queue one iteration."""
+        iteration = self.store.iteration
+        lr, lr_local = self._rates(iteration)
+        self.trainer.set_learning_rate(lr)
+        self.store.lr_local = lr_local
+        if self.draws:
+            randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
+        tallies = self._compute(xs, ys)
+        try:
+            self.trainer.step(self.config.worker_batch_size)
+        except DivergedError as error:
+            raise DivergedError(f"{error} ({self._settings(iteration)})") from None
+        self.meter.add(iteration, tallies, self.config.worker_batch_size)
+        self.journal.advance()
+        if self.gauge is None and self.config.asynchronous and not self.journal.silent:
+            self._begin_gauge()
+        if self.store.iteration % self.config.log_interval == 0:
+            self._log_interval()
+
+    def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        """Queue forward and backward on every device; what they count. An emulated accelerator counts nothing."""
+        if self.emulated is not None:
+            return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
+        outputs, losses = self._passes(xs, ys)
+        return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+
+    def _passes(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+        """Queue both; outputs and losses."""
+        with mx.autograd.record():
+            outputs = [self._forward(x) for x in xs]
+            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
+            with half.scaled(losses, self.trainer) as scaled:
+                mx.autograd.backward(scaled)
+        return outputs, losses
+
+    def _forward(self, x: Any) -> Any:
+        return half.outputs(self.net, x) if self.half else self.net(x)
+
+    def _traced(self, on: recorder.Recorder) -> Any:
+        """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
+        gradient, which is written last.
+        """
+        passes, first = self._passes, self.trainable[0]
+
+        def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+            bars = on.compute(first.list_data())
+            outputs, losses = passes(xs, ys)
+            bars.passes(losses, first.list_grad())
+            return outputs, losses
+        return traced
+
+    def _emulate(self, compute: Compute) -> None:
+        """From here on an emulated accelerator computes. What the gradients hold, of the first batch, they keep."""
+        self._compute(*next(iter(self.data.train(0))))
+        self.emulated = Emulated(self.net.collect_params().values(), compute.seconds, compute.spread,
+                                 seed=[self.config.seed, self.store.rank])
+        self.journal.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
+                          "learned, evaluated or kept")
+
+    def _batches(self, epoch: int, position: int) -> Iterator[Any]:
+        """What is left of an epoch; an emulated accelerator needs no data."""
+        if self.emulated is not None:
+            return iter([([], [])] * (self.batches_per_epoch - position))
+        return self.data.train(epoch, position, self.course.offset(epoch))
+
+    def _place(self) -> Tuple[int, int]:
+        """Epoch, and batch in it, of the next iteration."""
+        return divmod(self.store.iteration + self.course.ahead, self.batches_per_epoch)
+
+    def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
+        """lr and lr_local of an iteration; lr_local None: it follows lr."""
+        counted = iteration + self.course.ahead
+        return (lr_at(self.config, counted, self.batches_per_epoch) * self.scaling,
+                lr_local_at(self.config, counted, self.batches_per_epoch))
+
+    def _scaling(self) -> float:
+        """The factor of lr while workers are missing."""
+        part = self.store.num_workers / (control.most_workers() or self.store.num_workers)
+        return {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[self.config.lr_scaling]
+
+    def _begin_gauge(self) -> None:
+        self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
+
+    def _take_over(self) -> None:
+        """Speak, evaluate and write from here on, if the workers that did so are lost."""
+        if self.journal.silent and self.store.leads:
+            self.journal.take_over(self.store.rank)
+            if self.config.asynchronous:
+                self._begin_gauge()
+
+    # --- counting -----------------------------------------------------------------------------------------------------
+
+    def _lap(self) -> Lap:
+        """Count from here on."""
+        return Lap(self.store.iteration, self.clock.read(), self.virtual.read(), self.store.waited_s)
+
+    def _take(self, iteration: int, sums: Sums) -> None:
+        """The numbers of an iteration have arrived."""
+        if not math.isfinite(sums.loss) and self.config.options.on_nan == "stop":
+            raise DivergedError(self._diverged(iteration, sums.mean_loss))
+        self.epoch.sums.add(sums)
+        self.interval.sums.add(sums)
+
+    def _diverged(self, iteration: int, loss: float) -> str:
+        return (f"iteration {iteration}: the loss of this worker is {loss} ({self._settings(iteration)}). Lower lr or "
+                "lr_local, or lengthen warmup or lr_warmup; --on-nan continue goes on regardless")
+
+    def _settings(self, iteration: int) -> str:
+        """What a run that diverges is mended with."""
+        lr, lr_local = self._rates(iteration)
+        settings = {"lr": lr, "lr_local": lr_local, **self.config.tuned_with()}
+        return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+
+    def _log_interval(self) -> None:
+        self._take_over()
+        if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
+            live = {} if self.gauge is None else self.gauge.interval()
+            self.journal.interval({**self._record(self.interval), **live})
+            if self.gauge is not None:
+                self.journal.arrived(self.store.iteration, self.gauge.arrived)
+            self.interval = self._lap()
+
+    def _record(self, lap: Lap) -> Dict[str, Any]:
+        """Numbers of a lap that ends here, as interval and epoch records have them."""
+        iterations, seconds = self.store.iteration - lap.iteration, self.clock.read() - lap.clock_s
+        present = self.store.num_workers - len(control.lost_workers())
+        lr, lr_local = self._rates(self.store.iteration - 1)
+        follows = lr if self.config.method.steps_locally(self.config.options) else None
+        learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
+        done = self.store.iteration + self.course.ahead
+        return {"epoch": (done - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
+                **(learned if self.emulated is None else {}),
+                "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
+                "iteration_ms": 1000 * seconds / iterations,
+                "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._scale(),
+                **(self._virtual_record(lap, iterations) if self.config.cluster is not None else
+                   {"waiting_ms": 1000 * (self.store.waited_s - lap.waited_s) / iterations})}
+
+    def _scale(self) -> Dict[str, float]:
+        """Of the losses, and the iterations it has left out so far, where it has one."""
+        if not self.half:
+            return {}
+        return {"loss_scale": self.trainer._amp_loss_scaler.loss_scale, "left_out": self.store.session.left_out}
+
+    def _virtual_record(self, lap: Lap, iterations: int) -> Dict[str, float]:
+        """The same numbers in virtual time, where there is one."""
+        now = self.virtual.read()
+        if now is None or lap.virtual_s is None:
+            return {}
+        seconds, samples = now - lap.virtual_s, iterations * self.config.worker_batch_size * self.store.num_workers
+        return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
+                "virtual_samples_per_s": samples / seconds if seconds else math.nan}
+
+    def _close_epoch(self, epoch: int, began: float) -> None:
+        """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
+
+        It is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker waits for
+        nobody before the last epoch: its record is of itself.
+        """
+        self.meter.drain()
+        if self.config.asynchronous and self.config.cluster is None and self.store.iteration < self.total:
+            self._pass_epoch(epoch, began)
+            return
+        self.clock.stop()
+        self._finish_evaluation()
+        self.clock.go_on()
+        mine = np.array(dataclasses.astuple(self.epoch.sums), np.float32)
+        self.epoch.sums = Sums(*map(float, self.store.allreduce(mine)))
+        self.clock.stop()
+        self._take_over()
+        record = self._record(self.epoch)
+        if self._evaluation_due(epoch):
+            with control.pulse.doing("evaluation"):
+                self.tested = self._evaluate()
+            record.update(self.tested)
+        self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
+
+    def _pass_epoch(self, epoch: int, began: float) -> None:
+        """The end of an epoch at which nobody waits. The worker that speaks evaluates beside the next one."""
+        self.clock.stop()
+        self._take_over()
+        self._finish_evaluation()
+        if self.journal.silent:
+            return
+        record = {**self._record(self.epoch), "seconds": self.journal.seconds() - began}
+        if not self._evaluation_due(epoch):
+            self.journal.epoch(record, self.config.epochs)
+            return
+        self.untold = record
+        self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, self._tell)
+
+    def _tell(self, tested: Dict[str, float]) -> None:
+        """The evaluation beside has ended."""
+        assert self.untold is not None
+        record, self.untold = {**self.untold, **tested}, None
+        self.journal.epoch(record, self.config.epochs)
+
+    def _tell_untold(self) -> None:
+        """Evaluate the checkpoint's weights for the epoch whose evaluation went on when it was saved, unless that came
+        to its end. Collective.
+        """
+        if self.untold is None:
+            return
+        if checkpoint.from_worker_0(self.store, self.journal.has_epoch(self.untold["epoch"])):
+            self.untold = None
+            return
+        self.trainer._init_kvstore()
+        self.trainer._init_params()
+        self.store.begin()  # else the first step would
+        with control.pulse.doing("evaluation"):
+            self._tell(self._evaluate())
+
+    def _finish_evaluation(self) -> None:
+        """Of the epoch before, if it is still going on."""
+        if self.beside is not None:
+            with control.pulse.doing("evaluation"):
+                self.beside.finish()
+            self.beside = None
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    def _evaluation_due(self, epoch: int) -> bool:
+        """Every so many epochs, and at the end."""
+        every = self.config.eval_every
+        return bool(every) and ((epoch + 1) % every == 0 or self.store.iteration == self.total)
+
+    def _evaluate(self) -> Dict[str, float]:
+        """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange
+        and wait there for it, as long as `timeout_s` allows.
+
+        In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
+        weights that the others have long left behind, and its staleness would be that of an evaluation. If it is lost
+        at that, its successor evaluates.
+        """
+        while True:
+            self._take_over()
+            with self.store.global_weights():
+                sums = Sums() if self.journal.silent else self._test()
+            told = sums
+            if self.config.asynchronous:
+                told = Sums(*map(float, self.store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))
+            if told.examples or not self.config.asynchronous:
+                sums = told if self.journal.silent else sums
+                return evaluation.as_metrics(sums)
+
+    def _test(self) -> Sums:
+        return evaluation.test(self.data.test(), self._test_batch)
+
+    def _test_batch(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        outputs = [self._forward(x) for x in xs]
+        return [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _checkpoint_due(self) -> bool:
+        if self.emulated is not None:
+            return False
+        span = self.config.checkpoint_every
+        every, done = span.iterations(self.batches_per_epoch), self.store.iteration
+        counted = done + (self.course.ahead if span.unit == "epochs" else 0)
+        return done == self.total or bool(every and counted % every == 0)
+
+    def _checkpoint(self) -> None:
+        """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
+        first. The files are written while the training goes on, and count some iterations later.
+        """
+        self._finish_checkpoint()
+        self.meter.drain()
+        if self.config.cluster is not None:
+            self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it
+        self.clock.stop()
+        epoch, position = self._place()
+        facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
+                 "course": list(self.course),
+                 "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
+                 "cluster": self._cluster(), "virtual_seconds": self.virtual.read(), "untold": self.untold}
+        self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
+                                      self.frozen, self.second)
+        if self.config.cluster is not None:
+            self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
+        self.clock.go_on()
+
+    def _finish_checkpoint(self) -> None:
+        """Make the last one count, if it does not yet. Collective."""
+        if self.draft is not None:
+            draft, self.draft = self.draft, None
+            for line in draft.finish():
+                self.journal.warn(line)
+
+    def _resume(self) -> Optional[Path]:
+        """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
+
+        A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
+        """
+        if self.store.rank == 0 and (self.config.resume or control.restarts()):
+            checkpoint.bring_back(self.checkpoints, self.second)
+        there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
+        again = control.restarts() > 0
+        if self.store.rank == 0 and again:
+            self.warnings = checkpoint.check_saved(self.checkpoints, self.second)
+        if again and not checkpoint.from_worker_0(self.store, there):
+            return None
+        if not self.config.resume and not again:
+            if there:
+                raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
+                                  f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
+            if self.second is not None and self.store.rank == 0 and self.second.holds(checkpoint.MANIFEST):
+                raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), "
+                                  "or take another --checkpoint-to")
+            return None
+        manifest, warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
+                                               self.second)
+        self.warnings += warnings
+        self.course, self.untold = Course(*manifest.get("course") or ()), manifest.get("untold")
+        if manifest["num_workers"] != self.store.num_workers:
+            self._deal_anew(manifest)
+        if self.config.cluster is not None:
+            self.virtual.go_on_from(manifest.get("virtual_seconds"))
+        return self.checkpoints / str(manifest["iteration"])
+
+    def _deal_anew(self, manifest: Dict[str, Any]) -> None:
+        """What is left of the epoch goes to the workers that there are now, which are others than those of before."""
+        before, now = manifest["num_workers"], self.store.num_workers
+        batch, examples = self.config.worker_batch_size, self.data.num_examples
+        self.course = self.course.dealt_anew(self.store.iteration, examples,
+                                             Deal(manifest["batches_per_epoch"], before * batch),
+                                             Deal(self.batches_per_epoch, now * batch))
+        epoch, position = self._place()
+        left = (self.batches_per_epoch - position) * now * batch
+        self.warnings.append(
+            f"{now} workers go on where {before} were: {left} of the {examples} examples of epoch {epoch + 1} are left "
+            f"and dealt anew; the global batch is {now * batch}, it was {before * batch}; what each worker kept for "
+            f"itself begins anew; lr times {self.scaling:.4g} (lr_scaling {self.config.lr_scaling})")
+
+    def _cluster(self, saved: Optional[str] = None) -> Optional[str]:
+        """What tells one virtual cluster from another; None for a real one.
+
+        `saved`: what a checkpoint has, perhaps the checksum of all settings that earlier versions took.
+        """
+        if self.config.cluster is None:
+            return None
+        before = f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster).encode()):08x}"
+        if saved == before:
+            return before
+        return f"virtual, settings {description.checksum(self.config.virtual_cluster):08x}"
+
+    def _check(self, manifest: Dict[str, Any]) -> None:
+        """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
+        workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
+        others = control.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
+        now = {**({} if others else workers), "cluster": self._cluster(manifest.get("cluster"))}
+        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
+        checkpoint.check_model(manifest, self.net)

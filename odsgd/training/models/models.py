@@ -1,0 +1,189 @@
+"""Networks by name: ``mlp``, ``lenet``, the papers' own, Gluon's model zoo, and GluonCV's.
+
+docs/reference/data.md says what they make of small and of grey images.
+"""
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Iterator, List, Sequence
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from odsgd.config.names import GLUON_MODELS
+from odsgd.config.train import TrainConfig
+from odsgd.training import devices
+from odsgd.training.checkpoint import weights
+from odsgd.training.models.networks import PAPERS
+from odsgd.training.step import half
+
+nn = mx.gluon.nn
+
+
+def create(config: TrainConfig) -> Any:
+    """The network on the worker's devices, its shapes known and its weights drawn (Xavier) from the seed, or read.
+
+    Every worker gets the same weights and the same parameter names, whatever was made in the process before. MXNet's
+    random numbers are reseeded.
+    """
+    contexts = devices.contexts(config)
+    with mx.name.NameManager():  # counts layers from 0, so that names do not depend on earlier networks
+        net = _network(config)
+    mx.random.seed(config.seed)
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    _settle_shapes(net, config, contexts[0])
+    if config.weights is not None:
+        _read_weights(net, config)
+    if config.dtype == half.FLOAT16:
+        half.cast(net, contexts)
+    _freeze(net, config)
+    if config.hybridize:
+        net.hybridize(static_alloc=True)
+    return net
+
+
+def _network(config: TrainConfig) -> Any:
+    if config.model == "mlp":
+        return mlp(config.classes)
+    if config.model == "lenet":
+        return lenet(config.classes, pad=min(config.input_shape[1:]) < 16)
+    if config.model in PAPERS:
+        net = nn.HybridSequential(prefix=f"{config.model}_")
+        with net.name_scope():
+            net.add(*PAPERS[config.model](config.classes))
+        return net
+    return _from_gluon(config) if config.model in GLUON_MODELS else _from_gluoncv(config)
+
+
+def mlp(classes: int) -> Any:
+    """Two hidden layers, 128 and 64 wide."""
+    net = nn.HybridSequential(prefix="mlp_")
+    with net.name_scope():
+        net.add(nn.Flatten(), nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(classes))
+    return net
+
+
+def lenet(classes: int, pad: bool = False) -> Any:
+    """LeNet as in MXNet's examples; `pad` keeps images below 16 pixels large enough for its 5x5 windows."""
+    net = nn.HybridSequential(prefix="lenet_")
+    padding = 2 if pad else 0
+    with net.name_scope():
+        for channels in (20, 50):
+            net.add(nn.Conv2D(channels, 5, padding=padding, activation="relu"), nn.MaxPool2D(2, 2))
+        net.add(nn.Flatten(), nn.Dense(500, activation="relu"), nn.Dense(classes))
+    return net
+
+
+def _from_gluon(config: TrainConfig) -> Any:
+    """With `thumbnail` a ResNet begins with a 3x3 convolution of stride 1 and no pooling, an option of Gluon's."""
+    option = {"thumbnail": True} if config.thumbnail and config.model.startswith("resnet") else {}
+    net = mx.gluon.model_zoo.vision.get_model(config.model, classes=config.classes, **option)
+    if config.thumbnail and not option:
+        net.features[0]._kwargs["stride"] = (1, 1)  # a MobileNet's first layer; Gluon has no option for it
+    return net
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Imports inside find no PyTorch: GluonCV does without, but refuses one of 2.0 or newer."""
+    loaded = {"torch": sys.modules["torch"]} if "torch" in sys.modules else {}
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]
+        sys.modules.update(loaded)
+
+
+def _from_gluoncv(config: TrainConfig) -> Any:
+    try:
+        with warnings.catch_warnings(), _without_torch():
+            warnings.simplefilter("ignore")  # of its optional dependencies
+            from gluoncv.model_zoo import get_model
+    except ImportError as error:
+        raise ConfigError(f"model `{config.model}` comes from GluonCV, which cannot be imported ({error}); "
+                          "install it beside MXNet with: pip install 'gluoncv==0.10.5.post0' 'numpy<2' "
+                          "'opencv-python-headless<4.12'") from None
+    net = get_model(config.model, classes=config.classes)
+    first = next(parameter for parameter in net.collect_params().values() if len(parameter.shape) == 4)
+    return Grey(net) if config.input_shape[0] == 1 and first.shape[1] == 3 else net
+
+
+class Grey(mx.gluon.HybridBlock):
+    """A network for colour images, shown a grey one in all three channels."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__(prefix="")
+        self.net = net
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """`net` of the image three times over."""
+        return self.net(F.repeat(x, repeats=3, axis=1))
+
+
+def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
+    """Run one black image through, which makes Gluon draw the weights whose shape it did not know."""
+    try:
+        net(mx.nd.zeros((1, *config.input_shape), ctx=context)).wait_to_read()
+    except (mx.MXNetError, ValueError, AssertionError) as error:
+        shape = "x".join(map(str, config.input_shape))
+        reason = str(error).strip().splitlines()[-1].split("Check failed: ")[-1]
+        raise ConfigError(f"model `{config.model}` does not take the {shape} images of dataset `{config.dataset}`: "
+                          f"{reason}. Take a model for small images (lenet, resnet18_v2, cifar_resnet20_v1 ...) "
+                          "or larger images") from None
+
+
+def _read_weights(net: Any, config: TrainConfig) -> None:
+    """What the file has, but for a last layer of another shape, which keeps what was drawn."""
+    path = Path(str(config.weights)).expanduser()
+    found = weights.read(path)
+    for name, parameter in net._collect_params_with_prefix().items():
+        there = found[name].shape if name in found else "missing"
+        if there == parameter.shape:
+            parameter.set_data(mx.nd.array(found[name], dtype=found[name].dtype))
+        elif parameter.name not in _last(net):
+            raise ConfigError(f"`{path}` is of another network: `{name}` is {there} there and {parameter.shape} in "
+                              f"model `{config.model}`; only the last layer may differ")
+
+
+def frozen(net: Any, config: TrainConfig) -> List[str]:
+    """Names of the parameters that training leaves alone; the statistics of frozen BatchNorm are among them."""
+    if config.trainable == "all":
+        return []
+    last = _last(net)
+    return [name for name in net.collect_params() if name not in last]
+
+
+def digest(net: Any, names: Sequence[str]) -> str:
+    """SHA-256 of the bits of these parameters."""
+    sha, parameters = hashlib.sha256(), net.collect_params()
+    for name in names:
+        sha.update(parameters[name].list_data()[0].asnumpy().tobytes())
+    return sha.hexdigest()
+
+
+def _freeze(net: Any, config: TrainConfig) -> None:
+    """No gradient for what is frozen; BatchNorm there applies its statistics and leaves them as they are."""
+    if config.trainable == "all":
+        return
+    parameters = net.collect_params()
+    for name in frozen(net, config):
+        parameters[name].grad_req = "null"
+    for layer in _layers(net)[:-1]:
+        if isinstance(layer, nn.BatchNorm):
+            layer._kwargs["use_global_stats"] = True
+
+
+def _last(net: Any) -> List[str]:
+    """The parameters of the layer that computes the classes."""
+    return [parameter.name for parameter in _layers(net)[-1]._reg_params.values()]
+
+
+def _layers(net: Any) -> List[Any]:
+    """The blocks that have parameters of their own, in the order in which they came; the last computes classes."""
+    found: List[Any] = []
+    net.apply(lambda block: found.append(block) if block._reg_params else None)
+    return found

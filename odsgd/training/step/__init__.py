@@ -1,0 +1,1 @@
+"""Kinds of iteration: emulated, in half precision, in virtual time."""

@@ -1,0 +1,30 @@
+"""Buckets as the real transports lay them out, so that virtual messages are as large as real ones."""
+from typing import List, Optional, Sequence
+
+from kvstore.messages.buckets import Bucket, Keys, Parameter
+from kvstore.messages.seam import Traffic
+from kvstore.transports import pslite
+from odsgd.virtual.description import VirtualCluster
+
+
+def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
+    """As `ps.ParameterServer.plan`."""
+    return pslite.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
+
+
+def round_pace(cluster: VirtualCluster) -> float:
+    """What `ps.Connection.pace` measures: seconds that a round of a server takes for each byte of a worker's message.
+
+    All workers' messages share the link of the server, each way, and its thread, which receives while others come.
+    """
+    server, workers = cluster.host_of_server(0), cluster.workers
+    away, link, receive = workers - (server < workers), 1e6 / cluster.link(server).goodput, cluster.server.receive
+    first = link if away == workers else 0.0
+    there = max(away * link + receive, first + workers * receive)
+    return (there + cluster.server.update + away * link) / 1e6
+
+
+def window(parameters: Sequence[Parameter], traffic: Traffic) -> Optional[float]:
+    """Bytes that may be in flight to one server; None: an asynchronous job has no bound."""
+    floats = sum(parameter.size for parameter in parameters)
+    return None if traffic.asynchronous else pslite.window_nbytes(floats, traffic.waits)

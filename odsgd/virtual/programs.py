@@ -1,0 +1,178 @@
+"""What a method asks of the wire in each iteration, found out by letting its own file do it once.
+
+A worker's lines run here on arrays of one element, with a wire that only writes down what it is asked for, in the
+order in which it is asked. Of a bucket and an iteration comes
+
+    exchange n, behind    the bucket's nth question leaves: a push and its answer, once those `behind` it are answered
+    fetch n               the same without a gradient
+    sum n                 the bucket's nth sum over the workers begins; `update`: and U follows it, on every worker
+    await n               what follows needs the answer
+    step                  an optimizer runs on the worker
+
+All workers run the same lines, so one program serves all of them; times are no part of it.
+"""
+from collections import deque
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
+
+from kvstore.engine._mxnet import mx
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket
+from kvstore.messages.seam import Array, AsynchronousServers, Pending, Replicated
+from kvstore.methods.contract import Method, Options, Step, Update, Worker
+from kvstore.transports.wires import Window
+
+LR = 0.1
+"""Of the steps that are recorded; no method asks the wire for other things because of it."""
+
+
+class Op(NamedTuple):
+    """One line of a program. `behind`: bucket and number of questions that must have been answered."""
+
+    what: str
+    number: int = 0
+    behind: Tuple[Tuple[int, int], ...] = ()
+    update: bool = False
+
+
+Program = List[List[Op]]
+"""Of one iteration, by the position of the bucket."""
+
+
+class Programs:
+    """The programs of a job, iteration after iteration.
+
+    Parameters
+    ----------
+    method, options, num_workers : of the job
+    buckets : in the order in which they are iterated
+    local : whether the worker has an optimizer of its own
+    ring : whether workers add, or ask servers
+    window_nbytes : how many bytes of a synchronous job may be in flight to one server; None: no bound
+
+    The first iteration asked for is the first that is let run; what a resumed job asked for before has been answered.
+    """
+
+    def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
+                 local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
+        self._options, self._buckets = options, list(buckets)
+        self._wire = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
+        self._next, self._made = 0, {}  # type: int, Dict[int, Program]
+        self._workers = [recorded(method, options, num_workers, bucket, self._wire, mx.nd.zeros(1), local, ring)
+                         for bucket in self._buckets]
+
+    def of(self, t: int) -> Program:
+        """That of iteration `t`."""
+        self._next = self._next or t
+        while self._next <= t:
+            self._made[self._next] = [self._record(worker, self._next) for worker in self._workers]
+            self._next += 1
+        return self._made[t]
+
+    def arrays(self) -> int:
+        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are the wire's."""
+        worker = self._workers[0]
+        kept = [getattr(worker, name) for name in (*worker.arrays, *worker.scratch)]
+        return sum(len(value) if isinstance(value, list) else value is not None for value in kept
+                   if not isinstance(value, deque))
+
+    def forget(self, t: int) -> None:
+        """Iterations up to `t` are over."""
+        self._made = {number: program for number, program in self._made.items() if number > t}
+
+    def _record(self, worker: Worker, t: int) -> List[Op]:
+        self._wire.ops = []
+        worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
+        return self._wire.ops
+
+
+class _Stepped(Update):
+    """An optimizer on the worker; only that it ran counts."""
+
+    def __init__(self, wire: "_Recorder") -> None:
+        self._wire = wire
+
+    def __call__(self, w: Array, grad: Array, lr: float, share: float = 1.0, out: Any = None) -> Array:
+        self._wire.ops.append(Op("step"))
+        return w if out is None else out
+
+    def start(self, w: Array) -> None:
+        """Nothing to begin."""
+
+
+class _Asked(Pending):
+    """An answer; the first time that it is read counts."""
+
+    def __init__(self, wire: "_Recorder", number: int, array: Array) -> None:
+        super().__init__(array)
+        self._wire, self._number, self._read = wire, number, False
+
+    def result(self) -> Array:
+        if not self._read:
+            self._read = True
+            self._wire.ops.append(Op("await", self._number))
+        return super().result()
+
+
+class _Recorder:
+    """Both wires write into `ops`."""
+
+    def __init__(self, buckets: Sequence[Bucket], answer: Array) -> None:
+        self.ops: List[Op] = []
+        self._index = {bucket.id: index for index, bucket in enumerate(buckets)}
+        self._answer = answer
+        self._numbers: Dict[int, int] = {}
+
+    def ask(self, what: str, bucket: Bucket, behind: Sequence[Tuple[int, int]] = (), update: bool = False) -> _Asked:
+        number = self._numbers[bucket.id] = self._numbers.get(bucket.id, 0) + 1
+        self.ops.append(Op(what, number, tuple(behind), update))
+        return _Asked(self, number, self._answer)
+
+
+class _InFlight(NamedTuple):
+    """A message in a window."""
+
+    at: int
+    number: int
+    nbytes: int
+
+
+class _ServersRecorder(_Recorder, AsynchronousServers):
+    """Servers, of either kind of job."""
+
+    def __init__(self, buckets: Sequence[Bucket], answer: Array, window_nbytes: Optional[float]) -> None:
+        super().__init__(buckets, answer)
+        bound = window_nbytes is not None
+        self._windows: Dict[int, Any] = {bucket.server_rank: Window(window_nbytes or 0) for bucket in buckets if bound}
+
+    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
+        if not self._windows:
+            return self.ask("exchange", bucket)
+        window, nbytes = self._windows[bucket.server_rank], WIRE_DTYPE.itemsize * bucket.size
+        behind = [(message.at, message.number) for message in window.make_room(bucket.id, nbytes)]
+        asked = self.ask("exchange", bucket, behind)
+        window.add(bucket.id, _InFlight(self._index[bucket.id], self._numbers[bucket.id], nbytes))
+        return asked
+
+    def fetch(self, bucket: Bucket, after: Array) -> Pending:
+        return self.ask("fetch", bucket)
+
+
+class _RingRecorder(_Recorder, Replicated):
+    """A ring, which adds; `exchange` is a sum and U."""
+
+    def allreduce(self, bucket: Bucket, array: Array, lr: float) -> Pending:
+        return self.ask("sum", bucket)
+
+    def exchange(self, bucket: Bucket, grad: Array, lr: float) -> Pending:
+        return self.ask("sum", bucket, update=True)
+
+
+def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes: Optional[float] = None) -> Any:
+    """A wire that writes down what it is asked for in `ops`, and always answers the same."""
+    return _RingRecorder(buckets, answer) if ring else _ServersRecorder(buckets, answer, window_nbytes)
+
+
+def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, wire: Any, w: Array, local: bool,
+             ring: bool) -> Worker:
+    """A method's worker on such a wire, with weights `w`; its optimizers do nothing."""
+    return method.worker(options, num_workers, bucket, wire, Pending(w), 0.0, LR, _Stepped(wire) if local else None,
+                         _Stepped(wire) if ring else None, w)

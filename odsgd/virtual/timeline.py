@@ -1,0 +1,77 @@
+"""The timeline of a virtual run: the files of a real job's processes, in virtual seconds.
+
+docs/how-to/timelines.md says when each bar begins and ends. What a real timeline reads from arrays is known here. One
+difference: a server has a bar of `merge` for each message, since it is known when each was added.
+"""
+import collections
+import secrets
+from pathlib import Path
+from typing import Any, Deque, Dict, Optional, Sequence, Tuple
+
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.tracing.trace import Trace
+from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.programs import Programs
+from odsgd.virtual.simulation import NS, Simulation, _Lane
+
+
+class TracedSimulation(Simulation):
+    """The same simulation, step by step, with a trace of every worker and every server in `folder`."""
+
+    def __init__(self, folder: Path, cluster: VirtualCluster, method: Any, programs: Programs,
+                 buckets: Sequence[Bucket], parameters: Sequence[Parameter], codec_name: str, transport: str) -> None:
+        super().__init__(cluster, method, programs, buckets, parameters, codec_name, transport)
+        names, job = cluster.host_names(), secrets.token_hex(6)
+
+        def trace(role: str, rank: int, host: int) -> Trace:
+            return Trace(folder, {"role": role, "rank": rank, "host": names[host], "boot": "virtual", "job": job,
+                                  "wall_s": 0.0, "monotonic_s": 0.0})
+
+        self._traces = [trace("worker", m, m) for m in range(cluster.workers)]
+        serving = cluster.servers if transport == "server" else 0
+        self._serving = [trace("server", rank, cluster.host_of_server(rank)) for rank in range(serving)]
+        self._waited: Dict[Tuple[int, int], Deque[int]] = collections.defaultdict(collections.deque)  # worker, bucket
+
+    def _bar(self, trace: Trace, lane: str, b: int, began: int, ended: int) -> None:
+        bucket = self.buckets[b]
+        trace.add(lane, lane, began / NS, ended / NS, bucket=bucket.id, bytes=bucket.size * WIRE_DTYPE.itemsize,
+                  round=trace.round(lane, bucket.id))
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _start(self, m: int) -> None:
+        t = self._begun[m][0]
+        began, turned, _, over = self._passes.times(m, t, self._computed[m], self._weights[m])
+        super()._start(m)
+        self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=t - 1)
+        self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=t - 1)
+
+    def _arrays(self, stage: str, m: int, b: int, time: int, cost: int) -> int:
+        over = super()._arrays(stage, m, b, time, cost)
+        self._bar(self._traces[m], stage, b, time, over)
+        return over
+
+    def _send(self, m: int, b: int, lane: _Lane, time: int, number: int, update: Optional[bool]) -> None:
+        self._waited[m, b].append(time)
+        super()._send(m, b, lane, time, number, update)
+
+    def _answered(self, m: int, b: int, lane: _Lane, time: int, update: int = 0) -> None:
+        there = max(time, self._messages_free[m]) + self._costs.message
+        self._bar(self._traces[m], "exchange", b, self._waited[m, b].popleft(), there)
+        super()._answered(m, b, lane, time, update)
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def _handle(self, time: int, m: int, b: int) -> None:
+        server = self._servers[b]
+        began = max(time, self._server_free[server])
+        merged = began + self._costs.receive[b]
+        super()._handle(time, m, b)
+        self._bar(self._serving[server], "merge", b, began, merged)
+        if self._server_free[server] > merged:
+            self._bar(self._serving[server], "update", b, merged, self._server_free[server])
+
+    def close(self) -> None:
+        """All is over."""
+        for trace in (*self._traces, *self._serving):
+            trace.close()

@@ -1,0 +1,199 @@
+"""A job on a virtual cluster with times only: no arrays, no gradients, thousands of workers.
+
+    pace = simulate(of({"workers": 8, "links": {"goodput": "10gbit"}}), "odsgd", layers({"dense": 25_000_000}))
+    pace.iteration, pace.staleness, pace.loads
+"""
+import collections
+import contextlib
+import gc
+import math
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
+
+from kvstore import methods
+from kvstore.errors import ConfigError, unknown
+from kvstore.messages.buckets import Keys, Parameter, by_layer
+from kvstore.methods.contract import Method, Options
+from kvstore.transports.rounds import on_ring
+from odsgd.virtual import layout
+from odsgd.virtual.description import VirtualCluster, slowed
+from odsgd.virtual.programs import Programs
+from odsgd.virtual.simulation import NS, Simulation
+
+ITERATIONS, WARM_UP = 16, 4
+
+CLOSE = 1.05
+"""Factors on the time of processors that differ by no more are the same."""
+BUSIEST = 0.99
+"""The largest share of cores that several hosts share: where more is asked of them, they are the bound themselves."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long the iterations of a job took.
+
+    iteration : seconds of one iteration of a worker, the mean over workers and the iterations that count
+    staleness : of an asynchronous job: tau -> pushes
+    loads : seconds per iteration that the busiest resource of each kind is at work (`Simulation.loads`); no iteration
+        takes less than the largest of them on average
+    """
+
+    iteration: float
+    staleness: Dict[int, int] = field(default_factory=dict)
+    loads: Dict[str, float] = field(default_factory=dict)
+
+
+def layers(sizes: Mapping[str, int]) -> List[Parameter]:
+    """Parameters by name, each with its number of floats, in the order of the layers."""
+    return [Parameter(number, name, (size,)) for number, (name, size) in enumerate(sizes.items())]
+
+
+def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter],
+             options: Optional[Mapping[str, Any]] = None, iterations: int = ITERATIONS, warm_up: int = WARM_UP,
+             transport: Optional[str] = None) -> Pace:
+    """The pace of a store on a cluster, of at least so many iterations, of which the first `warm_up` do not count.
+
+    `options`: of the store. Its own `warmup`, whose iterations are SSGD's, is 0 if it is not given. Of a store that
+    exchanges every T iterations a multiple of T counts. Where hosts share `cores`, processors take longer (`_shared`).
+    """
+    method = methods.find(store)
+    given = {"warmup": 0, **(options or {})} if "warmup" in method.option_names() else dict(options or {})
+    for name in given:
+        if name not in method.option_names():
+            raise unknown(f"option of store {store}", name, method.option_names())
+    checked = method.Options(**given).in_iterations()
+    every = method.intervals(checked)
+    period = every[0] * every[1] // math.gcd(*every)
+    counted = max(1, -(-(iterations - warm_up) // period)) * period
+    averaged = cluster.workers // (getattr(checked, "n", None) or cluster.workers)  # of softsync: c
+
+    def found(slower: float) -> Pace:
+        job = simulation(cluster, method, checked, parameters, transport, slower=slower)
+        loads = job.loads(range(warm_up + 1, warm_up + period + 1))
+        iteration = pace(job, warm_up + counted, warm_up, period).iteration
+        return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), loads)
+
+    return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
+
+
+def _shared(found: Callable[[float], Pace], cores: int) -> Pace:
+    """The pace where all hosts share so many cores; `found`: with processors that are slower by a factor.
+
+    With a share rho of the cores at work, what needs one takes 1 / (1 - rho^cores) times as long, as in a queue before
+    so many servers (M/M/c, approximately). How long it takes decides how long an iteration is, and that decides rho:
+    the factor where both agree is found by bisection.
+    """
+    alone = found(1.0)
+    busy = alone.loads.get("shared cores", 0.0)
+
+    def longer(pace: Pace) -> float:
+        return 1 / (1 - min(busy / max(pace.iteration, busy), BUSIEST) ** cores) if busy else 1.0
+
+    low, high, pace = 1.0, longer(alone), alone
+    if high > CLOSE:
+        while high > CLOSE * low:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if longer(found(middle)) > middle else (low, middle)
+        pace = found(low)
+    return Pace(max(pace.iteration, busy), pace.staleness, alone.loads)
+
+
+def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
+               transport: Optional[str] = None, stepwise: bool = False, slower: float = 1.0) -> Simulation:
+    """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
+
+    `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
+    timed where they are the same both ways.
+    """
+    made, kind = method(options, cluster.workers), transport or method.transports[0]
+    if kind not in method.transports:
+        raise ConfigError(f"store {method.name} does not run on transport `{kind}`")
+    method.check_transport(options, kind)
+    layers, traffic = by_layer(parameters), made.traffic(whole=False)
+    if kind == "server" and traffic.codec_weights != traffic.codec:
+        raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "
+                          "times here; take the same for both")
+    buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
+               on_ring(layers, traffic, Keys(1), cluster.workers))
+    programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
+                        layout.window(layers, traffic) if kind == "server" else None)
+    hosts = cluster if slower == 1 else slowed(cluster, slower)
+    return Simulation(hosts, method, programs, buckets, layers, traffic.codec, kind, stepwise)
+
+
+def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:
+    """Let every worker go through so many iterations, or more where it waits for nobody, until all have.
+
+    What counts is a multiple of `period` of each worker, and in an asynchronous job while all are at work and warm.
+    """
+    over: List[List[float]] = [[0.0] for _ in range(simulation.num_workers)]
+    running = simulation.num_workers
+
+    def next_one(m: int) -> None:
+        nonlocal running
+        over[m].append(simulation.ready(m) / NS)
+        running -= len(over[m]) == iterations + 1
+        if running and not simulation.synchronous:
+            simulation.begin(m, len(over[m]) + 1)
+            simulation.rest(m)
+
+    simulation.over = next_one
+    with _uncollected():
+        for m in range(simulation.num_workers):
+            for t in range(1, (iterations if simulation.synchronous else 2) + 1):
+                simulation.begin(m, t)
+            simulation.rest(m)
+        simulation.met()
+    warm, end = (max(times[count] for times in over) for count in (warm_up, iterations))
+    rates = []
+    for times in over:
+        together = [time for time in times if warm <= time <= end]
+        own = simulation.synchronous or len(together) <= period
+        rates.append(_rate(times[warm_up:iterations + 1] if own else together, period))
+    return Pace(simulation.num_workers / sum(rates))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collection, which would look at millions of events again and again; none is in a circle."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _rate(over: Sequence[float], period: int) -> float:
+    """Iterations per second, by when iterations were over, of a multiple of `period`."""
+    count = (len(over) - 1) // period * period
+    return count / (over[count] - over[0])
+
+
+def staleness(orders: Iterable[Sequence[int]], every: Tuple[int, int], averaged: int, warm_up: int) -> Dict[int, int]:
+    """Updates by others between a worker's question and its next push: tau -> pushes, over all buckets.
+
+    orders : the workers whose questions reached each bucket's rule, one after another
+    every : iterations between pushes, between fetches
+    averaged : pushes that make one update
+    warm_up : iterations of each worker that do not count, nor does what follows the first worker's last question
+    """
+    asks = [t for t in range(1, every[0] * every[1] + 1) if t % every[0] == 0 or t % every[1] == 0]
+    pushes = [t % every[0] == 0 for t in asks]
+    taus: Dict[int, int] = collections.Counter()
+    for order in orders:
+        left, asked = collections.Counter(order), collections.Counter()  # type: Dict[int, int], Dict[int, int]
+        seen: Dict[int, int] = collections.defaultdict(int)
+        pushed = 0
+        for m in order:
+            if pushes[asked[m] % len(asks)]:
+                if asks[asked[m] % len(asks)] + asked[m] // len(asks) * every[0] * every[1] > warm_up:
+                    taus[pushed // averaged - seen[m]] += 1
+                pushed += 1
+            seen[m] = pushed // averaged
+            asked[m] += 1
+            left[m] -= 1
+            if not left[m]:
+                break
+    return dict(sorted(taus.items()))

@@ -1,0 +1,259 @@
+"""Workers on a virtual cluster: the values are those of one process, their order and the time are the simulation's.
+
+    stage = VirtualStage(cluster)
+    stage.run(train)                         called once per worker, with its transport
+    stage.run(train, stage.ring_worker)      without servers
+
+A worker's thread runs ahead of the virtual time until it reads an answer of an asynchronous server. That one is made,
+with the real arrays, when the simulation lets the question reach the bucket's rule, after all that came there before.
+So the gradients of several workers are computed at a time, and no bit depends on it. A worker's buckets wait each for
+itself, in a coroutine (greenlet): what one server is asked first may reach its rule last.
+"""
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from kvstore import methods
+from kvstore.engine._mxnet import NDArray
+from kvstore.errors import ConfigError
+from kvstore.job import control
+from kvstore.messages.buckets import Bucket, Parameter
+from kvstore.messages.codecs import codec
+from kvstore.messages.finite import Look
+from kvstore.messages.seam import Opening, Traffic, Transport
+from kvstore.methods.contract import Step
+from kvstore.session.session import Session
+from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
+from kvstore.transports.rounds import on_ring
+from kvstore.transports.wires import Buffer
+from odsgd.virtual import layout
+from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.programs import Programs
+from odsgd.virtual.simulation import NS, Simulation
+from odsgd.virtual.timeline import TracedSimulation
+
+
+class VirtualStage(Stage):
+    """The servers' side of a virtual cluster, and whose turn it is. `trace`: the folder of a timeline, if wanted."""
+
+    def __init__(self, cluster: VirtualCluster, timeout_s: float = control.DEFAULT_TIMEOUT_S,
+                 trace: Optional[str] = None) -> None:
+        super().__init__(cluster.workers, None, timeout_s, cluster.servers)
+        self.cluster, self._trace = cluster, trace
+        self.simulation: Optional[Simulation] = None  # from the first session on
+        self._questions: Dict[Tuple[int, int], Tuple[Bucket, Buffer, Late]] = {}  # bucket id and rank -> not answered
+        self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
+        self.answered = [0] * cluster.workers  # questions of each worker that have their answers
+
+    def worker(self, worker_rank: int) -> "VirtualWorker":
+        return VirtualWorker(self, worker_rank)
+
+    def ring_worker(self, worker_rank: int) -> "VirtualRing":
+        return VirtualRing(self, worker_rank)
+
+    def sharded_worker(self, worker_rank: int) -> InProcessSharded:
+        self.cluster.check_transport("sharded", coded=False)
+        return super().sharded_worker(worker_rank)
+
+    # -- what workers tell and ask ---------------------------------------------------------------------------
+
+    def opens(self, opening: Opening, layers: Sequence[Parameter], ring: bool) -> None:
+        """A worker's session begins; those of all workers are the same."""
+        if self.simulation is not None:
+            if self.simulation.buckets != list(opening.buckets):
+                raise ConfigError("a virtual cluster trains one model at a time; make another one for another store")
+            return
+        method = methods.load(opening.method, trusted=True)
+        options = method.Options(**opening.options)
+        window = None if ring else layout.window(layers, opening.traffic)
+        local = method(options, self.num_workers).local_optimizer() is not None
+        programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
+        job = (self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
+               "ring" if ring else "server")
+        self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
+
+    def finish_trace(self) -> None:
+        """The files of the timeline, if there is one, are whole."""
+        if isinstance(self.simulation, TracedSimulation):
+            self.simulation.close()
+
+    def begins(self, worker_rank: int, t: int) -> None:
+        """A worker begins an iteration."""
+        assert self.simulation is not None
+        self._iterating[worker_rank] = t
+        self.simulation.begin(worker_rank, t)
+
+    def seconds(self, worker_rank: int) -> float:
+        """When the last iteration that a worker has begun is over; lets others run until that is known."""
+        simulation, t = self.simulation, self._iterating[worker_rank]
+        if simulation is None:
+            return 0.0
+
+        def known() -> bool:
+            return simulation.done[worker_rank] >= t or (self.idle() and known())
+
+        self.wait_until(known, f"worker {worker_rank}: the time of iteration {t}")
+        return simulation.ready(worker_rank) / NS
+
+    # -- the order that the times decide ---------------------------------------------------------------------
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let the worker's other buckets go on, if there are some (`VirtualSession.each`), then other workers."""
+        worker = getcurrent().parent
+        if worker is not None and not ready():
+            worker.switch((ready, what))
+        super().wait_until(ready, what)
+
+    def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
+             look: Optional[Look] = None) -> Late:
+        if synchronous:
+            return super().push(worker_rank, bucket, answer, synchronous, look)
+        return self._ask(worker_rank, bucket, answer, look)
+
+    def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
+        if not self._iterating[worker_rank]:  # between iterations, with all workers at a meeting
+            return super().fetch(worker_rank, bucket, answer)
+        return self._ask(worker_rank, bucket, answer)
+
+    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, look: Optional[Look] = None) -> Late:
+        """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
+        self._questions[bucket.id, worker_rank] = bucket, answer, late
+        self._answer_in_order(bucket.id)
+        return late
+
+    def _answer_in_order(self, bucket_id: int) -> None:
+        """Answer what has reached the rule, up to the first question whose worker has not computed so far."""
+        assert self.simulation is not None
+        order = self.simulation.order[bucket_id]
+        while order and (bucket_id, order[0]) in self._questions:
+            worker_rank = order.popleft()
+            bucket, answer, late = self._questions.pop((bucket_id, worker_rank))
+            self._answer(bucket, [(worker_rank, answer, late)])
+            self.log.append(worker_rank)
+
+    def _answer(self, bucket: Bucket, round_: List[Asked]) -> None:
+        super()._answer(bucket, round_)
+        for worker_rank, _, _ in round_:
+            self.answered[worker_rank] += 1
+
+    def idle(self) -> bool:
+        """Let time go on."""
+        if self.simulation is None or not self.simulation.advance():
+            return False
+        self._answer_what_came()
+        return True
+
+    def _answer_what_came(self) -> None:
+        assert self.simulation is not None
+        for bucket_id, order in self.simulation.order.items():
+            if order:
+                self._answer_in_order(bucket_id)
+
+    def rest(self, worker_rank: int) -> None:
+        if self.simulation is not None:
+            self.simulation.rest(worker_rank)
+
+    def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
+        self._iterating[worker_rank] = 0
+        if self.simulation is not None:
+            self.simulation.rest(worker_rank)
+        return super().total(worker_rank, array)
+
+    def met(self) -> None:
+        if self.simulation is not None:
+            self.simulation.met()
+            self._answer_what_came()  # which workers may read later, as elastic averaging does
+
+
+class VirtualSession(Session):
+    """A session that tells the stage how far its worker is."""
+
+    transport: "_OnStage"
+
+    def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
+        self._layers = parameters
+        return super().plan(parameters)
+
+    def begin(self, weights: Callable[[Bucket], NDArray],
+              w_local: Optional[Callable[[Bucket], NDArray]] = None) -> None:
+        self.transport.stage.opens(self._opening(), self._layers, isinstance(self.transport, VirtualRing))
+        super().begin(weights, w_local)
+
+    def next_step(self, lr: float, lr_local: Optional[float]) -> Step:
+        step = super().next_step(lr, lr_local)
+        self.transport.stage.begins(self.transport.worker_rank, step.t)
+        return step
+
+    def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
+        """An asynchronous server's answers come in any order: no bucket waits for another one's."""
+        if not self.method.asynchronous:
+            return super().each(function, ways)
+        waiting = [one for way in ways for one in _until_it_waits(greenlet(function), way)]
+        seen = -1
+
+        def some_ready() -> bool:
+            """Asked for each answer that any worker gets, while hundreds of buckets wait, for those to this one."""
+            nonlocal seen
+            answered = self.transport.stage.answered[self.transport.worker_rank]
+            if seen == answered:
+                return False
+            if any(ready() for _, ready, _ in waiting):
+                return True
+            seen = answered
+            return False
+
+        while waiting:
+            self.transport.stage.wait_until(some_ready, waiting[0][2])
+            one = next(one for one in waiting if one[1]())
+            waiting.remove(one)
+            waiting += _until_it_waits(one[0])
+        return None
+
+
+_Waiting = Tuple[greenlet, Callable[[], bool], str]
+"""A bucket, whether it can go on, and what it waits for, in words."""
+
+
+def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
+    """Go on with a bucket, until it is done (then nothing comes back) or waits."""
+    asked = bucket.switch(*values)
+    return [] if bucket.dead else [(bucket, *asked)]
+
+
+class _OnStage(Transport):
+    """What both kinds of worker have."""
+
+    session_class = VirtualSession
+    _stage: VirtualStage
+
+    @property
+    def stage(self) -> VirtualStage:
+        return self._stage
+
+    def seconds(self) -> float:
+        """When the last iteration that was begun is over, in virtual time. Lets others run until that is known."""
+        return self._stage.seconds(self.worker_rank)
+
+
+class VirtualWorker(_OnStage, InProcess):
+    """One worker's end of a virtual cluster with servers."""
+
+    _stage: VirtualStage
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._stage.cluster.check_transport("server", traffic.coded)
+        self._synchronous = not traffic.asynchronous
+        return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
+
+
+class VirtualRing(_OnStage, InProcessRing):
+    """One worker of a virtual cluster without servers."""
+
+    _stage: VirtualStage
+
+    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        self._codec = codec(traffic.codec)
+        return on_ring(parameters, traffic, self._stage.keys[self.worker_rank], self.num_workers)

@@ -1,0 +1,91 @@
+"""Workers whose data are not of one length: those that have ended join, and a mean is that of the others."""
+from typing import Any, List, Optional
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import ConfigError, ProtocolError
+from kvstore.engine._mxnet import mx
+from kvstore.fronts.gluon.store import Store
+from kvstore.transports.in_process import Stage
+
+TARGETS, LENGTHS = (0.0, 2.0, 5.0), (3, 6, 4)
+LR_LOCAL, W_0 = 0.25, 4.0
+
+
+def lr(t: int) -> float:
+    """A schedule that a worker follows as long as it has data."""
+    return 0.6 / (1 + t)
+
+
+def by_numpy(sums: bool = False, delay: bool = False, local: bool = True) -> List[List[float]]:
+    """What each worker computes on, iteration by iteration, and after the last one W.
+
+    W <- W - lr(t) 1/A sum of the gradients of the A workers that have one; worker m's is w^m - a_m, at w^m = W, or with
+    a delay at W of the iteration before less a step along its own gradient.
+    """
+    W, w = W_0, [W_0] * len(TARGETS)
+    paths: List[List[float]] = [[] for _ in TARGETS]
+    for t in range(max(LENGTHS)):
+        active = [m for m, length in enumerate(LENGTHS) if t < length]
+        grads = {m: w[m] - TARGETS[m] for m in active}
+        for m in active:
+            paths[m].append(w[m])
+        before, W = W, W - lr(t) * sum(grads.values()) / (1 if sums else len(active))
+        w = [before - LR_LOCAL * grads.get(m, 0.0) * local if delay else W for m in range(len(TARGETS))]
+    return [[*path, W] for path in paths]
+
+
+def descend(store: Store, rank: int, ends: str) -> List[float]:
+    sgd = mx.optimizer.SGD(learning_rate=lr(0))
+    store.set_optimizer(sgd)
+    w = mx.nd.array([W_0])
+    store.broadcast("w", w, w)
+    seen = []
+    for t in range(LENGTHS[rank]):
+        sgd.set_learning_rate(lr(t))
+        seen.append(w.asscalar())
+        store.pushpull("w", w - TARGETS[rank], w)
+    if ends == "join":
+        store.join()
+        assert store.iteration == max(LENGTHS)
+    with store.global_weights():
+        seen.append(w.asscalar())
+    store.close()
+    return seen
+
+
+@pytest.mark.parametrize("ends", ["join", "evaluate"])
+@pytest.mark.parametrize("name, kind, options, expected", [
+    ("ssgd", None, {}, {}), ("ssgd", None, {"reduction": "sum"}, {"sums": True}), ("ssgd", "sharded", {}, {}),
+    ("odsgd", None, {"warmup": 0, "lr_local": LR_LOCAL}, {"delay": True}), ("dsync", "ring", {}, {}),
+    ("odsgd", "ring", {"warmup": 0, "lr_local": LR_LOCAL}, {"delay": True}),
+    ("delayed", None, {}, {"delay": True, "local": False})])
+def test_a_mean_is_that_of_the_workers_that_have_a_gradient(ends: str, name: str, kind: Optional[str], options: Any,
+                                                            expected: Any) -> None:
+    stage = Stage(len(TARGETS), timeout_s=20)
+    make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind or "", stage.worker)
+
+    def work(transport: Any) -> List[float]:
+        store = kvstore.create(name, transport, uneven="join", **options)
+        return descend(store, transport.worker_rank, ends)
+
+    for mine, path in zip(stage.run(work, make), by_numpy(**expected)):
+        np.testing.assert_allclose(mine, path, rtol=1e-6)
+
+
+def test_join_is_for_stores_that_were_made_for_it() -> None:
+    with pytest.raises(ConfigError, match='make the store with uneven="join"'):
+        kvstore.create("local").join()
+    with pytest.raises(ConfigError, match="uneven has no meaning in store asgd, whose workers wait for nobody"):
+        kvstore.create("asgd", Stage(1).worker(0), uneven="join")
+    store = kvstore.create("local", uneven="join")
+    store.set_optimizer(mx.optimizer.SGD())
+    arrays = [mx.nd.ones(1), mx.nd.ones(1)]
+    store.init([0, 1], arrays)
+    store.push(0, arrays[0])
+    with pytest.raises(ProtocolError, match="join in the middle of iteration 1: some of its gradients"):
+        store.join()
+    store.push(1, arrays[1])
+    store.close()

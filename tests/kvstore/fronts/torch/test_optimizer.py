@@ -1,0 +1,607 @@
+"""`odsgd.torch.Optimizer` in one process: beside torch.optim alone, and between workers that take turns."""
+import copy
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts import base
+from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
+from kvstore.fronts.torch.store import create
+from kvstore.transports.in_process import Stage
+
+STEPS = 20
+optim = torch.optim
+
+
+class Net(torch.nn.Module):
+    """Has what a front end may stumble on: a kernel that lies in another order and spans buckets, buffers, a weight
+    with two owners, one that its module does not compute with itself, one that is frozen, one that is never used. It
+    has no bias whose gradient is 0, on whose rounding errors Adam would train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.conv = torch.nn.Conv2d(3, 16, 3, padding=1, bias=False).to(memory_format=torch.channels_last)
+        self.norm = torch.nn.BatchNorm2d(16)
+        self.attention = torch.nn.MultiheadAttention(16, 2, bias=False, batch_first=True)
+        self.first, self.second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+        self.frozen = torch.nn.Linear(16, 16).requires_grad_(False)
+        self.unused = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        x = torch.relu(self.norm(self.conv(x))).mean(3).transpose(1, 2)
+        x, _ = self.attention(x, x, x)
+        return self.frozen(self.second(torch.tanh(self.first(x)))).mean(1)
+
+
+def batches(seed: int = 0, number: int = STEPS) -> List[Any]:
+    random = np.random.RandomState(seed)
+    return [torch.tensor(random.normal(size=(4, 3, 6, 6)).astype(np.float32)) for _ in range(number)]
+
+
+def train(net: Any, optimizer: Any, xs: List[Any], scheduler: Any = None,
+          before: Callable[[int], None] = lambda t: None) -> None:
+    for t, x in enumerate(xs):
+        before(t)
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+
+
+def state_of(net: Any) -> Dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy().copy() for name, tensor in net.state_dict().items()}
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    """To rounding, but for what was never used: alone it keeps its weights, with a store it decays."""
+    for name, array in state_of(theirs).items():
+        if not name.startswith("unused"):
+            np.testing.assert_allclose(state_of(ours)[name], array, 1e-4, atol=1e-5, err_msg=name)
+
+
+OPTIMIZERS: Dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda p: optim.SGD(p, 0.05), "decay": lambda p: optim.SGD(p, 0.05, weight_decay=0.01),
+    "momentum": lambda p: optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, 0.01, weight_decay=0.01), "adamw": lambda p: optim.AdamW(p, 0.01, (0.8, 0.99)),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.01, weight_decay=0.01),
+    "rmsprop_all": lambda p: optim.RMSprop(p, 0.01, 0.9, momentum=0.5, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.01, lr_decay=0.1, initial_accumulator_value=0.5)}
+
+
+class Linear(torch.nn.Module):
+    """Its gradient is what it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(batches(9, 1)[0])
+
+    def forward(self, grad: Any) -> Any:
+        return (self.w * grad).sum()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_formula_is_torchs_to_rounding(name: str) -> None:
+    ours, alone = Linear(), Linear()
+    theirs = OPTIMIZERS[name](alone.parameters())
+    optimizer = Optimizer(OPTIMIZERS[name](ours.parameters()), ours, create("local"))
+    for t, grad in enumerate(batches()):
+        for net, one in ((alone, theirs), (ours, optimizer)):
+            one.param_groups[0]["lr"] = 0.02 / (1 + t)
+            one.zero_grad()
+            net(grad).backward()
+            one.step()
+    optimizer.synchronize()
+    np.testing.assert_allclose(ours.w.detach(), alone.w.detach(), rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_one_worker_is_torch_alone(name: str) -> None:
+    """With a schedule, and buckets that cut most parameters."""
+    ours, alone = Net(), Net()
+    theirs = OPTIMIZERS[name](alone.parameters())
+    optimizer = Optimizer(OPTIMIZERS[name](ours.parameters()), ours, create("local", bucket_nbytes=400))
+    for net, one in ((alone, theirs), (ours, optimizer)):
+        train(net, one, batches(), optim.lr_scheduler.StepLR(one, 5, 0.5))
+    assert_close(ours, alone)
+    assert not np.allclose(state_of(ours)["conv.weight"], state_of(Net())["conv.weight"], atol=1e-3)  # it has moved
+
+
+def grouped(net: Any) -> Any:
+    groups = [{"params": net.conv.parameters(), "lr": 0.1, "weight_decay": 0.0},
+              {"params": [*net.first.parameters(), net.second.bias], "weight_decay": 0.1}]
+    return optim.SGD(groups, lr=0.02, momentum=0.9)
+
+
+def test_groups_have_rates_and_decays_of_their_own_also_where_a_schedule_parts_them() -> None:
+    ours, alone = Net(), Net()
+    theirs, optimizer = grouped(alone), Optimizer(grouped(ours), ours, create("local"))
+    for net, one in ((alone, theirs), (ours, optimizer)):
+        schedule = optim.lr_scheduler.LambdaLR(one, [lambda t: t / 10, lambda t: 1 / (1 + t)])
+        train(net, one, batches(), schedule)
+    assert_close(ours, alone)
+    np.testing.assert_array_equal(state_of(ours)["norm.weight"], state_of(Net())["norm.weight"])  # in no group
+
+
+def test_accumulated_and_clipped_gradients_are_those_of_torch() -> None:
+    ours, alone = Net(), Net()
+    theirs = optim.SGD(alone.parameters(), 0.05)
+    optimizer = Optimizer(optim.SGD(ours.parameters(), 0.05), ours, create("local"))
+    for x, y in zip(batches(0), batches(1)):
+        for net, one in ((alone, theirs), (ours, optimizer)):
+            one.zero_grad()
+            if one is optimizer:
+                with optimizer.no_sync():
+                    net(x).square().sum().backward()
+                    net(y).square().sum().backward()
+                optimizer.synchronize_grads()
+            else:
+                net(x).square().sum().backward()
+                net(y).square().sum().backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            one.step()
+    assert_close(ours, alone)
+
+
+def test_a_scaler_skips_the_step_of_all_workers_when_one_overflows() -> None:
+    def run(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        scaler = GradScaler("cpu", init_scale=8.0, growth_interval=3)
+        scales = []
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
+            optimizer.zero_grad()
+            with optimizer.no_sync():
+                scaler.scale(net(x).square().sum()).backward()
+            if (t, transport.worker_rank) == (2, 1):
+                net.conv.weight.grad[0, 0, 0, 0] = float("inf")
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            if t == 2:
+                assert optimizer._store.iteration == 2
+        assert scales == [8, 8, 4, 4, 4, 8]  # on both, though one of them has not seen the overflow
+        return state_of(net)
+
+    assert_leaves_out_the_third(run)
+
+
+def assert_leaves_out_the_third(run: Callable[[Any], Dict[str, np.ndarray]]) -> None:
+    """`run` comes to what `ssgd` does without the third iteration's step."""
+    def without(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport))
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
+            loss = net(x).square().sum()
+            if t != 2:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return state_of(net)
+
+    for one, other in zip(Stage(2, timeout_s=60).run(run), Stage(2, timeout_s=60).run(without)):
+        for name, array in other.items():
+            np.testing.assert_allclose(one[name], array, 1e-5, atol=1e-6, err_msg=name)
+
+
+def test_a_scaler_of_torchs_is_refused_since_it_knows_one_worker_alone() -> None:
+    net = Net()
+    optimizer = local(net)
+    scaler = torch.amp.GradScaler("cpu")
+    with optimizer.no_sync():
+        scaler.scale(net(batches()[0]).square().sum()).backward()
+    with pytest.raises(ConfigError, match=r"take odsgd\.torch\.GradScaler in its place"):
+        scaler.step(optimizer)
+
+
+def test_a_loss_that_is_not_a_number_is_left_out_on_all_workers_if_that_is_asked_for() -> None:
+    def run(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("ssgd", transport, on_nan="skip"))
+        for t, x in enumerate(batches(transport.worker_rank, 6)):
+            optimizer.zero_grad()
+            (net(x).square().sum() * (float("nan") if (t, transport.worker_rank) == (2, 1) else 1.0)).backward()
+            optimizer.step()
+        return state_of(net)
+
+    assert_leaves_out_the_third(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_parameters_in_half_precision_are_updated_in_single_and_shown_rounded(dtype: Any) -> None:
+    """Two workers. Steps of 2^-13 of a weight are too small for either type, and add up all the same."""
+    def run(transport: Any) -> Any:
+        net = torch.nn.Linear(4, 3, bias=False, dtype=dtype)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 2.0 ** -13), net, create("ssgd", transport))
+        for _ in range(200):
+            optimizer.zero_grad()
+            net(torch.full((1, 4), float(2 * transport.worker_rank), dtype=dtype)).sum().backward()
+            optimizer.step()
+        with optimizer._store.global_weights():
+            return net.weight.detach().float().numpy()
+
+    expected = torch.full((3, 4), 1 - 200 * 2.0 ** -13).to(dtype).float().numpy()
+    for weights in Stage(2, timeout_s=60).run(run):
+        np.testing.assert_array_equal(weights, expected)
+    assert expected.max() < 1
+
+
+def test_a_snapshot_is_shown_where_own_weights_are_still_to_come() -> None:
+    """No module has been called since the step."""
+    def run(transport: Any) -> None:
+        net, x, store = torch.nn.Linear(2, 1, bias=False), torch.ones(1, 2), create("asgd", transport)
+        torch.nn.init.ones_(net.weight)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.5), net, store)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+
+        step()
+        then = store.snapshot()
+        step()
+        with store.showing(then):
+            assert net(x).item() == 1.0
+        assert net(x).item() == 0.0
+
+    Stage(1, timeout_s=60).run(run)
+
+
+def test_a_weight_that_one_worker_does_not_use_gets_the_others_gradient_beside_a_zero() -> None:
+    def run(transport: Any) -> Any:
+        parts = torch.nn.ModuleList([torch.nn.Linear(2, 1, bias=False) for _ in range(2)])
+        for part in parts:
+            torch.nn.init.ones_(part.weight)
+        store = create("ssgd", transport)
+        optimizer = Optimizer(optim.SGD(parts.parameters(), 0.5), parts, store)
+        for t in range(3):
+            optimizer.zero_grad()
+            parts[transport.worker_rank if t else 0](torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with store.global_weights():
+            return [part.weight.detach().numpy().tolist() for part in parts]
+
+    # The mean gradient of the first is 1, then twice 1/2; that of the second twice 1/2.
+    assert Stage(2, timeout_s=60).run(run) == [[[[0.0, 0.0]], [[0.5, 0.5]]]] * 2
+
+
+def test_what_is_frozen_or_unfrozen_later_is_told_and_a_rate_of_0_does_it() -> None:
+    for name, said in (("frozen.weight", "was frozen when od.Optimizer was made, and is no longer"),
+                       ("conv.weight", "was trained when od.Optimizer was made, and is frozen now")):
+        net = Net()
+        optimizer = local(net)
+        train(net, optimizer, batches(0, 1))
+        tensor = net.get_parameter(name)
+        tensor.requires_grad_(not tensor.requires_grad)
+        with pytest.raises(ConfigError, match=f"{name} {said}"):
+            train(net, optimizer, batches(0, 1))
+    net = Net()
+    groups = [{"params": net.first.parameters(), "lr": 0.0}, {"params": net.conv.parameters()}]
+    optimizer = local(net, lambda _: optim.AdamW(groups, 0.01))
+    for stands_still in (True, False):
+        before = state_of(net)
+        train(net, optimizer, batches(0, 2))
+        assert np.array_equal(state_of(net)["first.weight"], before["first.weight"]) == stands_still
+        assert not np.array_equal(state_of(net)["conv.weight"], before["conv.weight"])
+        optimizer.param_groups[0]["lr"] = 0.01
+
+
+def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_they_share_weights() -> None:
+    def run(transport: Any) -> List[Dict[str, np.ndarray]]:
+        net = Net()
+        net.norm.num_batches_tracked += 7
+        for tensor in net.state_dict().values():
+            tensor += transport.worker_rank
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.05), net, create("odsgd", transport, warmup=0))
+        begun = state_of(net)
+        train(net, optimizer, batches(transport.worker_rank, 3))
+        own = state_of(net)
+        with optimizer._store.global_weights():
+            shared = state_of(net)
+        np.testing.assert_equal(state_of(net), own)
+        return [begun, own, shared]
+
+    one, other = Stage(2, timeout_s=60).run(run)
+    np.testing.assert_equal(other[0], one[0])
+    assert one[0]["norm.num_batches_tracked"] == 7 and one[0]["norm.weight"].max() == 1
+    np.testing.assert_equal(other[2], one[2])
+    np.testing.assert_allclose(one[2]["norm.running_mean"],
+                               (one[1]["norm.running_mean"] + other[1]["norm.running_mean"]) / 2, rtol=1e-6)
+    assert np.abs(one[1]["conv.weight"] - other[1]["conv.weight"]).max() > 1e-4  # local steps apart
+
+
+@pytest.mark.parametrize("store, options", [("odsgd", {"warmup": 2, "momentum_local": 0.5}),
+                                            ("ssgd", {"codec": "2bit"}), ("delayed", {"warmup": 0})])
+def test_a_run_goes_on_from_its_state_with_the_same_bits(store: str, options: Dict[str, Any]) -> None:
+    def made(net: Any, transport: Any) -> Any:
+        return Optimizer(optim.AdamW(net.parameters(), 0.01), net, create(store, transport, **options))
+
+    def whole(transport: Any) -> List[Any]:
+        net = Net()
+        optimizer = made(net, transport)
+        train(net, optimizer, batches(transport.worker_rank, 4))
+        saved = optimizer.state_dict()
+        train(net, optimizer, batches(10 + transport.worker_rank, 4))
+        return [saved, state_of(net)]
+
+    def resumed(transport: Any) -> Dict[str, np.ndarray]:
+        net = Net()
+        optimizer = made(net, transport)
+        optimizer.load_state_dict(first[transport.worker_rank][0])
+        train(net, optimizer, batches(10 + transport.worker_rank, 4))
+        return state_of(net)
+
+    first = Stage(2, timeout_s=60).run(whole)
+    for (_, expected), got in zip(first, Stage(2, timeout_s=60).run(resumed)):
+        for name in expected:
+            if name != "norm.num_batches_tracked":  # the model's, which its user saves
+                np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def local(net: Any, make: Callable[[Any], Any] = OPTIMIZERS["momentum"], **options: Any) -> Any:
+    return Optimizer(make(net.parameters()), net, create("local", **options))
+
+
+def test_what_cannot_be_done_is_said_in_one_line() -> None:
+    def refuses(match: str, make: Callable[[Any], Any], kind: Any = ConfigError) -> None:
+        with pytest.raises(kind, match=match) as caught:
+            local(Net(), make)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+    refuses("expected one of torch.optim's SGD, Adam, AdamW, RMSprop, Adagrad", lambda p: optim.Adadelta(p))
+    refuses("dampening 0.5", lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.5))
+    refuses("amsgrad=True", lambda p: optim.Adam(p, amsgrad=True))
+    refuses("groups of SGD differ in momentum", lambda p: optim.SGD(
+        [{"params": [one], "momentum": number / 100} for number, one in enumerate(p)], 0.1))
+    refuses("the optimizer's and not the model's", lambda p: optim.SGD([torch.nn.Parameter(torch.ones(3))], 0.1))
+    with pytest.raises(ConfigError, match=r"conv.weight is torch.float64"):
+        local(Net().double())
+    net = torch.nn.Embedding(3, 2, sparse=True)
+    optimizer = local(net)
+    net(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="the gradient of weight is sparse"):
+        optimizer.step()
+
+
+def test_a_gradient_that_left_too_early_is_noticed() -> None:
+    net = Net()
+    optimizer = local(net, bucket_nbytes=400)
+    train(net, optimizer, batches(0, 1))
+    loss = net(batches()[0]).square().sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(ConfigError, match=r"under `with optimizer\.no_sync"):
+        optimizer.synchronize_grads()
+    with pytest.raises(ProtocolError, match=r"a second gradient of .* before optimizer\.step"):
+        loss.backward()
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ConfigError, match="changed between backward"):
+        optimizer.step()
+
+
+def test_a_state_is_loaded_before_the_first_step() -> None:
+    net = Net()
+    optimizer = local(net)
+    saved = optimizer.state_dict()
+    saved["param_groups"][0]["lr"] = 0.5
+    train(net, optimizer, batches(0, 1))
+    with pytest.raises(ConfigError, match="load_state_dict after the first step, when the store has its weights; to"):
+        optimizer.load_state_dict(saved)
+    assert optimizer.param_groups[0]["lr"] != 0.5
+
+
+def test_parameters_are_up_to_date_wherever_they_are_asked_for() -> None:
+    """In its module's forward pass a weight is waited for; elsewhere by `synchronize`, and by `state_dict`."""
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 2))
+    before = net.conv.weight.detach().clone()
+    assert (net.state_dict()["conv.weight"] != before).any()
+    train(net, optimizer, batches(0, 1))
+    with torch.inference_mode():
+        net(batches()[0])
+    seen = net.conv.weight.detach().clone()
+    optimizer.synchronize()
+    assert (net.conv.weight == seen).all()
+
+
+def test_a_compiled_model_trains_alike() -> None:
+    ours, alone = Net(), Net()
+    compiled = torch.compile(ours, backend="eager")
+    optimizer = Optimizer(optim.SGD(compiled.parameters(), 0.05), compiled, create("local"))
+    train(compiled, optimizer, batches(0, 4))
+    train(alone, optim.SGD(alone.parameters(), 0.05), batches(0, 4))
+    assert_close(ours, alone)
+
+
+def test_a_gradient_that_is_changed_after_it_has_left_is_told() -> None:
+    net = torch.nn.Linear(3, 2)
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    train(net, optimizer, [torch.ones(3)])
+    optimizer.zero_grad()
+    net(torch.ones(3)).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-6)
+    with pytest.raises(ProtocolError, match="was changed after it had left"):
+        optimizer.step()
+
+
+def clamp(net: Any) -> None:
+    with torch.no_grad():
+        for tensor in net.parameters():
+            if tensor.requires_grad:
+                tensor.clamp_(-0.001, 0.001)
+
+
+def clamp_data(net: Any) -> None:
+    for tensor in net.parameters():
+        tensor.data.clamp_(-0.001, 0.001)
+
+
+def put_others(net: Any) -> None:
+    for tensor in net.parameters():
+        tensor.data = tensor.data.clamp(-0.001, 0.001)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("change", [clamp, clamp_data, put_others])
+@pytest.mark.parametrize("bucket_nbytes", [400, None])
+def test_weights_that_the_script_changes_are_told_and_not_overwritten(bucket_nbytes: Any, change: Any,
+                                                                      waits: bool) -> None:
+    """Right after the step, before the next weights are shown; or after they are, before a gradient leaves."""
+    net = Net()
+    optimizer = local(net, **({} if bucket_nbytes is None else {"bucket_nbytes": bucket_nbytes}))
+    train(net, optimizer, batches(0, 3))
+    if waits:
+        optimizer.synchronize()
+    change(net)
+    with pytest.raises(ProtocolError, match=r"the weights of .* were changed by the script") as caught:
+        train(net, optimizer, batches(0, 1))
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_weight_that_a_bucket_shares_is_told_whichever_part_is_changed() -> None:
+    net = Linear()
+    optimizer = local(net, bucket_nbytes=400)
+    assert net.w.numel() * 4 > 2 * 400
+    train(net, optimizer, batches(0, 2))
+    optimizer.synchronize()
+    with torch.no_grad():
+        net.w[-1] += 1
+    with pytest.raises(ProtocolError, match=r"the weights of w were changed"):
+        train(net, optimizer, batches(0, 1))
+
+
+def test_what_a_script_may_write_is_no_alarm(capsys: pytest.CaptureFixture[str]) -> None:
+    """An average in the place of the weights that comes back, also inside `global_weights`; a state before the first
+    step; buffers; gradients. The path stays that of a script that writes nothing."""
+    ours, alone = Net(), Net()
+    optimizer, theirs = local(ours), local(alone)
+    ours.load_state_dict({name: tensor * 0.5 for name, tensor in ours.state_dict().items()})
+    alone.load_state_dict(ours.state_dict())
+    for x in batches(0, 4):
+        train(alone, theirs, [x])
+        train(ours, optimizer, [x])
+        optimizer.synchronize()
+        kept = [tensor.detach().clone() for tensor in ours.parameters()]
+        clamp(ours)
+        with torch.no_grad():
+            for tensor, one in zip(ours.parameters(), kept):
+                tensor.copy_(one)
+        with optimizer._store.global_weights():
+            clamp(ours)
+    optimizer.synchronize()
+    for name, array in state_of(alone).items():
+        np.testing.assert_array_equal(state_of(ours)[name], array, err_msg=name)
+
+
+def test_weights_changed_in_vain_before_global_weights_are_told() -> None:
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 1))
+    optimizer.synchronize()
+    clamp(net)
+    with pytest.raises(ProtocolError, match=r"were changed by the script"), optimizer._store.global_weights():
+        pass
+
+
+@pytest.mark.parametrize("name, warns", [("odsgd", True), ("asgd", True), ("ssgd", False)])
+def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    base.warn_of_own.cache_clear()  # another test may have been told
+
+    def run(transport: Any) -> None:
+        net, other = Net(), Net()
+        store = create(name, transport)
+        optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, store)
+        net.state_dict()  # nothing has been trained
+        train(net, optimizer, batches(0, 1))
+        other.state_dict()
+        copy.deepcopy(net).state_dict()
+        with store.global_weights():
+            net.state_dict()
+        optimizer.state_dict()
+        assert capsys.readouterr().err == ""
+        net.state_dict()
+        torch.nn.Sequential(net).state_dict()
+        store.close()
+
+    Stage(1, timeout_s=60).run(run)
+    said = capsys.readouterr().err
+    assert said.count("warning: what is saved are this worker's own weights") == said.count("\n") == warns, said
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of torch.distributed's, of this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_model_that_is_wrapped_is_refused_by_the_wrappers_name() -> None:
+    wrapped = torch.nn.parallel.DistributedDataParallel(Called())
+    for model, name in ((wrapped, "DistributedDataParallel"), (torch.nn.Sequential(wrapped), "DistributedDataParallel"),
+                        (torch.compile(wrapped, backend="eager"), "DistributedDataParallel"),
+                        (torch.nn.DataParallel(Called()), "DataParallel")):
+        with pytest.raises(ConfigError, match=f"the model is in {name}, which exchanges gradients itself") as caught:
+            local(model)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    inner = Called()
+    wrapped = torch.nn.parallel.DistributedDataParallel(inner)
+    optimizer = local(inner)
+    with pytest.raises(ProtocolError, match="DistributedDataParallel"):
+        train(wrapped, optimizer, [torch.ones(3)] * 2)
+
+
+class Called(torch.nn.Module):
+    """Computes in its forward pass, and in a method beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        return self.beside(x)
+
+    def beside(self, x: Any) -> Any:
+        return (x * self.w).sum()
+
+
+def test_a_gradient_taken_at_weights_of_an_earlier_iteration_is_told() -> None:
+    net = Called()
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    train(net, optimizer, [torch.ones(3)])
+    with pytest.raises(ProtocolError, match="the gradient of w was taken at weights of an earlier iteration"):
+        net.beside(torch.ones(3)).backward()
+    optimizer.synchronize()
+    net.beside(torch.ones(3)).backward()
+
+
+def test_a_copy_of_the_model_may_compute_in_the_first_iteration() -> None:
+    net = Net()
+    optimizer = Optimizer(optim.SGD(net.parameters(), 0.01), net, create("local"))
+    teacher = copy.deepcopy(net)
+    x, = batches(number=1)
+    teacher(x)
+    train(net, optimizer, [x])
+    assert not np.array_equal(state_of(net)["conv.weight"], state_of(teacher)["conv.weight"])
+
+
+def test_decay_that_adamw_keeps_apart_does_not_go_where_gradients_have_it() -> None:
+    def run(transport: Any) -> None:
+        net = Net()
+        with pytest.raises(ConfigError, match="AdamW keeps it apart"):
+            Optimizer(optim.AdamW(net.parameters(), 0.01), net, create("downpour", transport=transport))
+
+    Stage(1, timeout_s=60).run(run)

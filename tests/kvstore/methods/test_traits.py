@@ -1,0 +1,49 @@
+"""Traits that make a method faster are said by each class whose code they speak of."""
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import methods
+from kvstore.engine._mxnet import mx
+from kvstore.methods.sync import SSGD, Synchronous, SyncUpdate
+from kvstore.transports.in_process import Stage
+
+seen: List[List[float]] = []
+
+
+class Looks(Synchronous):
+    """Reads its gradient after it has been sent, as any method may."""
+
+    def iterate(self, grad: Any, step: Any) -> Any:
+        answer = super().iterate(grad, step)
+        seen.append(grad.asnumpy().tolist())
+        return answer
+
+
+class Looking(SSGD):
+    name = "looking"
+    worker = Looks
+
+
+def test_a_method_may_read_a_gradient_that_the_one_it_derives_from_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "looking", Looking)
+    store = kvstore.create("looking", Stage(1).worker(0))
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5))
+    w = mx.nd.array([1.0, 3.0])
+    store.broadcast("w", w, w)
+    seen.clear()
+    for _ in range(2):
+        store.pushpull("w", mx.nd.array([5.0, 7.0]), w)
+        w.wait_to_read()
+    assert seen == [[5.0, 7.0]] * 2
+    assert w.asnumpy().tolist() == [-4.0, -4.0]
+
+
+def test_a_rule_with_lines_of_its_own_does_not_inherit_that_it_looks_at_elements() -> None:
+    class Clipped(SyncUpdate):
+        def receive(self, header: Any, total: np.ndarray, w: np.ndarray) -> None:
+            """Nothing."""
+
+    assert SyncUpdate.by_element and not Clipped.by_element

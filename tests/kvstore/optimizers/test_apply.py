@@ -1,0 +1,124 @@
+"""An optimizer's steps on a bucket: SGD in NumPy beside MXNet's, and every other as MXNet has it."""
+from typing import Any, Callable, Dict
+
+import numpy as np
+import pytest
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.optimizers.apply import AtOnce, Queued
+
+Way = Callable[[Any, NDArray, NDArray, Any], NDArray]
+"""How an optimizer is applied, at its own rate: (optimizer, weights, gradient, state) -> the new weights."""
+
+
+def by_mxnet(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDArray:
+    optimizer.update_multi_precision(0, weight, grad, state)
+    return weight
+
+
+def at_once(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDArray:
+    update = AtOnce(optimizer, 0, None)
+    update.state = state
+    update(*update.bind(weight, grad.copy()), optimizer.lr, optimizer.rescale_grad)
+    return weight
+
+
+def step(optimizer: Any, state: Any) -> Queued:
+    made = Queued(optimizer, 0, None)
+    made.state = state
+    return made
+
+
+def queued_in_place(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDArray:
+    return step(optimizer, state)(weight, grad, optimizer.lr, optimizer.rescale_grad)
+
+
+def queued(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDArray:
+    out, before = mx.nd.zeros_like(weight), [weight.asnumpy(), grad.asnumpy()]
+    assert step(optimizer, state)(weight, grad, optimizer.lr, optimizer.rescale_grad, out=out) is out
+    out.wait_to_read()
+    for array, was in zip([weight, grad], before):
+        np.testing.assert_array_equal(array.asnumpy(), was)
+    return out
+
+
+WAYS = pytest.mark.parametrize("way", [at_once, queued_in_place, queued])
+
+
+@WAYS
+@pytest.mark.parametrize("momentum", [0.0, 0.9, 0.37])
+@pytest.mark.parametrize("wd", [0.0, 0.01, 1e-4])
+def test_sgd_in_numpy_has_the_bits_of_mxnets(momentum: float, wd: float, way: Way) -> None:
+    random = np.random.RandomState(5)
+    ours, theirs = (mx.optimizer.SGD(momentum=momentum, wd=wd) for _ in range(2))
+    ours.set_lr_mult({0: 0.7})
+    theirs.set_lr_mult({0: 0.7})
+    weights = [mx.nd.array(one) for one in [random.normal(size=1000)] * 2]
+    states = [one.create_state_multi_precision(0, weight) for one, weight in zip((ours, theirs), weights)]
+    for _ in range(50):
+        ours.lr = theirs.lr = random.uniform(1e-4, 1)
+        ours.rescale_grad = theirs.rescale_grad = random.choice([1.0, 1 / 3])
+        grad = mx.nd.array(random.normal(size=1000))
+        by_mxnet(theirs, weights[1], grad, states[1])
+        weights[0] = way(ours, weights[0], grad, states[0])
+        np.testing.assert_array_equal(*[weight.asnumpy() for weight in weights])
+    assert ours.num_update == theirs.num_update == 50
+
+
+@pytest.mark.parametrize("name, options", [("sgd", {"clip_gradient": 0.1}), ("nag", {"momentum": 0.9}), ("adam", {})])
+@WAYS
+def test_other_optimizers_are_mxnets(name: str, options: Dict[str, float], way: Way) -> None:
+    def updated(way: Way) -> np.ndarray:
+        optimizer, weight = mx.optimizer.create(name, **options), mx.nd.array([1.0, -2.0, 3.0])
+        state = optimizer.create_state_multi_precision(0, weight)
+        return np.asarray(way(optimizer, weight, mx.nd.array([0.5, 1.0, -4.0]), state).asnumpy())
+    np.testing.assert_array_equal(updated(by_mxnet), updated(way))
+
+
+@pytest.mark.parametrize("kind", [AtOnce, Queued])
+def test_the_rate_and_the_share_of_a_step_are_those_it_is_called_with(kind: Any) -> None:
+    optimizer = mx.optimizer.SGD(learning_rate=100.0, rescale_grad=100.0)
+    update, w, grad = kind(optimizer, 0, None), mx.nd.array([4.0]), mx.nd.array([8.0])
+    update.start(w)
+    before = update.bind(w, grad) if kind is AtOnce else (w, grad)
+    update(*before, 0.5, 0.25)
+    assert w.asscalar() == 4 - 0.5 * 0.25 * 8
+
+
+@pytest.mark.parametrize("name, arrays", [
+    ("sgd", []), ("nag", ["state"]), ("adam", ["state/0", "state/1"]), ("dcasgd_c", ["state/w_read"]),
+    ("dcasgd_a", ["state/w_read", "state/momentum", "state/mean_square"])])
+def test_the_state_of_an_optimizer_is_kept_by_names_and_put_back(name: str, arrays: list) -> None:
+    settings = {"momentum": 0.5} if name in ("nag", "dcasgd_a") else {}
+
+    def made() -> Queued:
+        step = Queued(mx.optimizer.create(name, learning_rate=0.1, **settings), 0, None)
+        step.start(mx.nd.ones(3))
+        return step
+    whole, w = made(), mx.nd.ones(3)
+    for t in range(3):
+        whole(w, mx.nd.array([t, 1.0, -t]), 0.1)
+    assert list(whole.arrays()) == arrays
+    resumed, w_resumed = made(), w.copy()
+    resumed.put_back({key: array.asnumpy() for key, array in whole.arrays().items()}, whole.facts())
+    for step, weight in ((whole, w), (resumed, w_resumed)):
+        step(weight, mx.nd.array([1.0, 2.0, 3.0]), 0.1)
+    np.testing.assert_array_equal(w.asnumpy(), w_resumed.asnumpy())
+    assert whole.facts() == resumed.facts() and whole.facts()["count"] == 4
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_a_rule_may_hand_over_a_gradient_of_its_own(name: str) -> None:
+    """With any optimizer the gradient that counts is the one that is given, not the one that was pushed."""
+    def after(grad: float, factor: float) -> np.ndarray:
+        update = AtOnce(mx.optimizer.create(name), 0, None)
+        w, g = mx.nd.ones(3), mx.nd.ones(3) * grad
+        update.start(w)
+        seen, pushed = update.bind(w, g)
+        for _ in range(2):
+            pushed[:] = grad  # an update may overwrite it
+            update(seen, np.float32(factor) * pushed, 0.1)
+        return np.array(seen)
+
+    np.testing.assert_array_equal(after(4.0, 0.5), after(2.0, 1.0))
+    assert not np.array_equal(after(4.0, 0.5), after(-2.0, 1.0))

@@ -1,0 +1,149 @@
+"""The compensated optimizers by hand, as a worker's own step, and optimizers as text."""
+import json
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import pytest
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.optimizers import described
+from kvstore.optimizers.apply import Queued
+from tests import paper
+
+
+def local_path(optimizer: Any, w_globals: Sequence[float], grads: Sequence[float]) -> List[float]:
+    """The weights after each local step of a one-element bucket, at the optimizer's own rate and scale."""
+    local, w_bak = Queued(optimizer, 0, None), mx.nd.zeros(1)
+    local.start(mx.nd.array([w_globals[0]]))
+    lr, share = optimizer.lr, optimizer.rescale_grad
+    return [local(mx.nd.array([w]), mx.nd.array([g]), lr, share, out=w_bak).asscalar()
+            for w, g in zip(w_globals, grads)]
+
+
+def test_sgd_starts_from_the_global_weights_each_time() -> None:
+    # lr 1/2.  8 - 1/2 * 4 = 6;  10 - 1/2 * 2 = 9: the first result leaves no trace in the second.
+    assert local_path(mx.optimizer.SGD(learning_rate=0.5), [8, 10], [4, 2]) == [6, 9]
+
+
+def test_dcasgd_c_by_hand() -> None:
+    # lr 1/2, lamda 1/4. First call: w_read = W = 8, no compensation: 8 - 1/2 * 4 = 6.
+    # Then W = 10, g = 2 taken at 6: g + 1/4 * 2 * 2 * (10 - 6) = 6; 10 - 1/2 * 6 = 7.
+    # Then W = 9, g = 2 taken at 7: g + 1/4 * 4 * (9 - 7) = 4; 9 - 1/2 * 4 = 7.
+    optimizer = mx.optimizer.create("dcasgd_c", learning_rate=0.5, lamda=0.25)
+    assert local_path(optimizer, [8, 10, 9], [4, 2, 2]) == [6, 7, 7]
+
+
+def test_dcasgd_a_by_hand() -> None:
+    # lr 1/2, lamda 2, m 3/4, epsilon 0. MS: 1/4 * 16 = 4;  3/4 * 4 + 1/4 * 4 = 4.
+    # First call at w_read = W: 8 - 1/2 * 4 = 6.  Then W = 10, g = 2: g + 2 / sqrt(4) * 4 * (10 - 6) = 18; 10 - 9 = 1.
+    optimizer = mx.optimizer.create("dcasgd_a", learning_rate=0.5, lamda=2, m=0.75, epsilon=0)
+    assert local_path(optimizer, [8, 10], [4, 2]) == [6, 1]
+
+
+def test_local_momentum_by_hand() -> None:
+    # lr 1/2, momentum 1/2: v = -2, then 1/2 * -2 - 1/2 * 2 = -2.
+    assert local_path(mx.optimizer.SGD(learning_rate=0.5, momentum=0.5), [8, 10], [4, 2]) == [6, 8]
+
+
+@pytest.mark.parametrize("name", ["dcasgd_c", "dcasgd_a"])
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "wd": 0.1}])
+def test_on_one_machine_they_are_plain_sgd(name: str, options: Dict[str, float]) -> None:
+    def path(optimizer: Any) -> np.ndarray:
+        updater = mx.optimizer.get_updater(optimizer)
+        w = mx.nd.array([1.0, -2.0, 3.0])
+        for t in range(5):
+            updater(0, mx.nd.array([t, 1.0, -t]), w)
+        return w.asnumpy()
+    compensated = path(mx.optimizer.create(name, learning_rate=0.1, **options))
+    np.testing.assert_array_equal(compensated, path(mx.optimizer.SGD(learning_rate=0.1, **options)))
+
+
+def test_gradients_are_rescaled_and_clipped_before_they_are_compensated() -> None:
+    optimizer = mx.optimizer.create("dcasgd_c", learning_rate=0.5, lamda=0.25, rescale_grad=0.5, clip_gradient=2)
+    assert local_path(optimizer, [8, 10], [4, 100]) == [7, 10 - 0.5 * (2 + 0.25 * 4 * 3)]
+
+
+@pytest.mark.parametrize("name", ["dcasgd_c", "dcasgd_a"])
+def test_the_local_update_is_the_papers_on_random_numbers(name: str) -> None:
+    random = np.random.RandomState(0)
+    w, g = random.normal(size=(2, 20, 1)).astype(np.float32)
+    settings = dict(lamda=0.7, momentum=0.5, wd=0.01)
+    by_hand = paper.OPTIMIZERS[name](0.1, **settings)
+    expected, w_read = [], w[0]
+    for t in range(20):
+        w_read = by_hand(w[t], g[t], t, w_read)
+        expected.append(w_read[0])
+    optimizer = mx.optimizer.create(name, learning_rate=0.1, **settings)
+    np.testing.assert_allclose(local_path(optimizer, w[:, 0], g[:, 0]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adagrad", "rmsprop", "ftrl", "lamb", "dcasgd_a", "signum",
+                                  "nadam"])
+def test_an_optimizer_survives_as_text(name: str) -> None:
+    optimizer = mx.optimizer.create(name, learning_rate=0.123, wd=0.4)
+    copy = described.build(json.loads(json.dumps(described.describe(optimizer))), trusted=False)
+    assert type(copy) is type(optimizer)
+    assert described.describe(copy) == described.describe(optimizer)
+    w, copied = mx.nd.array([1.0, 2.0]), mx.nd.array([1.0, 2.0])
+    for one, weight in ((optimizer, w), (copy, copied)):
+        state = one.create_state_multi_precision(0, weight)
+        for _ in range(3):
+            one.update_multi_precision(0, weight, mx.nd.array([0.5, -1.0]), state)
+    np.testing.assert_array_equal(w.asnumpy(), copied.asnumpy())
+
+
+def test_an_optimizer_with_a_setting_that_is_no_json_is_refused_by_name() -> None:
+    optimizer = mx.optimizer.SGD()
+    optimizer.callback = print
+    with pytest.raises(ConfigError, match="optimizer SGD: `callback` is a builtin_function_or_method"):
+        described.describe(optimizer)
+
+
+def test_strangers_are_not_imported_without_a_secret() -> None:
+    with pytest.raises(ConfigError, match=r"optimizer subprocess\.Popen is not MXNet's"):
+        described.build({"class": "subprocess:Popen", "settings": {}}, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["kvstore.weights.servers.server:Server", "kvstore.weights.servers.roles:main",
+                                  "mxnet.optimizer:nothing"])
+def test_only_optimizers_are_built(name: str) -> None:
+    with pytest.raises(ConfigError, match="is not an optimizer; expected a subclass"):
+        described.build({"class": name, "settings": {}}, trusted=False)
+
+
+@pytest.mark.parametrize("name", ["signum", "nag", "sgd", "dcasgd_c"])
+def test_a_local_momentum_of_0_is_0_whatever_the_optimizers_own_default(name: str) -> None:
+    assert described.create_local(name, {"momentum": 0.0}).momentum == 0.0
+    assert described.create_local(name, {"momentum": 0.5}).momentum == 0.5
+    described.create_local("adam", {"momentum": 0.0})
+    with pytest.raises(ConfigError, match="optimizer_local `adam` does not take these options"):
+        described.create_local("adam", {"momentum": 0.5})
+
+
+def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="fails with momentum; set that to 0, or take `dcasgd_c`"):
+        described.create_local("dcasgd", {"momentum": 0.5})
+    with pytest.raises(ConfigError, match="fails with momentum"):
+        described.describe(mx.optimizer.DCASGD(momentum=0.5))
+
+
+def test_an_unknown_local_optimizer_gets_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="unknown optimizer_local `dcasgd_x`; did you mean `dcasgd_"):
+        described.create_local("dcasgd_x", {})
+
+
+def test_an_option_the_local_optimizer_does_not_take_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"`sgd` does not take .*lamda"):
+        described.create_local("sgd", {"lamda": 1})
+
+
+class Subclass(mx.optimizer.SGD):
+    """May look at whole parameters, for all we know."""
+
+
+@pytest.mark.parametrize("optimizer, together", [
+    (mx.optimizer.SGD(), True), (mx.optimizer.Adam(), True), (None, True), (mx.optimizer.create("lamb"), False),
+    (mx.optimizer.create("lars"), False), (mx.optimizer.create("nadam"), False), (Subclass(), False)])
+def test_only_optimizers_known_to_be_elementwise_share_buckets(optimizer: Any, together: bool) -> None:
+    assert described.elementwise(optimizer) is together

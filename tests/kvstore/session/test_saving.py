@@ -1,0 +1,240 @@
+"""A session's state by names that are declared, beside what a method and an optimizer really keep."""
+import collections
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import methods
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.fronts.gluon.store import Store
+from kvstore.messages.seam import Transport
+from kvstore.session.saving import Saved
+from kvstore.state.npz import write_npz
+from kvstore.transports.in_process import Stage
+from tests import paper
+
+SIZE = 5
+
+
+def stepped(name: str, transport: Transport, steps: int = 1, momentum: float = 0.0,
+            states: Optional[Sequence[Any]] = None, shared: bool = False, **options: Any) -> Store:
+    """A store that has done some steps of one parameter `w`; `shared`: from what all workers had in common."""
+    store = kvstore.create(name, transport, **options)
+    store.set_optimizer(mx.optimizer.SGD(learning_rate=0.25, momentum=momentum))
+    if states is not None and shared:
+        store.load_shared(states[0][1]["iteration"], states[1] if transport.worker_rank == 0 else None)
+    elif states is not None:
+        store.load_state(*states)
+    w = mx.nd.ones(SIZE) if states is None else mx.nd.array(states[0][0]["global/w" if shared else "local/w"])
+    store.broadcast("w", w, w)
+    store.begin()
+    for _ in range(steps):
+        store.pushpull("w", w - transport.worker_rank, w)
+    store.wait()
+    return store
+
+
+def alone(name: str, **settings: Any) -> Tuple[Store, Stage]:
+    """The same in a job of one worker."""
+    stage = Stage(1)
+    transport = stage.ring_worker(0) if methods.find(name).transports == ("ring",) else stage.worker(0)
+    return stepped(name, transport, **settings), stage
+
+
+@pytest.mark.parametrize("name, settings, worker, servers", [
+    ("ssgd", {"momentum": 0.5}, [], ["optimizer/state"]),
+    ("odsgd", {"warmup": 0, "momentum_local": 0.5, "momentum": 0.5}, ["optimizer_local/state"], ["optimizer/state"]),
+    ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"},
+     ["optimizer_local/state/w_read", "optimizer_local/state/mean_square"], []),
+    ("dcasgd_a", {"momentum": 0.5}, [], ["optimizer/state", "rule/backups/0", "rule/mean_square"]),
+    ("softsync", {}, [], ["rule/sum"]),
+    ("downpour", {"T": 1}, ["worker/accrued"], []),
+    ("eamsgd", {"T": 1}, ["worker/x", "worker/v", "worker/centres/0"], []),
+    ("sasgd", {}, ["worker/x_shared", "worker/accumulated"], []),
+    ("pipesgd", {"K": 3, "momentum": 0.5}, ["worker/in_flight/0"], ["optimizer/state"]),
+])
+def test_a_saved_state_carries_the_declared_names(name: str, settings: Dict[str, Any], worker: List[str],
+                                                  servers: List[str]) -> None:
+    store, _ = alone(name, **settings)
+    (mine, my_meta), (theirs, their_meta) = store.worker_state(), store.server_state()
+    assert list(mine) == [f"{part}/w" for part in ("global", "local", *worker)]
+    assert list(theirs) == [f"{part}/w" for part in servers] and their_meta["arrays"] == {"w@0": servers}
+    assert all(array.shape == (SIZE,) and array.dtype == np.float32 for array in {**mine, **theirs}.values())
+    assert (my_meta["store"], my_meta["iteration"]) == (name, 1)
+    assert json.loads(json.dumps([my_meta, their_meta])) == [my_meta, their_meta]
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_array_that_a_worker_or_a_rule_makes_is_declared(name: str) -> None:
+    """Else a resumed run would begin it anew, and the memory report would not count it."""
+    store, stage = alone(name, steps=2)
+    given = {"arriving"}  # by the session
+    for worker in store.session.workers.values():
+        made = {key for key, value in vars(worker).items() if list(arrays_in(value))}
+        assert made - given <= {*worker.arrays, *worker.scratch}, type(worker)
+        assert {*worker.arrays, *worker.scratch, *worker.facts} <= set(vars(worker)), type(worker)
+    for entry in stage.shards[0]._entries.values():
+        made = {key for key, value in vars(entry.rule).items() if list(arrays_in(value))}
+        assert made == set(entry.rule.arrays), type(entry.rule)
+        assert set(entry.rule.facts) <= set(vars(entry.rule)), type(entry.rule)
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, (np.ndarray, mx.nd.NDArray)):
+        yield value
+    elif isinstance(value, (list, tuple, collections.deque)):
+        for part in value:
+            yield from arrays_in(part)
+    elif hasattr(value, "untaken"):
+        yield value.untaken()
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_the_memory_report_names_what_a_method_declares(name: str) -> None:
+    store, _ = alone(name, steps=2)
+    kind, counted = store.session.method.worker, store.memory()
+    meant = {f"{array}: {meaning}" for array, meaning in {**kind.arrays, **kind.scratch}.items()}
+    there: Set[str] = {label for label in meant if any(
+        list(arrays_in(getattr(worker, label.partition(":")[0]))) for worker in store.session.workers.values())}
+    assert set(counted) == there
+    assert all(nbytes == 4 * SIZE for label, nbytes in counted.items()), counted
+
+
+def test_the_memory_report_counts_every_sum_in_flight_and_the_local_optimizer() -> None:
+    store, _ = alone("pipesgd", K=4, steps=5)
+    assert store.memory() == {"w: weights, the same on every worker": 4 * SIZE,
+                              "in_flight: sums that have not been applied": 3 * 4 * SIZE}
+    store, _ = alone("odsgd", warmup=0, optimizer_local="dcasgd_a", momentum_local=0.5)
+    assert store.memory()["state of the local optimizer"] == 3 * 4 * SIZE
+    with pytest.raises(ConfigError, match="memory before the first step"):
+        kvstore.create("local").memory()
+
+
+def states_after(workers: int, name: str, **settings: Any) -> List[Tuple[Saved, Saved]]:
+    """Each worker's state, and the servers', after some steps."""
+    stage = Stage(workers)
+
+    def work(transport: Transport) -> Tuple[Saved, Saved]:
+        store = stepped(name, transport, **settings)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+    ring = methods.find(name).transports == ("ring",)
+    return stage.run(work, stage.ring_worker if ring else stage.worker)
+
+
+def test_fewer_workers_go_on_from_the_global_weights_and_the_global_momentum() -> None:
+    before = states_after(3, "ssgd", steps=3, momentum=0.5)[0]
+    after = states_after(2, "ssgd", steps=2, momentum=0.5, states=before, shared=True)[0]
+    update, w = paper.Sgd(0.25, momentum=0.5), np.ones(SIZE, np.float32)
+    for t, workers in enumerate([3, 3, 3, 2, 2]):
+        w = update(w, np.mean([w - m for m in range(workers)], axis=0), t, w)
+    np.testing.assert_allclose(after[0][0]["global/w"], w, rtol=1e-6)
+    assert (after[0][1]["iteration"], after[1][1]["w@0"]["optimizer"]["count"]) == (5, 5)
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("odsgd", {"warmup": 0, "momentum_local": 0.5}), ("odsgd", {"warmup": 0, "optimizer_local": "dcasgd_a"}),
+    ("dcasgd_a", {}), ("softsync", {}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2, "alpha": 0.2}), ("sasgd", {"T": 2}),
+    ("pipesgd", {"K": 3})])
+def test_what_each_worker_kept_begins_anew_with_fewer_of_them(name: str, settings: Dict[str, Any]) -> None:
+    """Two that go on where three were do what two would that had begun with those weights."""
+    before = states_after(3, name, steps=4, **settings)[0]
+    after = states_after(2, name, steps=4, states=before, shared=True, **settings)
+    anew = [(before[0][0], {"iteration": 0}), None]
+    begun = states_after(2, name, steps=4, states=anew, shared=True, **settings)
+    for one, other in zip(after, begun):
+        np.testing.assert_array_equal(one[0][0]["global/w"], other[0][0]["global/w"])
+        np.testing.assert_array_equal(one[0][0]["local/w"], other[0][0]["local/w"])
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("dcasgd_a", {"momentum": 0.5}), ("softsync", {"n": 1}), ("downpour", {"T": 2}), ("eamsgd", {"T": 2}),
+    ("sasgd", {"T": 2}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 1, "momentum_local": 0.5})])
+def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up(name: str,
+                                                                                 settings: Dict[str, Any]) -> None:
+    states, stage = states_after(2, name, steps=3, **settings), Stage(2)
+    ring = methods.find(name).transports == ("ring",)
+
+    def second(transport: Transport) -> Tuple[Saved, Saved]:
+        store = stepped(name, transport, steps=0, states=states[transport.worker_rank], **settings)
+        worker = store.worker_state()
+        store.barrier()
+        return worker, store.server_state()
+    for before, after in zip(states, stage.run(second, stage.ring_worker if ring else stage.worker)):
+        for (arrays, meta), (arrays_again, meta_again) in zip(before, after):
+            assert meta == meta_again and list(arrays) == list(arrays_again)
+            for key, array in arrays.items():
+                np.testing.assert_array_equal(array, arrays_again[key], err_msg=key)
+
+
+def as_before(worker: Saved, servers: Saved) -> Tuple[Saved, Saved]:
+    """The form of 0.3.0: names of arrays, and what the local optimizer remembers, once for all buckets."""
+    def any_of(by_bucket: Dict[str, Any]) -> Any:
+        return next(iter(by_bucket.values()), None)
+
+    (mine, my_meta), (theirs, their_meta) = worker, servers
+    return (mine, {**my_meta, "arrays": any_of(my_meta["arrays"]),
+                   "optimizer_local": any_of(my_meta["optimizer_local"])}), (
+        theirs, {**their_meta, "arrays": any_of(their_meta["arrays"])})
+
+
+@pytest.mark.parametrize("name, settings", [
+    ("odsgd", {"warmup": 0, "optimizer_local": "adam"}), ("dcasgd_a", {"momentum": 0.5}), ("pipesgd", {"K": 3})])
+def test_a_state_in_the_form_of_version_0_3_0_is_gone_on_with(name: str, settings: Dict[str, Any]) -> None:
+    saved = alone(name, steps=3, **settings)[0]
+    states = saved.worker_state(), saved.server_state()
+    paths = [alone(name, steps=2, states=form, **settings)[0] for form in (states, as_before(*states))]
+    ours, theirs = ((one.worker_state(), one.server_state()) for one in paths)
+    assert ours[0][1] == theirs[0][1] and ours[1][1] == theirs[1][1]
+    for one, other in zip(ours, theirs):
+        for key, array in one[0].items():
+            np.testing.assert_array_equal(array, other[0][key], err_msg=key)
+
+
+def test_a_state_of_version_0_3_0_that_does_not_tell_which_bucket_had_which_arrays_is_refused() -> None:
+    store, _ = alone("pipesgd", steps=3, K=3)
+    (arrays, meta), servers = as_before(store.worker_state(), store.server_state())
+    meta["arrays"].remove("worker/in_flight/1")
+    with pytest.raises(ConfigError, match=r"of odsgd 0\.3\.0, which did not tell which bucket had which arrays"):
+        alone("pipesgd", K=3, states=((arrays, meta), servers))
+
+
+def test_buckets_that_keep_something_of_their_own_are_not_cut_anew() -> None:
+    store, _ = alone("pipesgd", steps=3, K=3, bucket_nbytes=8)
+    states = store.worker_state(), store.server_state()
+    alone("pipesgd", K=3, states=states)
+    states[0][1]["facts"]["w@0"]["rates"] = [1.0, 2.0]
+    with pytest.raises(ConfigError, match="has 3 buckets that begin elsewhere than the 1 of this run, and each has "
+                                          "something of its own; go on with the `bucket_nbytes` it was saved with"):
+        alone("pipesgd", K=3, states=states)
+
+
+def test_a_state_that_is_kept_does_not_change_while_training_goes_on() -> None:
+    def work(transport: Transport) -> None:
+        store = stepped("pipesgd", transport, steps=4, K=3)
+        _, meta = store.worker_state()
+        before = json.dumps(meta)
+        w = mx.nd.ones(SIZE)
+        store.pushpull("w", w, w)
+        store.wait()
+        assert json.dumps(meta) == before
+    stage = Stage(1, timeout_s=60)
+    stage.run(work, stage.ring_worker)
+
+
+def test_states_of_another_form_are_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "states"
+    with open(file, "wb") as out:
+        write_npz(out, {"0/w": np.zeros(3)}, {"w@0": {"count": 3}})
+    store = kvstore.create("local")
+    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+        store.load_optimizer_states(str(file))
+    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+        store.load_state(({}, {"store": "local", "iteration": 3}))
+

@@ -1,0 +1,175 @@
+"""A hub and its couriers on loopback: who may speak, what arrives, and what is said of what cannot be."""
+import contextlib
+import os
+import queue
+import socket
+import threading
+from typing import Any, List, Tuple
+
+import numpy as np
+import pytest
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray
+from kvstore.errors import ProtocolError
+from kvstore.job import control
+from kvstore.messages.codecs import codec
+from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
+from kvstore.messages.header import BEGIN, HEADER
+from kvstore.messages.seam import Traffic
+from kvstore.weights.servers import courier
+from kvstore.weights.servers.courier import Courier
+from kvstore.weights.servers.hub import Hub
+
+SIZE, KEY, PATIENCE_S = 1000, 7, 20
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DMLC_NODE_HOST", "127.0.0.1")
+    monkeypatch.setenv("ODSGD_SECRET", "of this test")
+
+
+class Client:
+    """A worker's courier: sends what it is told, keeps what arrives."""
+
+    def __init__(self, hub: Hub, rank: int) -> None:
+        self.answers: queue.Queue[Tuple[List[float], np.ndarray]] = queue.Queue()
+        self.lost: queue.Queue[str] = queue.Queue()
+        self._room: Any = np.empty(0, np.uint8)
+        self.connection = courier.call(hub.address, rank, PATIENCE_S)
+        self._courier = Courier(self.connection, self._receive, self._arrived, self.lost.put)
+
+    def _receive(self, key: int, nbytes: int, mark: float) -> np.ndarray:
+        self._room = np.empty(nbytes, np.uint8)
+        return self._room
+
+    def _arrived(self, key: int, header: np.ndarray) -> None:
+        self.answers.put((header.tolist(), self._room))
+
+    def ask(self, message: np.ndarray, *header: float) -> None:
+        self._courier.send(KEY, np.array(header, np.float32), message)
+
+    def answer(self) -> Tuple[List[float], np.ndarray]:
+        return self.answers.get(timeout=PATIENCE_S)
+
+
+def add(key: int, pushed: NDArray, stored: NDArray) -> None:
+    """W <- W + sum, as a shard would; the version is the sum of the marks."""
+    total, w = engine.view(pushed), engine.view(stored)
+    w[:-HEADER] += total[:-HEADER]
+    w[-HEADER:] = [total[-1], 0, 0, 0]
+
+
+@pytest.fixture
+def hub() -> Hub:
+    return Hub(2, PATIENCE_S, add, threading.RLock())
+
+
+def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub: Hub) -> None:
+    size = 3_000_000  # no socket holds it
+    traffic = Traffic(codec="quantize")
+    w = hub.open({KEY: size}, traffic)[KEY]
+    first, second = Client(hub, 0), Client(hub, 1)
+    start = np.arange(size, dtype=np.float32)
+    first.ask(start.view(np.uint8), 0, 0, 0, BEGIN)
+    first.answer()
+    np.testing.assert_array_equal(w, start)
+    ones = CodedPush(traffic, size).encode(np.ones(size, np.float32))
+    second.ask(ones, 0, 0, 0, 2)
+    first.ask(ones, 0, 0, 0, 1)
+    for client in (first, second):
+        header, message = client.answer()
+        assert header == [3, 0, 0, 0]
+        np.testing.assert_array_equal(message.view(np.float32), start + 2)
+    assert second.lost.empty()
+
+
+def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
+    traffic = Traffic(asynchronous=True, codec="float16", codec_weights="float16")
+    hub.open({KEY: SIZE}, traffic)
+    zeros = np.zeros(SIZE, np.float32)
+    client, answer = Client(hub, 1), CodedAnswer(traffic, zeros, alike=True)
+    client.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
+    client.answer()
+    for count in (1, 2, 3):
+        client.ask(CodedPush(traffic, SIZE).encode(zeros + 1), 0, 0, 0, 2)
+        answer.room(zeros)[:] = client.answer()[1]
+        seen = np.empty_like(zeros)
+        answer.decode(seen)
+        assert set(seen.tolist()) == {count}
+
+
+@pytest.mark.parametrize("secret, challenged", [("another", True), ("of this test", False)])
+def test_a_stranger_and_a_recording_are_shown_the_door(hub: Hub, secret: str, challenged: bool) -> None:
+    host, _, port = hub.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
+        signed = challenge if challenged else os.urandom(courier.CHALLENGE_NBYTES)
+        hello = control.Signer(0, secret.encode()).sign("courier", {"challenge": signed.hex()})
+        connection.sendall(hello.encode().ljust(courier.HELLO_NBYTES))
+        assert connection.recv(1) == b""
+
+
+def test_a_silent_stranger_holds_up_nobody(hub: Hub) -> None:
+    host, _, port = hub.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S):
+        hub.open({KEY: SIZE}, Traffic(codec="float16"))
+        client = Client(hub, 0)
+        client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
+        assert client.answer()[0][-1] == BEGIN
+
+
+def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
+    hub.open({KEY: SIZE}, Traffic(codec="float16"))
+    host, _, port = hub.address.rpartition(":")
+    with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
+        signer = control.Signer(0, control.job_key())
+        hello = signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(courier.HELLO_NBYTES)
+        arrived: queue.Queue[List[float]] = queue.Queue()
+        for start in range(0, len(hello), 300):
+            connection.sendall(hello[start:start + 300])
+            with contextlib.suppress(queue.Empty):  # a wait, so that pieces stay pieces
+                arrived.get(timeout=0.05)
+        own = Courier(connection, lambda key, nbytes, mark: np.empty(nbytes, np.uint8),
+                      lambda key, header: arrived.put(header.tolist()), lambda reason: None)
+        own.send(KEY, np.array([0, 0, 0, BEGIN], np.float32), np.ones(SIZE, np.float32).view(np.uint8))
+        assert arrived.get(timeout=PATIENCE_S)[-1] == BEGIN
+
+
+def test_a_lost_connection_is_told(hub: Hub) -> None:
+    client = Client(hub, 0)
+    client.connection.shutdown(socket.SHUT_RDWR)
+    assert client.lost.get(timeout=PATIENCE_S) == "it closed the connection"
+
+
+def test_messages_that_cannot_be() -> None:
+    bucket = CodedBucket(Traffic(codec="float16"), 2, np.zeros(9, np.float32), np.zeros(9, np.float32))
+    with pytest.raises(ProtocolError, match="worker 1 sent 20 bytes for a bucket of 5 floats, expected 10"):
+        bucket.room(1, 20)
+    assert not bucket.add(0, np.ones(HEADER, np.float32))
+    with pytest.raises(ProtocolError, match="worker 0 pushed a bucket twice"):
+        bucket.add(0, np.ones(HEADER, np.float32))
+
+
+def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
+    traffic, w = Traffic(codec_weights="quantize"), np.zeros(3, np.float32)
+    server, worker = CodedAnswer(traffic, w, alike=True), CodedAnswer(traffic, w, alike=True)
+    w, seen = np.array([1.0, 0.001, -0.3], np.float32), np.empty(3, np.float32)
+    gaps = []
+    for _ in range(4):
+        worker.room(seen)[:] = server.encode(w)
+        worker.decode(seen)
+        gaps.append(np.abs(seen - w).max())
+    assert 1e-4 < gaps[0] < 1 / 254 and gaps[-1] < 1e-7
+
+
+def test_a_residual_loses_nothing() -> None:
+    push, grad = CodedPush(Traffic(codec="2bit", codec_threshold=0.5), 200_001), np.full(200_001, 0.25, np.float32)
+    total = np.zeros_like(grad)
+    assert push.residual is not None
+    for _ in range(5):
+        total += codec("2bit", 0.5).floats(push.encode(grad), np.empty_like(grad))
+    assert set(total.tolist()) == {1.0} and set(push.residual.tolist()) == {0.25}

@@ -1,0 +1,165 @@
+"""A server's commands, in the place of MXNet's loop: what it keeps and for how long, and who waits for whom."""
+import dataclasses
+import os
+import threading
+from pathlib import Path
+from typing import Any, Callable, List
+
+import numpy as np
+import pytest
+
+from kvstore import methods
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ProtocolError
+from kvstore.job import control
+from kvstore.messages.header import BEGIN, HEADER, MAILBOX_FLOATS, Header
+from kvstore.messages.seam import Traffic
+from kvstore.methods.sync import SyncUpdate
+from kvstore.optimizers.described import describe
+from kvstore.transports.pslite import Connection, Mail
+from kvstore.weights.servers.server import Server
+from tests.kvstore.server.test_hub import KEY as BUCKET
+from tests.kvstore.server.test_hub import PATIENCE_S, Client
+
+SIZE, MAILBOX, SUM = 100_000, 1, 2
+
+
+class Loop:
+    """MXNet's: the server's rank, and whom it tells of pushes."""
+
+    rank = 0
+    push: Callable[[int, NDArray, NDArray], None]
+
+    def _set_updater(self, updater: Callable[[int, NDArray, NDArray], None]) -> None:
+        self.push = updater
+
+
+class Job:
+    """A server that has been greeted, and its worker 0."""
+
+    def __init__(self, timeout_s: float = 600.0, num_workers: int = 1) -> None:
+        self.loop = Loop()
+        self.server = Server(self.loop)
+        self.signers = [control.Signer(rank, control.job_key()) for rank in range(num_workers)]
+        self.command("hello", num_workers=num_workers, synchronous=True, timeout_s=timeout_s, sums=[SUM],
+                     mailboxes=[MAILBOX], trace_folder=None)
+
+    def command(self, name: str, worker_rank: int = 0, **payload: Any) -> None:
+        self.server._controller(0, self.signers[worker_rank].sign(name, payload).encode(), None)
+
+    def push(self, key: int = BUCKET, marks: int = 1, versions: int = 0) -> None:
+        """What all workers' pushes come to, as MXNet's loop has it."""
+        pushed = mx.nd.zeros(SIZE + HEADER)
+        pushed[-1], pushed[-HEADER] = marks, versions
+        self.loop.push(key, pushed, mx.nd.zeros(SIZE + HEADER))
+
+    def open(self, key: int = BUCKET, **options: Any) -> None:
+        method = methods.find("ssgd")
+        bucket = {"server_rank": 0, "size": SIZE, "shape": None, "names": [("w", SIZE)], "lr_mult": 1.0, "wd_mult": 1.0}
+        self.command("open", method=methods.where(method), options=method.Options(**options).plain(),
+                     optimizer=describe(mx.optimizer.Adam()), buckets={str(key): bucket})
+
+    def patience_s(self) -> float:
+        """For how long it lets workers be silent."""
+        began, due, _ = control.watch._due["silence"]
+        return due - began
+
+
+@pytest.fixture(autouse=True)
+def watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "watch", control.Watch())
+    monkeypatch.setenv("DMLC_NODE_HOST", "127.0.0.1")
+    monkeypatch.setenv("ODSGD_SECRET", "of this test")
+
+
+@pytest.mark.parametrize("first_s, second_s, longest_s", [(10.0, 600.0, 905.0), (600.0, 10.0, 905.0)])
+def test_a_server_waits_as_long_as_the_most_patient_store(first_s: float, second_s: float, longest_s: float) -> None:
+    job = Job(first_s)
+    job.open(BUCKET, timeout_s=first_s)
+    job.open(8, timeout_s=second_s)
+    assert job.patience_s() == pytest.approx(longest_s)
+
+
+class Place(Connection):
+    """A worker's place in that job, by calls."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.num_servers, self.worker_rank, self.timeout_s, self._mailboxes = job, 1, 0, 600.0, [MAILBOX]
+        self.mailbox = mx.nd.zeros(MAILBOX_FLOATS)
+        job.loop.push(MAILBOX, mx.nd.zeros(MAILBOX_FLOATS), self.mailbox)
+
+    def command(self, name: str, payload: Any) -> None:
+        self.job.command(name, **payload)
+
+    def _pull(self, keys: Any, size: int) -> List[np.ndarray]:
+        return [self.mailbox.asnumpy()]
+
+
+def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
+    job = Job()
+    job.open()
+    job.push()
+    export = Mail(Place(job), "export")
+    assert sum(map(len, job.server._outgoing.values())) > 2 * 4 * SIZE
+    export.read()
+    assert not job.server._outgoing
+    assert sum(array.nbytes for array in export.state()[BUCKET].values()) > 2 * 4 * SIZE
+
+
+def test_what_a_closed_store_had_goes_with_the_last_worker_that_closes_it() -> None:
+    job = Job(num_workers=2)
+    job.open()
+    job.push(marks=1 + 2)
+    job.command("close", worker_rank=1, buckets=[BUCKET])
+    job.push(marks=1 + 2, versions=1 + 1)
+    with pytest.raises(ProtocolError, match="which another store has"):
+        job.open()
+    job.command("close", buckets=[BUCKET])
+    job.open()
+
+
+def test_a_server_that_is_done_says_so_and_stays_until_the_launcher_ends_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told"
+    descriptor = os.open(told, os.O_WRONLY | os.O_CREAT)
+    monkeypatch.setenv("ODSGD_REPORT_FD", str(descriptor))
+    job = Job(num_workers=2)
+    job.command("leave", worker_rank=1)
+    assert "done" not in told.read_text()
+    job.command("leave")
+    os.close(descriptor)
+    assert told.read_text().endswith('{"event": "done"}\n')
+    assert not control.watch._due, "it would end as one that nobody talks to"
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
+
+
+class Slow(SyncUpdate):
+    """Takes its time over an update."""
+
+    begun, go_on = threading.Event(), threading.Event()
+
+    def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
+        self.begun.set()
+        assert self.go_on.wait(PATIENCE_S)
+        super().receive(header, total, w)
+
+
+def test_the_loop_waits_for_an_update_of_a_message_with_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.find("ssgd"), "rule", Slow)
+    job = Job()
+    job.open(codec="float16")
+    job.command("coded", traffic=dataclasses.asdict(Traffic(codec="float16")), buckets={str(BUCKET): [0, SIZE]})
+    assert job.server._hub is not None
+    client = Client(job.server._hub, 0)
+    client.ask(np.zeros(SIZE, np.float32).view(np.uint8), 0, 0, 0, BEGIN)
+    client.answer()
+    client.ask(np.zeros(SIZE, np.float16).view(np.uint8), 0, 0, 0, 1)
+    assert Slow.begun.wait(PATIENCE_S)
+    loop = threading.Thread(target=job.push, args=(SUM,))
+    loop.start()
+    loop.join(0.5)
+    assert loop.is_alive() and control.pulse.activity == "serving"
+    Slow.go_on.set()
+    loop.join(PATIENCE_S)
+    client.answer()
+    assert not loop.is_alive() and control.pulse.activity == ""

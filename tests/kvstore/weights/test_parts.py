@@ -1,0 +1,69 @@
+"""Parts: who updates what, and what each worker keeps of the optimizer's state."""
+from typing import Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.messages.buckets import Bucket, Parameter, Segment
+from kvstore.messages.seam import Transport
+from kvstore.session.saving import Saved
+from kvstore.transports.in_process import Stage
+from kvstore.transports.sharded import cuts, part
+from kvstore.weights.parts import Parts
+
+SHAPES = {"w1": (7, 3), "w2": (10,), "z": (1,)}
+
+
+def buckets(*sizes: int) -> List[Bucket]:
+    return [Bucket(number, 0, (Segment(Parameter(number, f"w{number}", (size,)), 0, size, 0),))
+            for number, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 5])
+@pytest.mark.parametrize("whole", [False, True])
+def test_every_element_has_one_owner(workers: int, whole: bool) -> None:
+    for bucket in buckets(1, 4, 23, 2):
+        owners = np.zeros(bucket.size)
+        for rank in range(workers):
+            owners[part(cuts([bucket], workers, whole)[bucket.id], rank)] += 1
+        assert np.all(owners == 1)
+
+
+def test_whole_buckets_are_owned_by_turns() -> None:
+    cut = cuts(buckets(5, 5, 5, 5), 3, whole=True)
+    owners = [[rank for rank in range(3) if part(cut[number], rank) == slice(0, 5)] for number in range(4)]
+    assert owners == [[0], [1], [2], [0]]
+
+
+def steps(transport: Transport, optimizer: str) -> Tuple[Dict[str, int], Saved]:
+    """Floats of the optimizer's state on this worker by bucket, and what all of them have."""
+    store = kvstore.create("ssgd", transport, bucket_nbytes=64)
+    store.set_optimizer(mx.optimizer.create(optimizer, learning_rate=0.1))
+    weights = {name: mx.nd.ones(shape) for name, shape in SHAPES.items()}
+    for name, weight in weights.items():
+        store.broadcast(name, weight, weight)
+    for _ in range(3):
+        for name, weight in weights.items():
+            store.pushpull(name, weight - transport.worker_rank, weight)
+    store.wait()
+    wire = store.session.wire
+    kept = {} if not isinstance(wire, Parts) else {
+        bucket.label: sum(array.size for array in wire.updates[bucket.id].arrays().values())
+        for bucket in wire.buckets if wire.sharded.part(bucket).start < wire.sharded.part(bucket).stop}
+    return kept, store.server_state()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lamb"])
+def test_the_workers_together_keep_one_state_which_is_that_of_the_servers(optimizer: str) -> None:
+    stage = Stage(2, timeout_s=60)
+    found = stage.run(lambda transport: steps(transport, optimizer), stage.sharded_worker)
+    _, (expected, _) = Stage(2, timeout_s=60).run(lambda transport: steps(transport, optimizer))[0]
+    floats = [sum(kept.values()) for kept, _ in found]
+    assert sum(floats) == sum(array.size for array in expected.values()) == 2 * 32
+    assert optimizer == "lamb" or max(floats) < 2 * 32 * 0.6  # whole parameters cannot be shared evenly
+    for _, (arrays, _) in found:
+        assert list(arrays) == list(expected)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(array, expected[name], err_msg=name)

@@ -1,0 +1,198 @@
+"""How agents that mpirun starts and their launcher find each other."""
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import resource
+import selectors
+import socket
+import threading
+import time
+from typing import Iterator, List, Optional, Sequence
+
+import pytest
+
+from odsgd.launch.connections import listener as doors
+from odsgd.launch.connections.handshake import NODE, RANKS, arrive, pack, receive_orders, unpack
+from odsgd.launch.connections.listener import Door, Post
+from odsgd.launch.hosts.ssh import Outpost
+from odsgd.launch.plan import LOCAL, Process
+
+SECRET = 64 * "a"
+PATIENCE_S = 60.0
+PROCESSES = [Process("worker", rank, LOCAL, ("true",), {}) for rank in range(3)]
+
+
+class Launcher:
+    """A launcher's door for three agents, and the loop that it is a part of."""
+
+    def __init__(self) -> None:
+        self.door = Door([Post(process.name, [process]) for process in PROCESSES], SECRET, "127.0.0.1")
+        self.at = self.door.listener.getsockname()
+        self.arrived: List[Outpost] = []
+        self.over = threading.Event()
+        self.selector = selectors.DefaultSelector()
+        self.door.serve(self.selector, self._greet)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def _greet(self, outpost: Outpost) -> None:
+        self.arrived.append(outpost)  # before the test hears of it
+        outpost.channel.send({"do": "ping"})
+
+    def _run(self) -> None:
+        while not self.over.is_set():
+            for key, _ in self.selector.select(0.01):
+                key.data()
+            self.door.tick()
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join(PATIENCE_S)
+        self.door.close()
+        for outpost in self.arrived:
+            outpost.close()
+        self.selector.close()
+
+    def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
+        """What an agent is given for three ranks."""
+        return pack({"launcher": self.at, "secret": secret, "common": {"directory": "/here"}, "nodes": nodes,
+                     "ranks": [{"processes": [{"name": process.name}]} for process in PROCESSES]})
+
+    @property
+    def let_in(self) -> List[str]:
+        return [process.name for outpost in self.arrived for process in outpost.processes]
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    launcher.thread.start()
+    with contextlib.closing(launcher):
+        yield launcher
+
+
+def heard(fd: int) -> bytes:
+    """What an agent hears first on its connection; nothing, if it is hung up on."""
+    with socket.socket(fileno=fd) as connection:
+        connection.settimeout(PATIENCE_S)
+        try:
+            return connection.recv(100)
+        except ConnectionResetError:
+            return b""
+
+
+@pytest.fixture
+def rank_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is MPI rank 1."""
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(RANKS[-1], "1")
+
+
+def test_jobs_survive_the_way_through_an_environment_variable() -> None:
+    jobs = {"ranks": [{"env": {"A": "ü'\" \n"}}] * 200}
+    assert unpack(pack(jobs)) == jobs and len(pack(jobs)) < 2000
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
+    orders, fd = arrive(launcher.orders())
+    assert json.loads(heard(fd)) == {"do": "ping"}
+    assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launcher: Launcher) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as visitor:
+        free = os.dup(visitor.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            visitor.connect(launcher.at)
+            deadline = time.monotonic() + PATIENCE_S / 6
+            while launcher.door.listener in launcher.selector.get_map():
+                assert time.monotonic() < deadline, "the loop does nothing but ask who is at the door"
+                time.sleep(0.001)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _, fd = arrive(launcher.orders())
+        assert heard(fd) and launcher.let_in == ["worker 1"]
+
+
+def test_an_agent_of_slurm_gets_the_orders_of_its_node(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NODE, "b")
+    orders, fd = arrive(launcher.orders(nodes=["a", "b", "c"]))
+    assert heard(fd) and orders["processes"] == [{"name": "worker 1"}] and launcher.let_in == ["worker 1"]
+    with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
+        arrive(launcher.orders(nodes=["a", "c"]))
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_an_agent_of_another_job_or_one_that_has_been_here_is_not_let_in(launcher: Launcher) -> None:
+    assert heard(arrive(launcher.orders(secret=64 * "b"))[1]) == b""
+    assert heard(arrive(launcher.orders())[1])
+    assert heard(arrive(launcher.orders())[1]) == b""
+    assert launcher.let_in == ["worker 1"]
+
+
+def visit(launcher: Launcher, answer: Optional[bytes] = None) -> socket.socket:
+    """A visitor that is no agent, and says this, or nothing."""
+    visitor = socket.create_connection(launcher.at, PATIENCE_S)
+    assert len(visitor.recv(100)) == 33
+    if answer is not None:
+        visitor.sendall(answer)
+    return visitor
+
+
+@pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n",
+                                    b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", 1100 * b"x", b""])
+def test_a_visitor_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: bytes) -> None:
+    with visit(launcher, answer) as visitor:
+        with contextlib.suppress(OSError):  # it may have been hung up on already
+            visitor.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(ConnectionResetError):
+            assert visitor.recv(1) == b""
+    assert launcher.let_in == []
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_a_silent_visitor_holds_nobody_up_and_has_to_go(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    with visit(launcher) as silent:
+        assert heard(arrive(launcher.orders())[1])
+        monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 0.0)
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.usefixtures("rank_1")
+def test_however_many_strangers_there_are_an_agent_comes_in(launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+                                                            ) -> None:
+    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 1e6)
+    monkeypatch.setattr(doors, "UNDISTURBED_S", 0.5)
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(visit(launcher)) for _ in range(4)]  # three agents are awaited
+        assert heard(arrive(launcher.orders())[1])
+        assert [visitor.recv(1) for visitor in silent[:3]] == [b"", b"", b""]
+
+
+def test_strangers_who_come_later_do_not_push_an_agent_out(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(doors, "UNDISTURBED_S", 1e6)
+    with contextlib.ExitStack() as stack:
+        agent = stack.enter_context(socket.create_connection(launcher.at, timeout=PATIENCE_S))
+        nonce = agent.recv(100).decode().strip()
+        for _ in range(5):
+            stack.enter_context(socket.create_connection(launcher.at, timeout=PATIENCE_S))
+        proof = hmac.new(bytes.fromhex(SECRET), f"agent 1 {nonce}".encode(), hashlib.sha256).hexdigest()
+        agent.sendall(json.dumps({"rank": 1, "proof": proof, "nonce": "n"}).encode() + b"\n")
+        assert agent.recv(100)
+
+
+def test_what_answers_in_the_launchers_place_may_say_anything() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"\xff\xfe\n")
+        with pytest.raises(OSError, match="does not know the job's secret"):
+            receive_orders(ours, SECRET, "n")

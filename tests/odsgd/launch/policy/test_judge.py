@@ -1,0 +1,544 @@
+"""When a job ends and whose fault it is said to be: events in, a verdict out, in a time of our own."""
+import signal
+from typing import List, Optional, Sequence
+
+import pytest
+
+from odsgd.launch.policy.judge import (
+    DESERTED_S,
+    FAREWELL_S,
+    LAST_WORDS_S,
+    SETTLE_S,
+    TAIL_LINES,
+    Judge,
+    Lost,
+    Member,
+    Verdict,
+)
+
+NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
+
+
+def running(*joined: str, startup_timeout_s: float = 300.0, names: Sequence[str] = NAMES,
+            on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> Judge:
+    """A job of two workers and a server at time 0; these have joined."""
+    judge = Judge([Member(name, name.split()[0], "hostA") for name in names], startup_timeout_s, 0.0, "10.0.0.9:4000",
+                on_worker_loss, hang_timeout_s)
+    for number, name in enumerate(names):
+        judge.started(name, 100 + number)
+    for name in joined:
+        judge.reported(name, {"event": "joined"}, 0.0)
+    return judge
+
+
+def verdict_at(judge: Judge, now: float) -> Verdict:
+    verdict = judge.tick(now)
+    assert verdict is not None
+    return verdict
+
+
+def test_a_running_job_has_no_verdict() -> None:
+    assert running(*NAMES).tick(1e6) is None
+
+
+def test_the_verdict_waits_for_failures_that_belong_together() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", 3, 10.0)
+    assert judge.tick(10.0 + SETTLE_S / 2) is None
+    verdict = verdict_at(judge, 10.0 + SETTLE_S)
+    assert (verdict.exit_code, verdict.culprit) == (3, "worker 1")
+    assert verdict.message == "worker 1 failed (host hostA, pid 103): exit code 3"
+
+
+def test_the_first_failure_is_the_cause_and_the_others_are_listed() -> None:
+    judge = running(*NAMES)
+    judge.exited("server 0", -signal.SIGKILL, 10.0)
+    judge.exited("worker 0", 1, 10.1)
+    verdict = verdict_at(judge, 11.0)
+    assert (verdict.exit_code, verdict.culprit) == (137, "server 0")
+    assert "killed by SIGKILL (kill -9, or the kernel ran out of memory)" in verdict.message
+    assert "after it, not the cause: worker 0: exit code 1" in verdict.message
+
+
+def test_a_report_counts_when_it_is_made_not_when_the_process_ends() -> None:
+    judge = running(*NAMES)
+    judge.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 10.0)
+    judge.exited("worker 0", 1, 10.1)
+    assert judge.tick(10.5) is None  # worker 1 is still printing its traceback
+    judge.output("worker 1", "Traceback")
+    judge.exited("worker 1", 70, 10.6)
+    verdict = verdict_at(judge, 10.7)
+    assert (verdict.exit_code, verdict.culprit) == (70, "worker 1")
+    assert verdict.message.splitlines()[1] == "  it reported: ValueError: nan"
+    assert verdict.message.splitlines()[-1] == "    | Traceback"
+
+
+def test_a_reporter_that_does_not_end_is_not_waited_for_for_ever() -> None:
+    judge = running(*NAMES)
+    judge.reported("worker 1", {"event": "failed", "error": "stuck"}, 10.0)
+    assert verdict_at(judge, 10.0 + LAST_WORDS_S).exit_code == 70
+
+
+@pytest.mark.parametrize("first", ["deadline", "admitted"])
+def test_a_process_that_missed_another_one_is_not_the_cause(first: str) -> None:
+    judge = running(*NAMES)
+    if first == "deadline":
+        judge.reported("worker 0", {"event": "failed", "error": "no answer within 600 s"}, 10.0)
+        judge.exited("worker 0", 75, 10.0)
+    else:
+        judge.reported("worker 0", {"event": "failed", "error": "peer lost", "consequence": True}, 10.0)
+    judge.exited("worker 1", -signal.SIGSEGV, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT, -signal.SIGSEGV])
+def test_a_worker_that_mpi_has_ended_is_not_the_cause_though_its_end_is_seen_first(ended: int) -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", ended, 10.0)
+    judge.exited("worker 0", -signal.SIGKILL, 10.0)
+    assert verdict_at(judge, 11.0).culprit == "worker 0"
+
+
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT])
+def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", ended, 10.0)
+    judge.exited("worker 0", -signal.SIGSEGV, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 0"
+
+
+@pytest.mark.parametrize("struck", [-signal.SIGKILL, -signal.SIGSEGV])
+def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(struck: int) -> None:
+    for other, culprit, exit_code in ((struck, "worker 0", 128 - struck), (7, "worker 1", 15)):
+        judge = running(*NAMES)
+        judge.aborted("worker 1", 0x30290F, 10.0)
+        judge.exited("worker 1", 0, 10.1)
+        judge.exited("worker 0", other, 10.2)
+        verdict = verdict_at(judge, 11.0)
+        assert (verdict.culprit, verdict.exit_code) == (culprit, exit_code)
+
+
+def test_of_two_that_have_crashed_the_first_is_the_cause() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", -signal.SIGSEGV, 10.0)
+    judge.exited("worker 0", -signal.SIGBUS, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
+def test_a_worker_that_has_ended_itself_is_the_cause_if_none_was_killed() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 1", 3, 10.0)
+    judge.exited("worker 0", -signal.SIGABRT, 10.1)  # it ended itself, and perhaps for that reason
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
+def test_an_expired_deadline_alone_is_the_cause() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 0", 75, 10.0)
+    assert verdict_at(judge, 11.0).exit_code == 75
+
+
+def test_the_message_ends_with_the_last_lines_of_the_culprit() -> None:
+    judge = running(*NAMES)
+    for number in range(30):
+        judge.output("worker 0", "line %d" % number)
+    judge.exited("worker 0", 1, 10.0)
+    tail = verdict_at(judge, 11.0).message.splitlines()[-TAIL_LINES:]
+    assert tail == ["    | line %d" % number for number in range(10, 30)]
+
+
+def test_a_script_that_imports_mxnet_first_is_told_what_it_lacks() -> None:
+    judge = running(*NAMES)
+    judge.output("worker 0", "AttributeError: module 'numpy' has no attribute 'bool'.")
+    judge.exited("worker 0", 1, 10.0)
+    assert "put `import odsgd` before `import mxnet`" in verdict_at(judge, 11.0).message
+
+
+def test_a_job_that_never_makes_a_store_does_not_wait_for_its_servers() -> None:
+    judge = running()
+    end_workers(judge, 10.0)
+    verdict = verdict_at(judge, 10.1)
+    assert (verdict.exit_code, verdict.message) == (0, "")
+
+
+def end_workers(judge: Judge, now: float) -> None:
+    judge.exited("worker 0", 0, now)
+    judge.exited("worker 1", 0, now)
+
+
+def test_all_have_ended_well() -> None:
+    judge = running(*NAMES)
+    end_workers(judge, 10.0)
+    assert judge.tick(10.05) is None
+    judge.exited("server 0", 0, 10.1)
+    assert verdict_at(judge, 10.1) == Verdict(0, "", finished=True)  # the scheduler hears no farewell
+
+
+def test_a_server_whose_word_of_joining_comes_late_is_waited_for_all_the_same() -> None:
+    judge = running("scheduler", "worker 0", "worker 1")  # nobody joins alone
+    end_workers(judge, 10.0)
+    assert judge.tick(10.05) is None
+    judge.reported("server 0", {"event": "joined"}, 10.1)
+    judge.exited("server 0", 0, 10.2)
+    assert verdict_at(judge, 10.2) == Verdict(0, "", finished=True)
+
+
+def test_a_server_that_says_it_is_done_is_not_waited_for() -> None:
+    judge = running(*NAMES)
+    judge.reported("server 0", {"event": "done"}, 9.9)
+    end_workers(judge, 10.0)
+    assert verdict_at(judge, 10.0) == Verdict(0, "", finished=True)
+
+
+def test_servers_that_stay_are_stopped_and_the_job_has_succeeded() -> None:
+    judge = running(*NAMES)
+    end_workers(judge, 10.0)
+    assert judge.tick(10.0 + FAREWELL_S - 0.1) is None
+    verdict = verdict_at(judge, 10.0 + FAREWELL_S)
+    assert verdict.exit_code == 0
+    assert verdict.message == "server 0 had not ended 5 s after the last worker; stopped"
+
+
+def test_a_server_that_crashes_after_success_is_named_and_the_job_has_not_succeeded() -> None:
+    judge = running(*NAMES)
+    end_workers(judge, 10.0)
+    judge.exited("server 0", -signal.SIGABRT, 10.1)
+    judge.exited("scheduler", 0, 10.1)
+    verdict = verdict_at(judge, 10.2)
+    assert verdict.exit_code == 134
+    assert verdict.message == "server 0 ended badly after the last worker had succeeded (host hostA, pid 101): " \
+                              "killed by SIGABRT"
+
+
+def test_a_server_that_reports_a_failure_after_success_fails_the_job() -> None:
+    judge = running(*NAMES)
+    end_workers(judge, 10.0)
+    judge.reported("server 0", {"event": "failed", "error": "disk full"}, 10.1)
+    judge.exited("server 0", 70, 10.1)
+    assert verdict_at(judge, 11.0).exit_code == 70
+
+
+def test_a_server_that_leaves_while_all_workers_run_fails_the_job() -> None:
+    judge = running(*NAMES)
+    judge.exited("server 0", 0, 10.0)
+    assert judge.tick(10.0 + DESERTED_S - 0.1) is None
+    verdict = verdict_at(judge, 10.0 + DESERTED_S)
+    assert verdict.exit_code == 70 and verdict.culprit == "server 0"
+
+
+def test_a_server_that_leaves_when_a_worker_is_done_is_as_it_should_be() -> None:
+    judge = running(*NAMES)
+    judge.reported("worker 0", {"event": "done"}, 9.0)  # it may go on alone for hours, evaluating
+    judge.exited("server 0", 0, 10.0)
+    assert judge.tick(1e5) is None
+
+
+def test_the_startup_table_says_where_each_process_stands() -> None:
+    judge = Judge([Member(name, name.split()[0], "hostB") for name in NAMES], 60.0, 0.0)
+    judge.started("scheduler", 100)
+    judge.reported("scheduler", {"event": "joined"}, 1.0)
+    judge.started("server 0", 101)
+    judge.reported("server 0", {"event": "connecting"}, 1.0)
+    judge.started("worker 0", 102)
+    assert judge.tick(59.9) is None
+    verdict = verdict_at(judge, 60.0)
+    assert verdict.exit_code == 75
+    assert verdict.message.splitlines()[:6] == [
+        "the job has not come up within 60 s; missing: worker 0, worker 1 (2 of 4)",
+        "  process    host   pid  state",
+        "  scheduler  hostB  100  joined",
+        "  server 0   hostB  101  asked to join, waits for the others",
+        "  worker 0   hostB  102  running, has not asked to join",
+        "  worker 1   hostB  -    never started"]
+
+
+def test_a_job_whose_processes_ask_and_do_not_meet_points_to_the_network() -> None:
+    judge = running(startup_timeout_s=60.0)
+    for name in NAMES:
+        judge.reported(name, {"event": "connecting"}, 1.0)
+    assert "Check that every host can connect to 10.0.0.9:4000" in verdict_at(judge, 60.0).message
+
+
+def test_a_worker_that_never_reports_is_not_missed_once_the_servers_have_joined() -> None:
+    judge = running("scheduler", "server 0", startup_timeout_s=60.0)
+    assert judge.tick(1e5) is None
+
+
+def test_a_job_that_was_up_once_is_not_late() -> None:
+    judge = running(*NAMES, startup_timeout_s=60.0)
+    assert judge.tick(1.0) is None and judge.tick(1e5) is None
+
+
+def test_a_worker_that_left_before_joining_is_missing() -> None:
+    judge = running("scheduler", startup_timeout_s=60.0)
+    judge.exited("worker 1", 0, 2.0)
+    assert "worker 1   hostA  103  exited with code 0 without joining" in verdict_at(judge, 60.0).message
+
+
+WORKERS = ("worker 0", "worker 1")
+
+
+def test_without_servers_no_worker_is_missed_before_a_worker_asks_for_the_others() -> None:
+    judge = running(names=WORKERS)
+    assert judge.tick(1e6) is None
+    judge.reported("worker 0", {"event": "connecting"}, 1e6)
+    assert judge.tick(1e6 + 299) is None
+    verdict = verdict_at(judge, 1e6 + 300)
+    assert verdict.exit_code == 75 and "missing: worker 1 (1 of 2)" in verdict.message
+
+
+def test_without_servers_a_worker_that_left_instead_of_joining_is_missing() -> None:
+    judge = running(names=WORKERS)
+    judge.reported("worker 0", {"event": "connecting"}, 0.0)
+    judge.exited("worker 1", 0, 1.0)
+    assert "missing: worker 1" in verdict_at(judge, 300).message
+
+
+def test_without_servers_workers_that_have_met_are_up() -> None:
+    judge = running(names=WORKERS)
+    for name in WORKERS:
+        judge.reported(name, {"event": "connecting"}, 10.0)
+        judge.reported(name, {"event": "joined"}, 11.0)
+    assert judge.tick(1e6) is None
+
+
+def test_startup_timeout_0_waits_for_ever() -> None:
+    assert running(startup_timeout_s=0.0).tick(1e9) is None
+
+
+def test_a_signal_goes_before_everything_else() -> None:
+    judge = running(*NAMES)
+    judge.exited("worker 0", 1, 10.0)
+    judge.interrupted(signal.SIGTERM)
+    assert verdict_at(judge, 10.0) == Verdict(143, "stopped by SIGTERM", by_signal=True)
+
+
+def test_a_lost_host_names_the_processes_that_were_there() -> None:
+    judge = running(*NAMES)
+    judge.host_lost("hostA", ["worker 0", "worker 1"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
+    verdict = verdict_at(judge, 11.0)
+    assert verdict.message == "lost host hostA (worker 0, worker 1): ssh ended with exit code 255: Connection reset"
+    assert verdict.exit_code == 70
+
+
+def test_an_agent_that_is_told_to_end_is_the_cause_and_not_its_processes() -> None:
+    judge = running(*NAMES)
+    judge.host_told("hostA", ["worker 0", "worker 1"], signal.SIGTERM, 10.0)
+    judge.exited("worker 1", -signal.SIGTERM, 10.1)
+    assert verdict_at(judge, 11.0) == Verdict(
+        143, "lost host hostA (worker 0, worker 1): its agent was told to end by SIGTERM")
+
+
+# --on-worker-loss continue
+
+FIVE = (*NAMES, "worker 2")
+
+
+def going_on(*joined: str) -> Judge:
+    """A job of three workers that may lose some; all have joined unless said otherwise."""
+    return running(*(joined or FIVE), names=FIVE, on_worker_loss="continue")
+
+
+def lost_at(judge: Judge, now: float) -> List[Lost]:
+    assert judge.tick(now) is None
+    return judge.take_lost()
+
+
+def test_a_worker_is_lost_and_the_job_goes_on() -> None:
+    judge = going_on()
+    judge.output("worker 1", "its last line")
+    judge.exited("worker 1", -signal.SIGKILL, 10.0)
+    assert lost_at(judge, 10.0 + SETTLE_S / 2) == []
+    assert lost_at(judge, 10.0 + SETTLE_S) == [Lost([1], (
+        "worker 1 was lost (host hostA, pid 103): killed by SIGKILL (kill -9, or the kernel ran out of memory); "
+        "the job goes on with 2 of 3 workers\n  the last lines of worker 1:\n    | its last line"))]
+    assert lost_at(judge, 1e5) == []
+
+
+def test_a_job_that_has_lost_workers_succeeds_and_says_so() -> None:
+    judge = going_on()
+    judge.exited("worker 2", 3, 10.0)
+    assert "goes on with 2 of 3" in lost_at(judge, 11.0)[0].message
+    judge.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 12.0)
+    judge.exited("worker 1", 70, 12.1)
+    (lost,) = lost_at(judge, 13.0)
+    assert "exit code 70; the job goes on with 1 of 3 workers\n  it reported: ValueError: nan" in lost.message
+    judge.exited("worker 0", 0, 14.0)
+    judge.exited("server 0", 0, 14.1)
+    judge.exited("scheduler", 0, 14.1)
+    assert verdict_at(judge, 14.1) == Verdict(0, "the job has finished without workers [1, 2]",
+                                               finished=True)
+
+
+def test_a_worker_may_be_lost_when_all_others_have_finished() -> None:
+    judge = going_on()
+    judge.exited("worker 0", 0, 10.0)
+    judge.exited("worker 2", 0, 10.0)
+    judge.exited("worker 1", 1, 10.1)
+    assert lost_at(judge, 11.0)[0].message.endswith("exit code 1; every other worker has finished")
+    assert verdict_at(judge, 11.0 + FAREWELL_S).message.endswith("finished without workers [1]")
+
+
+def test_worker_0_may_be_lost_and_the_last_worker_may_not() -> None:
+    judge = going_on()
+    judge.exited("worker 0", -signal.SIGKILL, 10.0)
+    assert [lost.ranks for lost in lost_at(judge, 11.0)] == [[0]]
+    judge.exited("worker 1", -signal.SIGKILL, 12.0)
+    judge.exited("worker 2", -signal.SIGSEGV, 12.1)
+    verdict = verdict_at(judge, 13.0)
+    assert verdict.exit_code == 137 and "continue does not help: no worker is left" in verdict.message
+
+
+@pytest.mark.parametrize("name, why", [
+    ("server 0", "a job cannot go on without server 0"),
+    ("scheduler", "a job cannot go on without the scheduler"),
+])
+def test_a_process_that_a_job_cannot_spare_ends_it(name: str, why: str) -> None:
+    judge = going_on()
+    judge.exited(name, -signal.SIGKILL, 10.0)
+    verdict = verdict_at(judge, 11.0)
+    assert (verdict.exit_code, verdict.culprit) == (137, name)
+    assert verdict.message.splitlines()[1] == "  --on-worker-loss continue does not help: " + why
+
+
+def test_a_loss_before_the_job_is_up_ends_it() -> None:
+    judge = going_on("scheduler")
+    judge.exited("worker 1", 1, 10.0)
+    verdict = verdict_at(judge, 11.0)
+    assert verdict.exit_code == 1
+    assert "the job was not up, and the others cannot meet without worker 1" in verdict.message
+    assert judge.take_lost() == []
+
+
+def test_a_loss_that_belongs_to_a_failure_is_a_failure() -> None:
+    judge = going_on()
+    judge.exited("worker 1", 1, 10.0)
+    judge.exited("server 0", 1, 10.2)
+    verdict = verdict_at(judge, 11.0)
+    assert verdict.culprit == "worker 1" and judge.take_lost() == []
+    assert "continue does not help: a job cannot go on without server 0" in verdict.message
+
+
+def test_a_failure_after_a_loss_tells_of_the_loss() -> None:
+    judge = going_on()
+    judge.exited("worker 1", 1, 10.0)
+    lost_at(judge, 11.0)
+    judge.exited("server 0", 1, 20.0)
+    assert "  the job had lost workers [1] before" in verdict_at(judge, 21.0).message.splitlines()
+
+
+def test_a_worker_that_reports_a_failure_and_stays_ends_the_job() -> None:
+    judge = going_on()
+    judge.reported("worker 1", {"event": "failed", "error": "stuck"}, 10.0)
+    assert lost_at(judge, 11.0) == []
+    assert "worker 1 has not ended, and may still take part" in verdict_at(judge, 10.0 + LAST_WORDS_S).message
+
+
+def test_a_lost_host_of_workers_can_be_spared_and_one_with_a_server_cannot() -> None:
+    judge = going_on()
+    judge.host_lost("hostB", ["worker 1", "worker 2"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
+    assert lost_at(judge, 11.0) == [Lost([1, 2], (
+        "lost host hostB (worker 1, worker 2): ssh ended with exit code 255: Connection reset; the job goes on with 1 "
+        "of 3 workers"))]
+    judge = going_on()
+    judge.host_lost("hostB", ["worker 1", "server 0"], "its agent has gone", [], 10.0)
+    assert "a job cannot go on without server 0" in verdict_at(judge, 11.0).message
+
+
+def test_servers_that_leave_are_missed_though_a_worker_was_lost() -> None:
+    judge = going_on()
+    judge.exited("worker 1", 1, 10.0)
+    lost_at(judge, 11.0)
+    judge.exited("server 0", 0, 12.0)
+    assert verdict_at(judge, 12.0 + DESERTED_S).culprit == "server 0"
+
+
+def silence(judge: Judge, name: str, until_s: int) -> None:
+    """Everyone beats from time 1 on, but for this one."""
+    for now in range(1, until_s + 1):
+        judge.vigil.heard(NAMES, now)
+        judge.vigil.beats({other: {"at": now, "activity": "training" if "worker" in other else "", "waits_s": 0.5,
+                                   "silent_s": float(now) if other == name else 0.5, "state": "T"}
+                           for other in NAMES}, now)
+        assert judge.tick(now) is None
+
+
+def test_a_process_that_hangs_is_to_be_ended_and_its_stacks_are_waited_for() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0)
+    silence(judge, "server 0", 31)
+    assert judge.take_hung() == ["server 0"] and judge.take_hung() == []
+    assert judge.tick(31.0 + SETTLE_S) is None
+    judge.output("server 0", "Thread 1")
+    judge.exited("server 0", -signal.SIGKILL, 32.0)
+    judge.reported("worker 0", {"event": "failed", "error": "no answer", "consequence": True}, 32.0)
+    verdict = verdict_at(judge, 32.0)
+    assert (verdict.exit_code, verdict.culprit) == (75, "server 0")
+    assert verdict.message.startswith("server 0 failed (host hostA, pid 101): it has not answered for 31 s: it is stop")
+    assert verdict.message.endswith("    | Thread 1")
+
+
+def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0, on_worker_loss="continue")
+    silence(judge, "worker 1", 31)
+    judge.exited("worker 1", -signal.SIGKILL, 32.0)
+    assert judge.tick(32.0) is None
+    assert [lost.ranks for lost in judge.take_lost()] == [[1]]
+
+
+def test_a_silent_agent_is_a_lost_host() -> None:
+    judge = running(*NAMES, hang_timeout_s=30.0)
+    judge.vigil.heard(NAMES, 1.0)
+    for now in range(2, 32):
+        assert judge.tick(now) is None
+    assert judge.tick(31.5) is None
+    verdict = verdict_at(judge, 32.0)
+    assert verdict.message == ("lost host hostA (scheduler, server 0, worker 0, worker 1): its agent has not answered "
+                               "for 30 s")
+
+
+# --- who keeps a job from coming up -----------------------------------------------------------------------------------
+
+def test_the_worker_that_fails_before_all_have_met_is_absent() -> None:
+    judge = running("scheduler", "server 0", "worker 0")
+    judge.exited("worker 1", 1, 10.0)
+    judge.exited("worker 0", 75, 10.1)  # which missed it
+    verdict_at(judge, 11.0)
+    assert not judge.came_up and judge.absent() == ["worker 1"]
+
+
+def test_processes_of_a_lost_host_and_those_that_never_joined_are_absent() -> None:
+    judge = running("scheduler")
+    judge.host_lost("hostB", ["server 0", "worker 1"], "ssh ended with exit code 255", (), 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.absent() == ["server 0", "worker 1"]
+    judge = running("server 0", "worker 0", startup_timeout_s=20.0)
+    judge.reported("scheduler", {"event": "connecting"}, 1.0)
+    verdict_at(judge, 21.0)
+    assert judge.absent() == ["worker 1"]
+
+
+@pytest.mark.parametrize("codes", [(1, 1), (64, None)])
+def test_nobody_is_absent_who_fails_like_all_others_or_by_a_mistake(codes: Sequence[Optional[int]]) -> None:
+    judge = running("scheduler")
+    for name, code in zip(("worker 1", "worker 0"), codes):
+        if code:
+            judge.exited(name, code, 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.absent() == []
+
+
+def test_nobody_is_absent_from_a_job_that_came_up() -> None:
+    judge = running(*NAMES)
+    judge.tick(1.0)
+    judge.exited("worker 1", 1, 10.0)
+    verdict_at(judge, 11.0)
+    assert judge.came_up and judge.absent() == []
+
+
+def test_workers_that_end_alike_because_they_did_not_find_each_other_are_absent() -> None:
+    judge = Judge([Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 300.0, 0.0)
+    for rank in range(2):
+        judge.started(f"worker {rank}", rank)
+        judge.reported(f"worker {rank}", {"event": "connecting"}, 0.0)
+        judge.exited(f"worker {rank}", 15, 1.0)
+    assert judge.absent() == ["worker 0"]

@@ -1,0 +1,180 @@
+"""Whether a job that has failed is started again, from facts alone."""
+from pathlib import Path
+from typing import Any, List, Optional
+
+import pytest
+
+from odsgd.launch.hosts.missing import Absentees
+from odsgd.launch.plan import LOCAL, Job, Process, make_plan
+from odsgd.launch.policy.judge import Judge, Member, Verdict
+from odsgd.launch.policy.restarts import Attempt, Decision, Roll, decide
+from tests.integration.launching import stand_in_ssh
+from tests.jobs import until
+from tests.odsgd.launch.jobs import ROOT, A, B, C, job
+
+
+def attempt(exit_code: int = 137, culprit: Optional[str] = "worker 1", resumed: int = 400, saved: int = 400,
+            at: int = 412, message: str = "worker 1 failed (host a, pid 7): killed by SIGKILL\n  the last lines",
+            by_signal: bool = False, finished: bool = False) -> Attempt:
+    return Attempt(Verdict(exit_code, message, culprit, by_signal, finished), resumed, saved, at, 3.45)
+
+
+def test_a_failure_is_followed_by_a_restart_that_says_what_is_lost() -> None:
+    assert decide(attempt(saved=405), None, 0, 3) == Decision(
+        True, "restart 1 of 3, from checkpoint 405; lost are 3.5 s, at least 7 iterations")
+    assert decide(attempt(saved=0), None, 1, 3).text.startswith("restart 2 of 3, from the beginning; lost are 3.5 s")
+
+
+@pytest.mark.parametrize("ended", [attempt(exit_code=0, culprit=None, finished=True),
+                                   attempt(exit_code=137, culprit=None, finished=True),  # a server, after the workers
+                                   attempt(exit_code=130, by_signal=True)])
+def test_success_and_signals_end_a_job_without_a_word(ended: Attempt) -> None:
+    assert decide(ended, None, 0, 3) == Decision(False)
+
+
+def test_without_restarts_nothing_is_said() -> None:
+    assert decide(attempt(), None, 0, 0) == Decision(False)
+
+
+def test_a_mistake_in_the_options_stays_one() -> None:
+    assert decide(attempt(exit_code=64), None, 0, 3) == Decision(
+        False, "not started again: a mistake in the options stays one")
+
+
+@pytest.mark.parametrize("most, used", [(3, "all 3 restarts are"), (1, "the 1 restart is")])
+def test_there_are_so_many_and_no_more(most: int, used: str) -> None:
+    assert decide(attempt(saved=410), attempt(), most - 1, most).again
+    assert decide(attempt(saved=410, resumed=410), attempt(), most, most) == Decision(
+        False, f"not restarted: {used} used up (--max-restarts)")
+
+
+def test_the_same_failure_at_the_same_place_is_not_tried_again() -> None:
+    again = attempt(message="worker 1 failed (host a, pid 99): killed by SIGKILL")
+    assert decide(again, attempt(), 1, 9) == Decision(
+        False, "not started again: worker 1 has failed in the same way as before, after the same checkpoint (400) and "
+        "no farther than then (iteration 412)")
+
+
+@pytest.mark.parametrize("other", [
+    attempt(at=413), attempt(resumed=405), attempt(culprit="worker 0"),
+    attempt(message="worker 1 failed (host a, pid 7): exit code 70"),
+    attempt(culprit=None, message="lost host a (worker 1): ssh ended")])
+def test_another_failure_is_tried_again(other: Attempt) -> None:
+    assert decide(other, attempt(culprit=other.verdict.culprit and "worker 1"), 1, 9).again
+
+
+def test_the_judge_knows_what_has_been_kept() -> None:
+    judge = Judge([Member("worker 0", "worker", "hostA")], 300.0, 5.0)
+    assert (judge.history.saved, judge.history.since) == (0, 5.0)
+    judge.reported("worker 0", {"event": "resumed", "iteration": 40}, 7.0)
+    judge.reported("worker 0", {"event": "saved", "iteration": 60}, 9.0)
+    judge.reported("worker 0", {"event": "saved", "iteration": "x"}, 11.0)
+    assert (judge.history.resumed, judge.history.saved, judge.history.since) == (40, 60, 9.0)
+
+
+def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **settings: Any) -> Job:
+    return job(3, servers, *slots, least_workers=2, most_workers=3, max_restarts=3, rejoin_timeout_s=rejoin_timeout_s,
+               **settings)
+
+
+def planned(roll: Roll) -> List[Process]:
+    return make_plan(roll.job, ROOT).processes
+
+
+def some(roll: Roll, *names: str) -> List[Process]:
+    return [process for process in planned(roll) if process.name in names]
+
+
+def test_a_worker_that_does_not_come_back_is_waited_for_and_then_left_out() -> None:
+    roll = Roll(elastic())
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # at the first start it is a failure
+    roll.met()
+    assert roll.missed([], planned(roll), 5.0) is None
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+        True, "worker 1 did not come back; trying again for 20 s, then without")
+    assert roll.job.num_workers == 3
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) == Decision(
+        True, "going on with 2 of 3 workers, without worker 1; batches are dealt anew")
+    assert (roll.job.num_workers, roll.job.most_workers, roll.present) == (2, 3, [0, 2])
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 40.0) == Decision(
+        True, "worker 2 did not come back; trying again for 20 s, then without")  # it is worker 1 by now
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 61.0) is None  # there would be fewer than two
+
+
+def test_at_the_next_restart_all_are_called_and_the_missing_have_one_try() -> None:
+    roll = Roll(elastic(rejoin_timeout_s=0.0))
+    roll.met()
+    assert roll.missed(some(roll, "worker 0"), planned(roll), 1.0)
+    roll.full = elastic(rejoin_timeout_s=100.0)
+    roll.met()
+    assert roll.job.num_workers == 3
+    decision = roll.missed(some(roll, "worker 0"), planned(roll), 2.0)
+    assert decision and decision.text.startswith("going on with 2 of 3 workers, without worker 0")
+
+
+def test_nothing_is_placed_on_a_host_that_is_gone() -> None:
+    roll = Roll(elastic(A, B, C, servers=3, servers_beside_workers=True, rejoin_timeout_s=0.0))
+    roll.met()
+    assert roll.missed(some(roll, "worker 1", "server 1"), planned(roll), 0.0)
+    assert {process.host for process in planned(roll) if process.role != "scheduler"} == {A, C}
+    assert (roll.job.num_workers, roll.job.num_servers) == (2, 2)
+    assert all(process.env["ODSGD_MOST_WORKERS"] == "3" for process in planned(roll))
+
+
+def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
+    roll = Roll(elastic(A, A, A, B, C, servers=2, rejoin_timeout_s=0.0))
+    roll.met()
+    decision = roll.missed(some(roll, "server 0"), planned(roll), 0.0)
+    assert decision and "going on with 3 of 3 workers, without host 10.0.0.2" in decision.text
+    assert [process.host for process in planned(roll) if process.role == "server"] == [C, A]
+
+
+def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leaves_nobody_out() -> None:
+    roll = Roll(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # the first start
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+        True, "worker 1 did not come back; trying again for 20 s")
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) is None and roll.job is roll.full
+
+
+def test_a_job_without_restarts_leaves_nobody_out() -> None:
+    roll = Roll(job(3, 1))
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) is None and roll.job is roll.full
+
+
+def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain() -> None:
+    roll = Roll(elastic(A, B, C, rejoin_timeout_s=0.0, grow=True))
+    assert roll.missing(1.0) == ([], 1.0)
+    roll.met()
+    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0)
+    assert roll.missing(10.0) == ([B], 10.0)
+    for wait_s in (60.0, 120.0):
+        roll.met()
+        roll.grows()
+        assert roll.job.num_workers == 3
+        assert roll.missed(some(roll, "worker 1"), planned(roll), 20.0)
+        assert roll.missing(30.0) == ([B], 30.0 + wait_s)
+    roll.met()  # by a restart
+    roll.met()  # now all three had met
+    assert roll.missed(some(roll, "worker 2"), planned(roll), 40.0) and roll.missing(50.0) == ([C], 50.0)
+    roll.full = elastic(A, B, C)
+    assert roll.missing(60.0)[0] == []
+
+
+def test_growth_is_no_restart() -> None:
+    grown = Attempt(Verdict(0, "back: b; the job ends", grows=True), 400, 440, 450, 1.0)
+    assert decide(grown, attempt(), 3, 3) == Decision(
+        True, "going on from checkpoint 440 with all workers, if they come")
+
+
+def test_absentees_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", stand_in_ssh(tmp_path, f'[ "$host" = {A.address} ] || exit 255'))
+    absentees = Absentees(elastic(A, B), [A, B, LOCAL], since=5.0)
+    absentees.ask(4.0)
+    assert absentees.back == []
+    absentees.ask(5.0)
+    until(lambda: absentees.ask(6.0) or absentees.back == [A, LOCAL])
+    absentees.close()
+    assert Absentees(elastic(A, B), [], since=0.0).back == []

@@ -1,0 +1,97 @@
+"""The launcher's loop, with agents that are this test: what it sends to whom, and when."""
+import contextlib
+import io
+import os
+import socket
+import subprocess
+import time
+from typing import Dict, Iterator, List
+
+import pytest
+
+from odsgd.launch.hosts.missing import Absentees
+from odsgd.launch.hosts.ssh import Outpost
+from odsgd.launch.messages import Channel, Message
+from odsgd.launch.plan import make_plan
+from odsgd.launch.supervisor import Supervisor
+from odsgd.launch.view.console import Console
+from odsgd.launch.view.status_file import Notice
+from tests.odsgd.launch.jobs import ROOT, A, B, job
+
+
+class Agents:
+    """Those of a ring on two hosts, which share nothing."""
+
+    def __init__(self, secure: bool) -> None:
+        asked = job(2, 0, A, B, secure=secure)
+        plan = make_plan(asked, ROOT, certificate="PEM" if secure else "")
+        self.errors = io.StringIO()
+        self.supervisor = Supervisor(asked, plan, Console(stderr=self.errors), Notice(), Absentees(asked, [], 0.0))
+        self.ends: Dict[str, Channel] = {}
+        for host in (A, B):
+            ours, theirs = (end.detach() for end in socket.socketpair())
+            self.ends[host.address] = Channel(theirs, theirs)
+            self.supervisor._add(Outpost(host.address, plan.on(host), Channel(ours, ours)))
+
+    def ask(self, line: str) -> None:
+        """Both, for the MPI of their worker."""
+        for rank, outpost in enumerate(self.supervisor.outposts):
+            self.supervisor._act(outpost, {"event": "asks", "process": f"worker {rank}", "line": line}, 0.0)
+
+    def tunnel(self, host: int, event: str) -> None:
+        """A word of a host's tunnel."""
+        told = {"event": event, "at": f"10.0.0.{host + 1}:7", "place": str(host)}
+        self.supervisor._act(self.supervisor.outposts[host], told, 0.0)
+
+    def told(self, kind: str) -> List[List[Message]]:
+        """What each of them has been told of this kind since the last look."""
+        return [[message for message in end.receive() if message.get("do") == kind] for end in self.ends.values()]
+
+    def close(self) -> None:
+        self.supervisor.selector.close()
+        self.supervisor.notice.close()
+        for channel in (*self.ends.values(), *(outpost.channel for outpost in self.supervisor.outposts)):
+            os.close(channel.read_fd)
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "secure"])
+def agents(request: pytest.FixtureRequest) -> Iterator[Agents]:
+    with contextlib.closing(Agents(request.param)) as agents:
+        yield agents
+
+
+def test_mpi_is_told_of_the_others_when_the_portals_are_there(agents: Agents) -> None:
+    agents.ask("cmd=barrier_in")
+    if agents.supervisor.job.secure:
+        for host in (0, 1):
+            assert agents.told("portals") == [[], []]
+            agents.tunnel(host, "listens")
+        portals = [message["portals"] for (message,) in agents.told("portals")]
+        assert [portal["at"] for (portal,) in portals] == ["10.0.0.2:7", "10.0.0.1:7"]
+        for host in (0, 1):
+            assert agents.told("answer") == [[], []]
+            agents.tunnel(host, "opened")
+    assert agents.told("answer") == [[{"do": "answer", "process": f"worker {rank}", "line": "cmd=barrier_out rc=0"}]
+                                     for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("agents", [False], indirect=True)
+def test_a_process_that_asks_for_what_is_not_served_is_cut_off(agents: Agents) -> None:
+    agents.ask("cmd=spawn nprocs=2")
+    assert [answer["line"] for (answer,) in agents.told("answer")] == [None, None]
+    assert agents.errors.getvalue().splitlines() == [
+        f"odsgd launch: worker {rank}: its MPI asked for `spawn`, which this launcher does not serve; it was cut off"
+        for rank in (0, 1)]
+
+
+@pytest.mark.parametrize("agents", [False], indirect=True)
+def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_one(agents: Agents) -> None:
+    carriers = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
+    began = time.monotonic()
+    for carrier in carriers:
+        outpost = agents.supervisor.outposts[0]
+        agents.supervisor._lost_outpost(Outpost(outpost.host, outpost.processes, outpost.channel, carrier, "ssh"))
+    assert time.monotonic() - began < 15.0  # each had a second
+    for carrier in carriers:
+        carrier.kill()
+        carrier.communicate()

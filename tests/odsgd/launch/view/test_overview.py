@@ -1,0 +1,140 @@
+"""What a user is told of a running job."""
+import doctest
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.launch.view import status_file, watch
+from odsgd.launch.view.overview import Overview, line
+
+HOSTS = {"scheduler": "here", "server 0": "here", "worker 0": "here", "worker 1": "there"}
+RUN = {"total": 440, "head": "epoch 2/20", "tail": "loss 0.25, 91 samples/s, accuracy 91%", "out": "/runs/one"}
+
+
+def beat(at: int, waited_s: float, nbytes: int = 0, **more: Any) -> Dict[str, Any]:
+    return {"at": at, "waited_s": waited_s, "nbytes": nbytes, "silent_s": 0.1, "waits_s": None,
+            "activity": "training", **more}
+
+
+def overview() -> Overview:
+    """Four seconds of two workers: 10 iterations per second, worker 0 waits half of its time, worker 1 a tenth."""
+    of = Overview(HOSTS)
+    for now, at in ((100.0, 40), (102.0, 60), (104.0, 80)):
+        stale = [[0, at, at], [1, at, 3 * at]]
+        of.beats({"worker 0": beat(at, at / 20, run=RUN), "server 0": beat(3 * at, 0, stale=stale)}, now)
+        of.beats({"worker 1": beat(at - 5, at / 100, nbytes=1000000 * at)}, now)
+    return of
+
+
+def test_the_line_says_how_far_the_run_is_and_how_long_it_will_take() -> None:
+    standing = overview().standing(104.0)
+    shown = line(standing, 110)
+    assert shown.startswith("epoch 2/20:  18%|") and len(shown) == 110
+    assert "| 80/440 [00:04<00:36, 10.00it/s, loss 0.25, 91 samples/s, accuracy 91%]" in shown
+    short = "epoch 2/20: 18% 80/440 [00:04<00:36, loss 0.25, 91 samples/s, accuracy 91%]"
+    assert line(standing, len(short)) == short
+    for columns in range(45, len(short)):  # whole words are left out
+        shown = line(standing, columns)
+        assert len(shown) <= columns and shown[:-1] in short and shown.endswith(("91 samples/s]", "0.25]", "<00:36]"))
+
+
+def test_a_script_of_ones_own_has_a_line_too() -> None:
+    of = Overview(HOSTS)
+    assert not of.standing(100.0)
+    for now, at in ((100.0, 40), (102.0, 60)):
+        of.beats({"worker 0": {**beat(at, at / 20), "activity": ""}}, now)
+    assert line(of.standing(102.0), 100) == "worker 0: 60it [00:02, 10.00it/s, waiting for weights 50%]"
+
+
+def test_an_evaluation_is_said_to_be_one() -> None:
+    of = overview()
+    of.beats({"worker 0": beat(80, 4.0, run=RUN, activity="evaluation")}, 105.0)
+    assert line(of.standing(105.0), 100).startswith("epoch 2/20, evaluation:")
+
+
+def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
+    first, second, server = overview().table()
+    assert (first["name"], first["at"], first["behind"], first["rate"]) == ("worker 0", 80, 0, 10.0)
+    assert (first["waiting"], first["own_ms"], first["slow"], first["staleness"]) == (0.5, 50.0, False, 1.0)
+    assert (second["waiting"], second["own_ms"], second["slow"]) == (0.1, 90.0, True)
+    assert (second["behind"], second["bytes_per_s"], second["staleness"]) == (5, 1e7, 3.0)
+    assert (server["name"], server["rate"], server["staleness"], server["own_ms"]) == ("server 0", 30.0, 2.0, None)
+
+
+def test_a_worker_that_counts_anew_beside_one_that_stands_still_has_no_rate_and_nobody_is_slow() -> None:
+    of = Overview({"worker 0": "here", "worker 1": "here", "worker 2": "here"})
+    for now, at in ((100.0, 9), (102.0, 5), (104.0, 1)):
+        of.beats({"worker 0": beat(at, 0), "worker 1": beat(at, 0), "worker 2": beat(7, 0)}, now)
+    assert [(row["rate"], row["slow"]) for row in of.table()] == [(None, False), (None, False), (0.0, False)]
+
+
+def test_a_share_made_of_samples_is_never_more_than_all_and_a_little_slower_is_not_slow() -> None:
+    """Of iterations of 100 ms, the workers compute 0, 5 and 9 ms, and 0, 5 and 20."""
+    def rows(last: float) -> Any:
+        of = Overview({f"worker {rank}": "here" for rank in range(3)})
+        for now in (100.0, 104.0):
+            of.beats({f"worker {rank}": beat(int(10 * now), share * now)
+                      for rank, share in enumerate((1.08, 0.95, last))}, now)
+        return [(row["waiting"], row["slow"]) for row in of.table()]
+
+    assert rows(0.91) == [(1.0, False), (pytest.approx(0.95), False), (pytest.approx(0.91), False)]
+    assert [slow for _, slow in rows(0.8)] == [False, False, True]
+
+
+def test_a_beat_that_comes_late_or_twice_changes_no_rate() -> None:
+    of = Overview(HOSTS)
+    for now, at, silent_s in ((101.0, 40, 1.0), (102.0, 60, 0.0), (102.5, 60, 0.5), (105.0, 80, 1.0)):
+        of.beats({"worker 0": {**beat(at, 0), "silent_s": silent_s}}, now)
+    assert of.table()[0]["rate"] == 10.0
+
+
+def test_what_a_process_sends_is_not_trusted() -> None:
+    of = Overview(HOSTS)
+    run = {"total": "many", "head": "\x1b[2J" + "x" * 1000, "tail": 3}
+    odd = {"at": 7, "waited_s": "long", "nbytes": None, "stale": [[1], [0, "x", 2], 7], "silent_s": 0.0, "run": run}
+    for now in (1.0, 2.0):
+        of.beats({"worker 0": odd, "worker 9": odd, "server 0": "beat"}, now)
+    assert line(of.standing(2.0), 900).startswith("[2Jxx") and len(of.table()) == 3
+    for now in (3.0, 4.0):
+        of.beats({"worker 0": {**odd, "at": 1e300}}, now)
+    assert len(line(of.standing(4.0), 80)) <= 80
+
+
+def test_the_screen_of_the_docstring_is_what_is_shown() -> None:
+    assert doctest.testmod(watch).failed == 0
+
+
+def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
+    with pytest.raises(ConfigError, match="no job of this user runs"):
+        watch.main([])
+    note = status_file.Notice()
+    note.write({"job": os.getpid(), "command": "train", "out": str(tmp_path / "run"), "rows": overview().table()})
+    for words in ([], [str(os.getpid())], [str(tmp_path / "run"), "--once"]):
+        assert watch.main(words) == 0
+        assert "worker 1 (slow)  there" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"`elsewhere` is no job that runs here, .* there are \d+: train"):
+        watch.main(["elsewhere"])
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (status_file.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed", "born": ""}))
+    mine = (status_file.folder() / f"{os.getpid()}.json").read_text()
+    (status_file.folder() / "1.json").write_text(mine)  # killed, and its number is another process's now
+    assert status_file.running() == [os.getpid()]
+    note.close()
+    assert status_file.running() == []
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
+    status_file.folder().mkdir()
+    status_file.folder().chmod(0o777)
+    status_file.Notice().write({"command": "train"})
+    assert list(status_file.folder().iterdir()) == [] and status_file.running() == []

@@ -1,0 +1,55 @@
+"""The folder of a run belongs to one job at a time."""
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Optional
+
+import pytest
+
+from kvstore.errors import ConfigError
+from odsgd.training.checkpoint import disk
+from tests.jobs import ROOT, environment
+
+HOLD = """
+import sys
+from pathlib import Path
+from odsgd.training import disk
+with disk.held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holding(folder: Path, secret: Optional[str] = None) -> "subprocess.Popen[str]":
+    """A process that has the folder, or that has ended."""
+    env = {**environment(), **({"ODSGD_SECRET": secret} if secret else {})}
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, env=env, stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    stdout: Optional[IO[str]] = process.stdout
+    assert stdout
+    stdout.readline()
+    return process
+
+
+def test_a_folder_that_another_job_has_is_refused_until_that_job_is_killed(tmp_path: Path,
+                                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "FREE_WITHIN_S", 0.3)
+    folder = tmp_path / "new" / "run"
+    with holding(folder) as other:
+        refused = rf"another job trains there \(host .* pid {other.pid}\); take another"
+        with pytest.raises(ConfigError, match=refused), disk.held(folder):
+            pass
+        other.kill()
+        other.wait(60)
+        with disk.held(folder):
+            pass
+
+
+def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Path) -> None:
+    with holding(tmp_path, "ab") as one, holding(tmp_path, "ab") as two, holding(tmp_path, "cd") as stranger:
+        assert one.poll() is None and two.poll() is None
+        assert stranger.wait(60) == 1 and stranger.stderr and "another job trains there" in stranger.stderr.read()
+        for worker in (one, two):
+            assert worker.stdin
+            worker.stdin.close()
+            assert worker.wait(60) == 0

@@ -1,0 +1,147 @@
+"""A second place for checkpoints: a folder, and one behind a stand-in for ssh."""
+import shutil
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.transports.in_process import Stage
+from odsgd.training.checkpoint import checkpoint
+from odsgd.training.checkpoint.mirror import Depot, DepotError, RemoteDepot, depot
+from tests.integration.launching import executable, stand_in_ssh
+
+
+@pytest.fixture(params=["folder", "host"])
+def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("ODSGD_SSH", stand_in_ssh(tmp_path))
+    monkeypatch.setenv("LAUNCH_TEST_MARK", "none")
+    there = tmp_path / "it's there"
+    return str(there) if request.param == "folder" else f"me@backup:{there}"
+
+
+def made(place: str) -> Depot:
+    found = depot(place)
+    assert found is not None and isinstance(found, RemoteDepot) == (":" in place)
+    return found
+
+
+def test_files_go_there_and_come_back_and_old_ones_go(place: str, tmp_path: Path) -> None:
+    second, file = made(place), tmp_path / "manifest.json"
+    assert second.holds("manifest.json") == []
+    for iteration in (8, 20, 100):
+        file.write_text(f"number {iteration}")
+        second.put(file, iteration)
+    assert second.holds("manifest.json") == [8, 20, 100] and second.holds("other") == []
+    second.remove(8, first="manifest.json")
+    assert second.holds("manifest.json") == [20, 100] and not (tmp_path / "it's there" / "8").exists()
+    second.get(20, "manifest.json", tmp_path / "back")
+    assert (tmp_path / "back").read_text() == "number 20"
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_what_is_not_copied_is_told_in_one_line_and_leaves_nothing(place: str, tmp_path: Path) -> None:
+    second = made(place)
+    with pytest.raises(DepotError) as caught:
+        second.get(7, "manifest.json", tmp_path / "back")
+    assert "\n" not in str(caught.value) and "No such file" in str(caught.value)
+    assert not (tmp_path / "back").exists() and not list(tmp_path.rglob("*.tmp"))
+    (tmp_path / "it's there").write_text("a file where a folder should be")
+    with pytest.raises(DepotError, match="it's there"):
+        second.put(Path(__file__), 7)
+
+
+def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, tmp_path: Path) -> None:
+    net = mx.gluon.nn.Dense(3, in_units=4, prefix="net_")
+    net.initialize(mx.init.One())
+    store = kvstore.create("local")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}, kvstore=store)
+    second = made(place)
+    second.put(Path(__file__), 0)  # of a checkpoint that was never complete
+    second.put(Path(__file__), 9)
+    for _ in range(5):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((2, 4))).sum()
+        loss.backward()
+        trainer.step(2)
+        assert checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=second) == []
+    assert second.failures(60.0) == []
+    assert second.holds(checkpoint.MANIFEST) == checkpoint.complete(tmp_path / "run") == [3, 4, 5]
+    assert second.iterations() == [3, 4, 5, 9]
+    saved = (tmp_path / "run" / "5" / checkpoint.WEIGHTS).read_bytes()
+    shutil.rmtree(tmp_path / "run")
+    checkpoint.bring_back(tmp_path / "run", second)
+    manifest, warnings = checkpoint.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
+                                           second=second)
+    assert (manifest["iteration"], warnings) == (5, [])
+    assert (tmp_path / "run" / "5" / checkpoint.WEIGHTS).read_bytes() == saved
+
+
+def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    store = kvstore.create("local")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((1, 1)))
+    loss.backward()
+    trainer.step(1)
+    (tmp_path / "there").write_text("a file where a folder should be")
+    warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=Depot(str(tmp_path / "there")))
+    assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
+    assert checkpoint.complete(tmp_path / "run") == [1]
+
+
+def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of worker 1's, by an ssh that waits for a file."""
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do "
+                                               "sleep 0.1; done\n"))
+
+    def run(transport: Any) -> List[str]:
+        net = mx.gluon.nn.Dense(1, in_units=1)
+        net.initialize()
+        store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 1)))
+        loss.backward()
+        trainer.step(1)
+        second = depot("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
+        return checkpoint.save(tmp_path / "run", store, net, {}, 3, second=second)
+
+    try:
+        told = Stage(2, timeout_s=8.0).run(run)
+    finally:
+        (tmp_path / "go").touch()
+    line = "checkpoint 1 is not in the second place: worker 1 could not copy its part: not done within 4 s"
+    assert told == [[line]] * 2
+    assert checkpoint.complete(tmp_path / "run") == [1]
+
+
+def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) -> None:
+    second = made(place)
+    second.aside(lambda: second.put(Path(__file__), 7))
+    second.aside(lambda: second.get(8, "manifest.json", tmp_path / "back"))
+    failures = second.failures(60.0)
+    assert len(failures) == 1 and failures[0].startswith("the second place of checkpoints: ")
+    assert "No such file" in failures[0] and second.failures() == []
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n'))
+    monkeypatch.setenv("ODSGD_SECURE", "1" if secure else "")
+    assert made("me@backup:/data").iterations() == []
+    asked = (tmp_path / "asked").read_text()
+    assert "me@backup ls -d /data/" in asked and ("StrictHostKeyChecking=accept-new" in asked) is not secure
+
+
+def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_SSH", "no-such-ssh")
+    with pytest.raises(ConfigError, match="checkpoint_to: no-such-ssh is not a program"):
+        depot("backup:/data")
+    assert depot(None) is None

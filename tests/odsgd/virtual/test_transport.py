@@ -1,0 +1,98 @@
+"""Workers on a virtual cluster: who comes when decides the values, and the values decide nothing about the times."""
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore import methods
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.transports.in_process import Late
+from odsgd.virtual.description import of
+from odsgd.virtual.transport import VirtualStage
+from tests.scenarios import PLAIN, Scenario, train
+
+WORKERS = 4
+CLUSTER: Dict[str, Any] = {"workers": WORKERS, "servers": 2, "links": {"goodput": "1mbit"},
+                           "compute": {"iteration": "5ms", "draws": "lognormal:0.5"}}
+STORES = [name for name, method in methods.METHODS.items() if method.transports != ("process",)]
+
+
+def trained(store: str, iterations: int = 12, **cluster: Any) -> Tuple[np.ndarray, List[int], float]:
+    """Every worker's path, the order at the asynchronous servers, and the virtual seconds of worker 0."""
+    stage = VirtualStage(of({**CLUSTER, **cluster}), timeout_s=60)
+    scenario = Scenario(store, {"bucket_nbytes": 64}, optimizer_params=PLAIN, iterations=iterations)
+
+    def run(transport: Any) -> Tuple[np.ndarray, Any]:
+        return train(scenario, transport.worker_rank, transport)["path"], transport.seconds()
+
+    ring = methods.find(store).transports == ("ring",)
+    results = stage.run(run, stage.ring_worker if ring else stage.worker)
+    return np.array([path for path, _ in results]), stage.log, results[0][1]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_run_repeats_to_the_bit_and_the_nanosecond(store: str) -> None:
+    (path, order, seconds), again = trained(store), trained(store)
+    np.testing.assert_array_equal(path, again[0])
+    assert (order, seconds) == again[1:] and seconds > 12 * 0.004
+
+
+@pytest.mark.parametrize("store", ["asgd", "softsync", "downpour", "easgd", "dcasgd_a"])
+def test_the_times_decide_what_an_asynchronous_server_does(store: str) -> None:
+    path, order, _ = trained(store)
+    for other in ({"seed": 1}, {"compute": {"iteration": "5ms", "speeds": {0: 3.0}}}):
+        changed, another, _ = trained(store, **other)
+        assert order != another and not np.array_equal(path, changed)
+
+
+@pytest.mark.parametrize("store", ["ssgd", "odsgd", "sasgd", "pipesgd"])
+def test_a_synchronous_method_has_the_same_bits_whatever_the_times(store: str) -> None:
+    path, _, seconds = trained(store)
+    changed, _, more = trained(store, compute={"iteration": "50ms", "speeds": {1: 0.3}}, seed=3)
+    np.testing.assert_array_equal(path, changed)
+    assert more > 2 * seconds
+
+
+def test_a_bucket_that_waits_is_looked_at_after_answers_to_its_own_worker_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def look(late: Late) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(late.__dict__["arrived"])
+
+    monkeypatch.setattr(Late, "arrived", property(look, lambda late, now: late.__dict__.update(arrived=now)),
+                        raising=False)
+    _, order, _ = trained("asgd", workers=16)
+    assert looks < 20 * len(order)  # 10; after every answer to any worker, it is 56
+
+
+def test_a_fast_worker_pushes_more_often_than_a_slow_one() -> None:
+    _, order, _ = trained("asgd", compute={"iteration": "500ms", "speeds": {2: 4.0}})
+    first = order[:len(order) // 3]
+    assert first.count(2) > 2 * max(first.count(m) for m in (0, 1, 3))
+
+
+def test_what_has_no_times_is_refused_before_the_first_step() -> None:
+    stage = VirtualStage(of({"workers": 1}))
+    with pytest.raises(ConfigError, match="no transport `sharded`; take `server` or `ring`"):
+        stage.sharded_worker(0)
+    coded = Scenario("ssgd", {"codec": "float16"}, optimizer_params=PLAIN)
+    with pytest.raises(ConfigError, match="no codecs on the way to servers and back"):
+        train(coded, 0, stage.worker(0))
+
+
+def test_a_cluster_trains_one_model_at_a_time() -> None:
+    transport = VirtualStage(of({"workers": 1})).worker(0)
+
+    def step(store: Any, size: int) -> None:
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        w = mx.nd.ones(size)
+        store.broadcast(0, w, out=w)
+        store.pushpull(0, mx.nd.ones(size), out=w)
+
+    step(kvstore.create("ssgd", transport), 3)
+    with pytest.raises(ConfigError, match="one model at a time"):
+        step(kvstore.create("ssgd", transport), 5)
