@@ -18,8 +18,8 @@ from kvstore.methods.sync import SyncUpdate
 from kvstore.optimizers.described import describe
 from kvstore.transports.pslite import Connection, Mail
 from kvstore.weights.servers.server import Server
-from tests.kvstore.server.test_hub import KEY as BUCKET
-from tests.kvstore.server.test_hub import PATIENCE_S, Client
+from tests.kvstore.weights.servers.test_hub import KEY as BUCKET
+from tests.kvstore.weights.servers.test_hub import PATIENCE_S, Client
 
 SIZE, MAILBOX, SUM = 100_000, 1, 2
 
