@@ -41,6 +41,8 @@ OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
 """Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
 """Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
+LEAST_NBYTES = 64 * 1024
+"""Of two buckets that hide each other's way in a method that keeps a push in flight."""
 SUM_KEYS = 2
 """Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
 windows grow so far that buckets later leave in bursts, and workers' streams drift apart (docs/benchmarks/tried.md)."""
@@ -307,15 +309,17 @@ def _given_rank(num_workers: int) -> Optional[int]:
 def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pace: float) -> int:
     """A size of buckets that gives all servers as many, and enough, where a round takes `pace` seconds per byte.
 
-    Two at least where a worker waits for the answers: one is pushed while the other is answered (SSGD, 4 workers with a
-    server beside each, 1 Gbit/s, 0.27 M parameters: 33 ms per iteration in place of 41).
+    Two at least: one is pushed while the other is answered (SSGD, 4 workers with a server beside each, 1 Gbit/s, 0.27 M
+    parameters: 33 ms per iteration in place of 41). Where no worker waits for the answers that pays only if both have
+    LEAST_NBYTES: with less the messages cost more than they hide.
     """
     nbytes = WIRE_DTYPE.itemsize * floats
     slow, fast = (min(max(DEFAULT_NBYTES, part * nbytes), largest) for part, largest in zip(OF_A_MODEL, LARGEST_NBYTES))
     if num_servers < num_workers:
         slow = min(slow, max(nbytes / (MANY * num_servers), SMALL_NBYTES))
     near = min(max(slow, BUCKET_S / pace if pace else fast), fast)
-    each = max(round(nbytes / (near * num_servers)), 2 if waits else 1)
+    two = waits or nbytes >= 2 * LEAST_NBYTES * num_servers
+    each = max(round(nbytes / (near * num_servers)), 2 if two else 1)
     return WIRE_DTYPE.itemsize * max(1, -(-floats // (each * num_servers)))
 
 
