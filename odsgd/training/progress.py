@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional
 from tqdm import tqdm
 
 from kvstore.job import control
+from kvstore.job.aside import guarded
 
 
 class Progress:
@@ -47,11 +48,12 @@ class Progress:
         control.pulse.more["run"] = lambda: told
 
     def say(self, line: str) -> None:
-        """One line (or several)."""
-        if self._bar is not None:
-            self._bar.write(line)
-        elif not self.silent:
-            print(line, flush=True)
+        """One line (or several). Where they cannot be written the training goes on."""
+        with guarded("standard output"):
+            if self._bar is not None:
+                self._bar.write(line)
+            elif not self.silent:
+                _print(line)
 
     def advance(self) -> None:
         """One more iteration has been queued."""
@@ -75,6 +77,14 @@ class Progress:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  else Python tries again at its end, and exits with 120
+        raise
 
 
 def learned(record: Dict[str, Any], words: str) -> str:

@@ -1,11 +1,13 @@
 """What a user sees."""
 import io
+import subprocess
 import sys
 from typing import Any, Dict, Type
 
 import pytest
 
 from odsgd.training.progress import Progress
+from tests.jobs import ROOT
 
 RECORD: Dict[str, Any] = {"epoch": 2, "iteration": 40, "train_loss": 0.25, "train_accuracy": 0.912,
                           "samples_per_s": 1234.5,
@@ -58,3 +60,13 @@ def test_the_other_workers_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: p
     progress.epoch(RECORD, epochs=4)
     progress.close()
     assert capsys.readouterr().out == stderr.getvalue() == ""
+
+
+def test_a_log_without_room_ends_no_training() -> None:
+    program = ("from odsgd.training.progress import Progress\nprogress = Progress(3, 0, silent=False)\n"
+               "progress.say('one')\nprogress.say('two')\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert done.stderr == ("warning: standard output failed, and the job goes on without: OSError: [Errno 28] No space "
+                           "left on device\n")
