@@ -58,6 +58,7 @@ def test_a_transformer_learns_text_with_clipped_gradients(tmp_path: Path) -> Non
 @pytest.mark.parametrize("name, dataset, thumbnail", [
     ("mlp", "digits", False), ("resnet18_v1", "cifar10", True), ("resnet18_v2", "cifar10", False),
     ("cifar_resnet20_v1", "cifar10", False), ("mobilenet1.0", "mnist", False), ("resnet50_v1", "imagenet", False)])
+@pytest.mark.usefixtures("gives_memory_back")
 def test_networks_compute_as_those_of_the_presets(name: str, dataset: str, thumbnail: bool, tmp_path: Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights in the same order give the same outputs."""
@@ -69,7 +70,7 @@ def test_networks_compute_as_those_of_the_presets(name: str, dataset: str, thumb
     monkeypatch.syspath_prepend(str(ROOT / "scripts" / "examples"))
     networks = __import__("networks")
     folder: Dict[str, Any] = {} if dataset == "digits" else {"data_dir": str(tmp_path)}
-    config = TrainConfig(model=name, dataset=dataset, thumbnail=thumbnail, **folder)
+    config = TrainConfig(model=name, dataset=dataset, thumbnail=thumbnail, trainable="last", **folder)  # few gradients
     theirs = models.create(config)
     ours = networks.make(name, config.input_shape, config.classes, thumbnail).eval()
     state = [tensor for key, tensor in ours.state_dict().items() if not key.endswith("num_batches_tracked")]
@@ -83,4 +84,4 @@ def test_networks_compute_as_those_of_the_presets(name: str, dataset: str, thumb
     x = random.normal(size=(1, *config.input_shape)).astype(np.float32)
     with torch.inference_mode():
         output = ours(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(output, theirs(mx.nd.array(x)).asnumpy(), rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(output, theirs(mx.nd.array(x)).asnumpy(), rtol=1e-3, atol=1e-5 * np.abs(output).max())

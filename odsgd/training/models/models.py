@@ -32,6 +32,7 @@ def create(config: TrainConfig) -> Any:
     contexts = devices.contexts(config)
     with mx.name.NameManager():  # counts layers from 0, so that names do not depend on earlier networks
         net = _network(config)
+    _freeze(net, config)  # before there is memory for gradients
     mx.random.seed(config.seed)
     net.initialize(mx.init.Xavier(), ctx=contexts)
     _settle_shapes(net, config, contexts[0])
@@ -39,7 +40,6 @@ def create(config: TrainConfig) -> Any:
         _read_weights(net, config)
     if config.dtype == half.FLOAT16:
         half.cast(net, contexts)
-    _freeze(net, config)
     if config.hybridize:
         net.hybridize(static_alloc=True)
     return net

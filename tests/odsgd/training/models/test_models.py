@@ -1,10 +1,9 @@
 """Networks by name, on small images, the same on every worker."""
-import gc
 import inspect
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
@@ -17,12 +16,7 @@ from odsgd.training import randomness
 from odsgd.training.models import models
 from odsgd.training.models.networks import PAPERS
 
-
-@pytest.fixture(autouse=True)
-def _no_network_outlives_its_test() -> Iterator[None]:
-    """A network refers to itself, and ResNet-18 with its gradients takes 90 MB."""
-    yield
-    gc.collect()
+pytestmark = pytest.mark.usefixtures("gives_memory_back")
 
 
 def config(model: str, shape: Tuple[int, int, int] = (3, 32, 32), **options: Any) -> TrainConfig:
