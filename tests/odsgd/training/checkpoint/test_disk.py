@@ -13,7 +13,7 @@ from tests.jobs import ROOT, environment
 HOLD = """
 import sys
 from pathlib import Path
-from odsgd.training import disk
+from odsgd.training.checkpoint import disk
 with disk.held(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
