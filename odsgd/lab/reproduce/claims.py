@@ -14,7 +14,7 @@ could be made until it is told as one likes.
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, estimate
@@ -35,7 +35,9 @@ class Ruling(NamedTuple):
 
 
 def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
-    """By the largest scale whose plan of seeds is full; without such a plan at the largest one that tells."""
+    """By the largest scale whose plan of seeds is full; without such a plan, or by what was there before it, at the
+    largest scale that tells.
+    """
     of = paper.runs_of(item)
     at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
     found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), ""
@@ -43,40 +45,49 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
         cells = runs.get((of.name, scale.name), {})
         if claim.scale not in (None, scale.name):
             continue
-        there, all_of_them = _of_plan(scale, claim, cells)
-        if all_of_them and there < all_of_them:
-            lacks += f"; {scale.name}: {there} of {all_of_them} runs of the plan, which tell when all are there"
-        elif cells and (all_of_them or not scale.plan):
-            found = _all(scale, of, claim, cells)
-            if found.verdict != OPEN or all_of_them:
+        there, planned = _of_plan(scale, claim, cells)
+        full = there == planned > 0
+        if there < planned:
+            lacks += f"; {scale.name}: {there} of {planned} runs of the plan, which tell when all are there"
+        telling = _telling(scale, claim, cells, scale.seeds if full else scale.had)
+        if full or all(telling.get(cell) for cell in _cells(claim)) or (cells and not scale.plan):
+            found = _all(scale, of, claim, telling, full)
+            if full or found.verdict != OPEN:
                 break
     return Ruling(found.verdict, found.because + lacks)
+
+
+def _cells(claim: Claim) -> List[str]:
+    return [cell for one in claim.comparisons for cell, _ in one.sides]
 
 
 def _of_plan(scale: Scale, claim: Claim, cells: Mapping[str, Seeds]) -> Tuple[int, int]:
     """How many of the runs that are planned for a claim are there, and how many are planned: none, if for one of its
     cells there are none.
     """
-    planned = {cell: range(claim.from_seed, scale.seeds(cell)) for one in claim.comparisons for cell, _ in one.sides}
+    planned = {cell: range(claim.from_seed.get(scale.name, 0), scale.seeds(cell)) for cell in _cells(claim)}
     there = sum(seed in cells.get(cell, {}) for cell, seeds in planned.items() for seed in seeds)
-    return there, sum(map(len, planned.values())) if all(planned.values()) else 0
+    return (there, sum(map(len, planned.values()))) if all(planned.values()) else (0, 0)
 
 
-def _all(scale: Scale, item: Item, claim: Claim, cells: Mapping[str, Seeds]) -> Ruling:
-    """Of all comparisons together; what has the same measure and the same bounds is told together. By the seeds of the
-    plan, if there is one.
-    """
-    telling = {name: {seed: result for seed, result in seeds.items()
-                      if seed >= claim.from_seed and (seed < scale.seeds(name) or not scale.plan)}
-               for name, seeds in cells.items()}
+def _telling(scale: Scale, claim: Claim, cells: Mapping[str, Seeds],
+             end: Callable[[str], float]) -> Mapping[str, Seeds]:
+    """The results that tell a claim: those of the seeds before a cell's `end`."""
+    first = claim.from_seed.get(scale.name, 0)
+    return {name: {seed: result for seed, result in seeds.items() if first <= seed < end(name)}
+            for name, seeds in cells.items()}
+
+
+def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
+    """Of all comparisons together; what has the same measure and the same bounds is told together."""
     rulings = [_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons]
     verdicts = [one.verdict for one in rulings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
     told: Dict[str, List[str]] = {}
     for comparison, one in zip(claim.comparisons, rulings):
         told.setdefault(f"{MEASURES[comparison.sides[0][1]].label}, {_expected(comparison)}", []).append(one.because)
-    by = scale.name + ("" if scale.plan else ", before there was a plan of seeds")
-    by += f", seeds from {claim.from_seed} on" if claim.from_seed else ""
+    by, first = scale.name + ("" if planned else ", before there was a plan of seeds"), claim.from_seed.get(scale.name)
+    by += f", seeds from {first} on" if first else ""
     return Ruling(verdict, f"{by}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
 
 

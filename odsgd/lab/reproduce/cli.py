@@ -236,7 +236,7 @@ def _because(item: Item) -> str:
         how = _plain(item.note)
     elif item.cells_of:
         how = f"the runs of {item.cells_of}"
-    elif item.state == "small":
+    elif "small" in item.scales and item.state != "own":
         how = textwrap.shorten(_plain("".join(item.scales["small"].differs[:1])), MOST_WORDS, placeholder=" …")
     return "; ".join(filter(None, [how, f"preset configs/{item.preset}" if item.preset else ""]))
 

@@ -4,7 +4,7 @@
     items:
       table-2:                                  one table or figure
         caption: …                              what it shows
-        state: small                            of STATES; `note` says more, `preset` names a file in configs/
+        state: run                              of STATES; `note` says more, `preset` names a file in configs/
         measures: [accuracy]                  columns of its table here
         options: {model: resnet18_v2, …}        of `odsgd train`, for all cells …
         cluster: {…}                            … and the virtual cluster that they run on
@@ -12,7 +12,8 @@
           small: {options: {…}, differs: […]}   further options of a scale, and what makes it another than the paper's
                                                 `times: {lr: 0.125}`: factors of options; and the plan of seeds, from
                                                 before the runs: `plan: [{turn: 2, cells: "ssgd*", seeds: 3}]`, whose
-                                                turns are an order of all runs of all papers
+                                                turns are an order of all runs of all papers; `had: 1`:
+                                                so many of the seeds were there before
         cells:                                  or the name of an item that has the same
           ssgd-4: {label: …, options: {…}, cluster: {…}, paper: {accuracy: 80.482}}
                                                 `real: true`: a job of processes on this machine, not virtual
@@ -29,7 +30,8 @@
 
 A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
 plan by what there is. A claim without `tests` says in `why` what keeps it from being told here; one with `scale: paper`
-is told by runs at the paper's scale only, and one with `from_seed: 3` by other seeds than those that suggested it.
+is told by runs at the paper's scale only, and one with `from_seed: {small: 3}` at that scale
+by other seeds than those that suggested it.
 """
 from __future__ import annotations
 
@@ -57,8 +59,7 @@ BEYOND = "beyond"
 SOURCES = (*PAPERS, BEYOND)
 
 STATES = {
-    "full": "runs here at the paper's scale",
-    "small": "runs here, smaller",
+    "run": "runs here",
     "preset": "needs ImageNet or GPUs; a preset is ready",
     "none": "cannot be had",
     "own": "in none of the papers",
@@ -93,8 +94,8 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """The size at which an item's cells are run. `plan`: turns, each with the pattern of its cells and their number of
-    seeds.
+    """The size at which an item's cells are run. `plan`: turns, each with the pattern of its cells, their number of
+    seeds, and how many of these were there before the plan.
     """
 
     name: str
@@ -102,11 +103,15 @@ class Scale:
     times: Mapping[str, float]
     cluster: Mapping[str, Any]
     differs: Tuple[str, ...]
-    plan: Tuple[Tuple[float, str, int], ...]
+    plan: Tuple[Tuple[float, str, int, int], ...]
 
     def seeds(self, cell: str) -> int:
         """So many are planned for a cell."""
-        return max((seeds for _, cells, seeds in self.plan if fnmatch.fnmatchcase(cell, cells)), default=0)
+        return max((seeds for _, cells, seeds, _ in self.plan if fnmatch.fnmatchcase(cell, cells)), default=0)
+
+    def had(self, cell: str) -> float:
+        """So many of these were there before the plan; of a cell without a plan, all."""
+        return max((had for _, cells, _, had in self.plan if fnmatch.fnmatchcase(cell, cells)), default=math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +132,7 @@ class Comparison:
 class Claim:
     """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
 
-    `scale`: the only one at which it can be told; None: at any. `from_seed`: the first seed that tells.
+    `scale`: the only one at which it can be told; None: at any. `from_seed`: by scale, the first seed that tells.
     """
 
     name: str
@@ -136,14 +141,15 @@ class Claim:
     comparisons: Tuple[Comparison, ...]
     why: str
     scale: Optional[str]
-    from_seed: int
+    from_seed: Mapping[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
     """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`, each
     as it is or divided by that of the cell `over` it; lengths: `y` less that of the cell `over` it, by iterations, a
-    line for all cells whose labels are the same up to the last comma. `label` of that axis, if it is not the measure's.
+    line for all cells whose labels are the same up to the last comma. `label` of that axis, if it is not the measure's;
+    `names` of bars, if they are not the cells' labels; `papers`: the paper's bars, if they are not of its cells.
     """
 
     kind: str
@@ -152,6 +158,8 @@ class Picture:
     cells: Tuple[str, ...]
     over: Mapping[str, str]
     label: str
+    names: Mapping[str, str]
+    papers: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +239,7 @@ class Paper:
         """All trials of the plan with their turns; in a turn the first seed of every cell before the second of any."""
         for item in self.items.values():
             for scale in item.scales.values():
-                for turn, cells, seeds in scale.plan:
+                for turn, cells, seeds, _ in scale.plan:
                     for trial in item.trials(scale.name, seeds):
                         if fnmatch.fnmatchcase(trial.cell.name, cells):
                             yield turn, trial
@@ -347,8 +355,8 @@ def _item(paper: str, name: str, value: Any, where: str) -> Item:
     scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
     cells = {key: _cell(key, one, f"{where}, cell {key}") for key, one in values.get("cells", {}).items()}
     grid = _grid(values, cells, where) if "grid" in values else None
-    if values["state"] in SCALES[1:] and "cells_of" not in values and not (scales and cells):
-        raise ConfigError(f"{where}: state `{values['state']}` needs cells and a scale, or cells_of")
+    if values["state"] == "run" and "cells_of" not in values and not (scales and cells):
+        raise ConfigError(f"{where}: state `run` needs cells and a scale, or cells_of")
     return Item(paper, name, values["caption"], values["state"], values.get("note", ""), values.get("preset"),
                 tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales,
                 grid.cells() if grid else cells, grid, values.get("cells_of"),
@@ -360,9 +368,10 @@ def _scale(name: str, value: Any, where: str) -> Scale:
     if name not in SCALES:
         raise unknown("scale", name, SCALES, where=f" in {where}")
     values = _table(value, where, set(), {"options", "times", "cluster", "differs", "plan"})
-    plan = [_table(one, f"{where}, plan", {"turn", "cells", "seeds"}) for one in values.get("plan", ())]
+    plan = [_table(one, f"{where}, plan", {"turn", "cells", "seeds"}, {"had"}) for one in values.get("plan", ())]
     return Scale(name, values.get("options", {}), values.get("times", {}), values.get("cluster", {}),
-                 tuple(values.get("differs", ())), tuple((one["turn"], one["cells"], one["seeds"]) for one in plan))
+                 tuple(values.get("differs", ())), tuple(
+                     (one["turn"], one["cells"], one["seeds"], one.get("had", 0)) for one in plan))
 
 
 def _cell(name: str, value: Any, where: str) -> Cell:
@@ -386,13 +395,14 @@ def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> G
 
 
 def _picture(value: Any, where: str) -> Picture:
-    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over", "label"})
+    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over", "label", "names", "papers"})
     if values["kind"] not in ("curve", "histogram", "bars", "lengths") or values.get("x", "epoch") not in AXES:
         raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram, bars or "
                           f"lengths; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
     over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
-    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""))
+    return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""),
+                   values.get("names", {}), values.get("papers", {}))
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:
@@ -403,7 +413,7 @@ def _claim(name: str, value: Any, where: str) -> Claim:
         raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
     return Claim(name, values["says"], values["where"],
                  tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""),
-                 values.get("scale"), values.get("from_seed", 0))
+                 values.get("scale"), _table(values.get("from_seed", {}), f"{where}, from_seed", set(), SCALES))
 
 
 def _comparison(value: Any, where: str) -> Comparison:
@@ -430,7 +440,7 @@ def _check_names(item: Item, runs: Item, where: str) -> None:
     for cell in cells:
         if cell not in runs.cells:
             raise unknown("cell", cell, runs.cells, where=f" in {where}")
-    planned = [cells for scale in item.scales.values() for _, cells, _ in scale.plan]
+    planned = [cells for scale in item.scales.values() for _, cells, _, _ in scale.plan]
     for pattern in planned:
         if not fnmatch.filter(item.cells, pattern):
             raise unknown("cell", pattern, item.cells, where=f" in the plan of {where}")

@@ -29,6 +29,22 @@ def _last(column: str) -> Callable[[Result], float]:
     return lambda result: 100 * result.column(column)[-1]
 
 
+def _unless_diverged(result: Result) -> float:
+    return math.nan if diverged(result) else _last("test_accuracy")(result)
+
+
+def diverged(result: Result) -> bool:
+    """Whether its loss was not finite in the end."""
+    return math.isnan(result.column("train_loss")[-1])
+
+
+def _vibration(result: Result) -> float:
+    """Between an epoch's test accuracy and the next one's, over the second half."""
+    late = result.column("test_accuracy")[len(result.rows) // 2:]
+    steps = [100 * (after - before) for before, after in zip(late, late[1:])]
+    return statistics.pstdev(steps) if steps else math.nan
+
+
 def _error(column: str) -> Callable[[Result], float]:
     return lambda result: 100 - 100 * result.column(column)[-1]
 
@@ -61,6 +77,12 @@ def _speed(batch_size: Optional[int]) -> Callable[[Result], float]:
         iterations, seconds = result.column("iteration")[-1], result.column("virtual_seconds")[-1]
         return float((batch_size or result.config["batch_size"]) * iterations / seconds)
     return of
+
+
+def _speed_later(result: Result) -> float:
+    """The same with mini-batches of 128 after the first epoch, in which the warm-up is; NaN of a single one."""
+    iterations, seconds = (values[-1] - values[0] for values in map(result.column, ("iteration", "virtual_seconds")))
+    return 128 * iterations / seconds if seconds else math.nan
 
 
 def _reached(accuracy: float) -> Callable[[Result], float]:
@@ -97,6 +119,9 @@ def _waiting(result: Result) -> float:
 MEASURES: Dict[str, Measure] = {
     "accuracy": Measure("test accuracy, %", ".2f", _last("test_accuracy")),
     "accuracy5": Measure("test accuracy, mean of the last five of 160 epochs, %", ".2f", _smoothed),
+    "learned": Measure("test accuracy of what did not diverge, %", ".2f", _unless_diverged),
+    "vibration": Measure("deviation of the steps of the test accuracy from epoch to epoch, second half, points",
+                         ".2f", _vibration),
     "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
     "error": Measure("test error, %", ".2f", _error("test_accuracy")),
     "train_accuracy": Measure("training accuracy, %", ".2f", _last("train_accuracy")),
@@ -106,6 +131,7 @@ MEASURES: Dict[str, Measure] = {
     "beyond": Measure("pushes with a staleness above 2n, %", ".4f", _beyond),
     "speed": Measure("samples/s of a worker", ".1f", _speed(None)),
     "speed128": Measure("samples/s of a worker", ".1f", _speed(128)),
+    "later128": Measure("samples/s of a worker after the first epoch", ".1f", _speed_later),
     "throughput": Measure("samples/s of all workers", ".0f", _throughput),
     "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
     "exposed": Measure("ms per iteration that are not computing", ".2f", _exposed_ms),

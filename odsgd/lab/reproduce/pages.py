@@ -18,7 +18,7 @@ from typing import Counter, Dict, Iterator, List, Mapping, Optional, Sequence, S
 from odsgd.lab.reproduce import pictures, results
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
 from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Grid, Item, Paper, Picture, Scale
-from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, spread
+from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, diverged, spread
 from odsgd.lab.reproduce.results import Result
 from odsgd.tools import piped
 
@@ -128,7 +128,7 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     shared = f" The runs are those of [{of.title}](#{of.name})." if of is not item else ""
     preset = f" Preset: [{item.preset}](../../configs/{item.preset})." if item.preset else ""
     note = f" {item.note}" if item.note else ""
-    state = f"{STATES[item.state][0].upper()}{STATES[item.state][1:]}"
+    state = capital(state_of(paper, item, runs))
     parts = [f"## {item.title}", f"{item.caption} *{state}.*{note}{preset}{shared}"]
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
@@ -203,7 +203,9 @@ def _ours(name: str, seeds: Seeds) -> str:
     if not seeds:
         return "not run"
     mean, deviation = spread([MEASURES[name].of(result) for result in seeds.values()])
-    return MEASURES[name].text(mean) + (f" ± {MEASURES[name].text(deviation)}" if len(seeds) > 1 else "")
+    lost = all(map(diverged, seeds.values())) and name in ("accuracy", "accuracy5")
+    return (MEASURES[name].text(mean) + (f" ± {MEASURES[name].text(deviation)}" if len(seeds) > 1 else "")
+            + (" (diverged)" if lost else ""))
 
 
 def _pictures(paper: Paper, item: Item, runs: Runs) -> Iterator[Tuple[Picture, Mapping[str, Seeds], str]]:
@@ -241,12 +243,12 @@ def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
     full, *smaller = ([(paper, item) for paper, item in items
                        if (paper.runs_of(item).name, scale) in loaded[paper.name]] for scale in SCALES)
     results_of = full + [one for one in items if any(one in of for of in smaller) and one not in full]
-    states = collections.Counter(item.state for _, item in items)
+    states = collections.Counter(state_of(paper, item, loaded[paper.name]) for paper, item in items)
     rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
                for paper, item in items for claim in item.claims}
     verdicts = collections.Counter(one.verdict for one in rulings.values())
     unrun = sum(len(item.claims) for paper, item in items if (paper, item) not in results_of)
-    counts = [[text, str(states[state])] for state, text in STATES.items() if state != "own"]
+    counts = [[state, str(count)] for state, count in sorted(states.items())]
     parts = [
         "# The papers' tables and figures", INTRODUCTION,
         f"Methods of all papers beside each other, which is in none of them: [beyond the papers]({BEYOND}.md).",
@@ -284,8 +286,25 @@ def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
 
 def _items(items: Sequence[Tuple[Paper, Item]], loaded: Mapping[str, Runs]) -> str:
     return _left([["", "shows", "state", "runs"], *(
-        [f"[{paper.name}, {item.title}]({paper.name}.md#{item.name})", item.caption, STATES[item.state],
-         progress(paper, item, loaded[paper.name])] for paper, item in items)])
+        [f"[{paper.name}, {item.title}]({paper.name}.md#{item.name})", item.caption,
+         *(words(paper, item, loaded[paper.name]) for words in (state_of, progress))] for paper, item in items)])
+
+
+def state_of(paper: Paper, item: Item, runs: Runs) -> str:
+    """In words, from what has run: of what runs here, at which scale all cells did, and at which larger one some."""
+    if item.state != "run":
+        return STATES[item.state]
+    of = paper.runs_of(item)
+    counts = {scale: len(runs.get((of.name, scale), {})) for scale in of.scales}
+    whole = [scale for scale, count in counts.items() if count == len(of.cells)]
+    some = [scale for scale, count in counts.items() if count]
+    at = {SCALES[0]: "at the paper's scale", SCALES[1]: "at a medium scale", SCALES[2]: "smaller"}
+    part = f", a part {at[some[0]]}" if some and some[0] not in whole[:1] else ""
+    return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
+
+
+def capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def progress(paper: Paper, item: Item, runs: Runs) -> str:

@@ -121,7 +121,7 @@ def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapp
     if papers:
         axes.barh([place + 0.2 for place, _ in papers], [value for _, value in papers], height, label="the paper's")
     axes.set_yticks(range(len(names)))
-    axes.set_yticklabels([item.cells[name].label for name in names], fontsize=8)
+    axes.set_yticklabels([picture.names.get(name, item.cells[name].label) for name in names], fontsize=8)
     axes.invert_yaxis()
     bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
     label = f"{measure.label}: times {'; '.join(bases)}" if bases else measure.label
@@ -138,6 +138,9 @@ def _base(picture: Picture, name: str, cells: Mapping[str, Seeds], seed: int) ->
 
 def _papers(picture: Picture, cell: Cell, base: Optional[Cell]) -> Iterator[float]:
     """The paper's number of a bar, if it gives what it takes."""
+    if cell.name in picture.papers:
+        yield picture.papers[cell.name]
+        return
     given = [one.paper.get(picture.y, math.nan) for one in (cell, *([base] if base else []))]
     if not any(map(math.isnan, given)):
         yield given[0] / (given[1] if base else 1)
