@@ -122,6 +122,10 @@ class Update:
         """
         raise NotImplementedError
 
+    def accrue(self, total: Array, grad: Array) -> None:
+        """total <- total + grad, unless the step along `grad` is left out, as one that is not finite can be."""
+        total += grad
+
     def look(self, w: Array, grad: Array, lr: float, share: float = 1.0) -> None:
         """The same, in place, as a trial: the optimizer counts no step."""
         raise NotImplementedError

@@ -52,7 +52,7 @@ class Accruing(Asynchronous):
         """Accrue, take a local step; push and fetch where it is time."""
         pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
         g = grad + self.wd * self.w if self.wd else grad
-        self.accrued += g
+        self.local.accrue(self.accrued, g)
         self.local(self.w, g, step.lr_local)
         if pushes:
             self.arriving = self.wire.exchange(self.bucket, self.accrued, step.lr)

@@ -64,7 +64,7 @@ class SparseAggregation(Worker):
         """One local step, then, every T of them, the aggregation."""
         g = grad + self.wd * self.x if self.wd else grad
         self.local(self.x, g, step.lr_local)                                        # x <- x - gamma g
-        self.accumulated += g                                                       # g_s <- g_s + g
+        self.local.accrue(self.accumulated, g)                                      # g_s <- g_s + g
         if step.t % self.options.T == 0:
             self.aggregate(self.x_shared, step, self.local)                         # x' - gamma_p allreduce(g_s)
             self.x_shared.copyto(self.x)                                            # x <- x'

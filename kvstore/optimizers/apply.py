@@ -81,6 +81,8 @@ class Queued(Applied):
     """What gradients are to be multiplied with."""
     skips: Optional[Callable[[np.ndarray], bool]] = None
     """Whether a step along this gradient is to be left out; plain SGD only."""
+    telling: Callable[[], Callable[[np.ndarray], bool]]
+    """What asks the same of a gradient of this iteration, and says so; where there is `skips`."""
 
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
@@ -94,6 +96,18 @@ class Queued(Applied):
                 self.copy(w, out)
             self._apply(out, grad)
         return out
+
+    def accrue(self, total: NDArray, grad: NDArray) -> None:
+        if self.skips is None:
+            super().accrue(total, grad)
+            return
+        skips = self.telling()
+
+        def add() -> None:
+            if not skips(engine.view(grad)):
+                np.add(engine.view(total), engine.view(grad), out=engine.view(total))
+
+        engine.push(add, [grad], [total])
 
     def look(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0) -> None:
         before = self.facts()

@@ -5,6 +5,7 @@ docs/design.md, "The seam", shows its calls. Nothing here waits for the network 
 say so.
 """
 import dataclasses
+import functools
 import json
 from collections import deque
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
@@ -16,7 +17,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.job.control import lost_workers, pulse, watch
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
-from kvstore.messages.finite import finite
+from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.seam import (
     AsynchronousServers,
     GlobalWeights,
@@ -177,6 +178,8 @@ class Session:
         step.start(w)
         if self.method.options.on_nan == "skip":
             step.skips = lambda grad: not finite(grad)
+            step.telling = lambda: functools.partial(
+                skips, f"worker {self.transport.worker_rank}, iteration {self.step.t}", names(bucket))
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvstore
-from kvstore import ConfigError
+from kvstore import ConfigError, methods
 from kvstore.engine._mxnet import mx
 from kvstore.messages import finite
 from kvstore.transports.in_process import Stage
@@ -46,23 +46,42 @@ def by_turns(compensated: bool) -> List[List[float]]:
     return paths
 
 
+def in_intervals(averages: bool) -> List[List[float]]:
+    """Two own steps, then W - LR sum of their gradients (downpour, in turn), or the mean of the workers (sasgd)."""
+    W, w, sums, paths = W_0, [W_0] * len(TARGETS), [0.0] * len(TARGETS), [[W_0] for _ in TARGETS]
+    for t in range(STEPS):
+        for m, target in enumerate(TARGETS):
+            g = (w[m] - target) * ((t, m) != (BAD, WORST))
+            w[m], sums[m] = w[m] - LR * g, sums[m] + g
+            if t % 2 and not averages:
+                W = w[m] = W - LR * sums[m]
+        if t % 2 and averages:
+            W = W - LR * sum(sums) / len(TARGETS)
+            w = [W] * len(TARGETS)
+        sums = [0.0] * len(TARGETS) if t % 2 else sums
+        for path, one in zip(paths, w):
+            path.append(one)
+    return paths
+
+
 @pytest.mark.parametrize("name, kind, options, expected", [
     ("ssgd", None, {}, synchronous(delay=False)), ("ssgd", None, {"codec": "truncate"}, None),
     ("odsgd", None, {"warmup": 0, "lr_local": LR_LOCAL}, synchronous(delay=True)),
     ("odsgd", "ring", {"warmup": 0, "lr_local": LR_LOCAL}, synchronous(delay=True)),
     ("dsync", "ring", {}, synchronous(delay=False)), ("asgd", None, {}, by_turns(compensated=False)),
-    ("dcasgd_c", None, {}, by_turns(compensated=True))])
+    ("dcasgd_c", None, {}, by_turns(compensated=True)), ("downpour", None, {"T": 2}, in_intervals(averages=False)),
+    ("sasgd", "ring", {"T": 2}, in_intervals(averages=True))])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_round_that_is_not_finite_is_left_out(name: str, kind: Optional[str], options: Any, expected: Any, bad: float,
                                                 capfd: pytest.CaptureFixture[str],
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "_lines", itertools.count(1))
-    order = list(range(len(TARGETS))) * STEPS if name in ("asgd", "dcasgd_c") else None
+    order = list(range(len(TARGETS))) * STEPS if methods.find(name).asynchronous else None
     stage = Stage(len(TARGETS), order, timeout_s=20)
 
     def work(transport: Any) -> List[float]:
         store = kvstore.create(name, transport, on_nan="skip", **options)
-        store.set_optimizer(mx.optimizer.SGD(learning_rate=LR, momentum=MOMENTUM))
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=LR, momentum=0.0 if "T" in options else MOMENTUM))
         w = mx.nd.full(2000, W_0)
         store.broadcast("w", w, w)
         seen = [W_0]
