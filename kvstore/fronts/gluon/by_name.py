@@ -23,12 +23,15 @@ _WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync
 """MXNet's names are made of these, in any order: it looks for words in them."""
 
 Create = Callable[..., Any]
+TAUGHT = "knows_names_of_odsgd"
+"""An attribute of MXNet's module, since others may wrap its functions, too."""
 
 
 def install(mx: Any, create: Create) -> None:
     """Teach this MXNet our names; `create` makes the store of a name. A second call does nothing."""
-    if hasattr(mx.kvstore.create, "__wrapped__"):
+    if getattr(mx.kvstore, TAUGHT, False):
         return
+    setattr(mx.kvstore, TAUGHT, True)
     ours = functools.partial(_ours, mx, create)
     mx.kvstore.create = _creating(mx.kvstore.create, ours)  # mx.kv is the same module
     mx.model._create_kvstore = mx.module.module._create_kvstore = _preparing(mx.model._create_kvstore, ours)

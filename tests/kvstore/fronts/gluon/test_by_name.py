@@ -28,6 +28,7 @@ def _taught(monkeypatch: pytest.MonkeyPatch) -> None:
                         (gluon.Trainer, "__init__"), (mx.nd.NDArray, "backward"), (mx.autograd, "backward"),
                         (mx.mod.Module, "init_optimizer")]:
         monkeypatch.setattr(owner, name, getattr(getattr(owner, name), "__wrapped__", getattr(owner, name)))
+    monkeypatch.setattr(mx.kvstore, by_name.TAUGHT, False, raising=False)
     kvstore.register()
 
 
@@ -58,6 +59,16 @@ def test_a_name_outside_a_job_or_a_mistyped_one_is_an_error_and_never_mxnets_loc
         way(name)
 
 
+def test_names_are_taught_also_where_another_library_has_wrapped_what_makes_stores(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.kvstore, by_name.TAUGHT, False, raising=False)
+    monkeypatch.setattr(mx.kvstore, "create", functools.wraps(mx.kvstore.create.__wrapped__)(
+        functools.partial(mx.kvstore.create.__wrapped__)))
+    kvstore.register()
+    with pytest.raises(ConfigError, match="unknown store `odsdg`; did you mean `odsgd`"):
+        mx.kv.create("odsdg")
+
+
 def test_a_trainer_has_the_store_that_it_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made: List[str] = []
 
@@ -65,6 +76,7 @@ def test_a_trainer_has_the_store_that_it_named(monkeypatch: pytest.MonkeyPatch) 
         made.append(name)
         return kvstore.create("local")
 
+    monkeypatch.setattr(mx.kvstore, by_name.TAUGHT, False, raising=False)
     monkeypatch.setattr(mx.kvstore, "create", mx.kvstore.create.__wrapped__)
     monkeypatch.setattr(gluon.Trainer, "__init__", gluon.Trainer.__init__.__wrapped__)
     by_name.install(mx, create)
