@@ -75,6 +75,8 @@ class Outbox:
 
     def _room(self, key: int, nbytes: int, mark: float) -> np.ndarray:
         floats = self._asked[key][0]
+        if floats[-1] == BEGIN:
+            return NOTHING
         return floats[:-HEADER].view(np.uint8) if floats[-1] == FETCH else self._answers[key].room(floats[:-HEADER])
 
     def _arrived(self, key: int, header: np.ndarray) -> None:

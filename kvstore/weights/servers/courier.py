@@ -26,7 +26,7 @@ CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
 
 Room = Callable[[int, int, float], np.ndarray]
-"""Bucket, length and mark of a message -> where it is received."""
+"""Bucket, length and mark of a message -> where it is received; an error unless that is as long."""
 Arrived = Callable[[int, np.ndarray], None]
 """Bucket and header of a message that is there."""
 
@@ -70,7 +70,11 @@ class Courier:
         frame = bytearray(FRAME.size)
         while self._fill(memoryview(frame)):
             key, nbytes, *header = FRAME.unpack(frame)
-            if nbytes and not self._fill(self._room(key, nbytes, header[-1]).data.cast("B")):
+            room = self._room(key, nbytes, header[-1])
+            if room.nbytes != nbytes:
+                raise ProtocolError(f"a message of {nbytes} bytes has come for bucket {key}, expected {room.nbytes}; "
+                                    "all processes of a job must run the same version of odsgd with the same options")
+            if nbytes and not self._fill(room.data.cast("B")):
                 raise ConnectionError("it closed the connection before a message")
             self._arrived(key, np.array(header, np.float32))
         self._lost("it closed the connection")

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
 from kvstore.job import control
+from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.messages.header import BEGIN, HEADER
 from kvstore.messages.seam import Traffic
+from kvstore.transports.outbox import Outbox
+from kvstore.transports.wires import Buffer
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.hub import Hub
@@ -137,6 +140,36 @@ def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
                       lambda key, header: arrived.put(header.tolist()), lambda reason: None)
         own.send(KEY, np.array([0, 0, 0, BEGIN], np.float32), np.ones(SIZE, np.float32).view(np.uint8))
         assert arrived.get(timeout=PATIENCE_S)[-1] == BEGIN
+
+
+class Died(Exception):
+    """What a process says at its end."""
+
+
+def test_a_server_whose_messages_are_of_another_length_ends_the_worker(
+        hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: queue.Queue[str] = queue.Queue()
+
+    def die(message: str, *_: Any, **__: Any) -> None:
+        told.put(message)
+        raise Died
+
+    monkeypatch.setattr(control, "die", die)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    hub.open({KEY: SIZE}, Traffic(codec="float16"))
+    outbox, message = Outbox([hub.address], 0, PATIENCE_S), Buffer(SIZE, mx.cpu())
+    bucket = Bucket(KEY, 0, (Segment(Parameter("w", "w", (SIZE,)), 0, SIZE, 0),))
+    outbox.open(bucket, Traffic(codec="float16", codec_weights="float16"), np.zeros(SIZE, np.float32))
+    message.floats[-1] = BEGIN
+    outbox.send(bucket, message)
+    message.there()[-HEADER:] = [0, 0, 0, 1]
+    second = Client(hub, 1)
+    second.ask(np.zeros(SIZE, np.float16).view(np.uint8), 0, 0, 0, 2)
+    outbox.send(bucket, message)
+    second.answer()
+    expected = f"a message of {4 * SIZE} bytes has come for bucket {KEY}, expected {2 * SIZE}"
+    assert expected in told.get(timeout=PATIENCE_S)
+    outbox._asked[KEY][1]()  # else the engine waits for it for ever
 
 
 def test_a_lost_connection_is_told(hub: Hub) -> None:
