@@ -16,20 +16,25 @@ from kvstore.messages.seam import Pending, Ring, Traffic, Transport
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 
+ARRAYS = 8
+"""Of a bucket, whose views are kept: gradients, sums and weights of a few iterations."""
+
 
 class Views:
-    """Arrays in place, as NumPy's, kept for the next iteration: making one takes longer than beginning a round."""
+    """Arrays in place, as NumPy's, kept for the next iteration: making one takes longer than beginning a round.
 
-    MOST = 4096
+    `most` of them, since each keeps its array alive, and a method may hand in another one every time.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._kept: Dict[int, Tuple[NDArray, np.ndarray]] = {}  # by id, which is the array's as long as it is kept
 
     def of(self, array: NDArray) -> np.ndarray:
         """As `engine.view`."""
         kept = self._kept.get(id(array))
         if kept is None:
-            if len(self._kept) >= self.MOST:  # a method may hand in another array every time
+            if len(self._kept) >= self._most:
                 self._kept.clear()
             kept = self._kept[id(array)] = array, engine.view(array)
         return kept[1]
@@ -39,13 +44,18 @@ class MpiTransport(Transport):
     """One session of this process, by MPI."""
 
     def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
-        self._process, self._views, self._timeout_s = process(timeout_s), Views(), timeout_s
+        self._process, self._timeout_s = process(timeout_s), timeout_s
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
     @property
     def _rounds(self) -> Rounds:
         """This process's; what this store asks for may last as long as its `timeout_s`."""
         return self._process.rounds.within(self._timeout_s)
+
+    def _cut(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
+        buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
+        self._views = Views(ARRAYS * len(buckets))
+        return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:
         return self._rounds.total(array)
@@ -56,7 +66,7 @@ class MpiRing(MpiTransport, Ring):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._codec = codec(traffic.codec)
-        return on_ring(parameters, traffic, self._process.keys, self.num_workers)
+        return self._cut(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._rounds.ask(str(bucket), self._codec)

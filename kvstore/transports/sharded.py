@@ -15,7 +15,7 @@ from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.codecs import Plain
 from kvstore.messages.seam import Pending, Sharded, Traffic
 from kvstore.transports.ring import MpiTransport
-from kvstore.transports.rounds import Messages, Pair, Round, allgather, on_ring, owned, reduce_scatter
+from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, reduce_scatter
 
 Cuts = Sequence[int]
 """Where the blocks of a bucket begin and end, as many as workers."""
@@ -90,7 +90,7 @@ class MpiSharded(MpiTransport, Sharded):
     """With a part of every bucket."""
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
+        buckets = self._cut(parameters, traffic)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
         self._sums: Dict[int, NDArray] = {}
         return buckets
