@@ -127,7 +127,7 @@ class Update:
         total += grad
 
     def look(self, w: Array, grad: Array, lr: float, share: float = 1.0) -> None:
-        """The same, in place, as a trial: the optimizer counts no step."""
+        """The same, in place, as a trial: the optimizer counts no step, and its state stays."""
         raise NotImplementedError
 
     def start(self, w: Array) -> None:

@@ -110,9 +110,11 @@ class Queued(Applied):
         engine.push(add, [grad], [total])
 
     def look(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0) -> None:
-        before = self.facts()
+        facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
         self(w, grad, lr, share)
-        described.set_progress(self.optimizer, self.index, before)
+        described.set_progress(self.optimizer, self.index, facts)
+        for array, before in arrays:
+            before.copyto(array)
 
     def copy(self, w: NDArray, out: NDArray) -> None:
         """out <- w"""

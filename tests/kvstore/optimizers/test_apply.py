@@ -122,3 +122,18 @@ def test_a_rule_may_hand_over_a_gradient_of_its_own(name: str) -> None:
 
     np.testing.assert_array_equal(after(4.0, 0.5), after(2.0, 1.0))
     assert not np.array_equal(after(4.0, 0.5), after(-2.0, 1.0))
+
+
+def test_a_trial_leaves_momentum_and_count_as_they_were() -> None:
+    """Else the steps that follow would be others."""
+    paths = []
+    for looks in (False, True):
+        update = Queued(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9), 0, None)
+        w, path = mx.nd.ones(3), []
+        update.start(w)
+        for _ in range(3):
+            if looks:
+                update.look(w.copy(), mx.nd.full(3, 7), 0.5)
+            path.append(update(w, mx.nd.ones(3), 0.5).asnumpy().tolist())
+        paths.append([path, update.facts()["count"]])
+    assert paths[0] == paths[1]
