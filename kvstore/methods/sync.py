@@ -55,7 +55,8 @@ class SyncUpdate(Rule):
 
     Invariants
       1. version starts at 0 and grows by exactly 1 per update.
-      2. the M gradients of a round are of M different workers, all at the server's own version.
+      2. the M gradients of a round are of M different workers, all at the server's own version. What is compared is the
+         sum of their ranks and that of their versions, so several mistakes that make up for each other are not seen.
     """
 
     by_element = True
