@@ -59,6 +59,13 @@ def _early(result: Result) -> float:
     return 100 * statistics.fmean(accuracies[:math.ceil(len(accuracies) / 2)])
 
 
+def _halfway(result: Result) -> float:
+    """The training accuracy of the last epoch that was kept of the first half."""
+    half = [accuracy for epoch, accuracy in zip(result.column("epoch"), result.column("train_accuracy"))
+            if epoch <= max(1, result.config["epochs"] / 2)]
+    return 100 * half[-1]
+
+
 def _staleness(key: str) -> Callable[[Result], float]:
     return lambda result: float(result.staleness[key]) if result.staleness else math.nan
 
@@ -125,6 +132,7 @@ MEASURES: Dict[str, Measure] = {
     "early_accuracy": Measure("test accuracy, mean of the first half of the epochs, %", ".2f", _early),
     "error": Measure("test error, %", ".2f", _error("test_accuracy")),
     "train_accuracy": Measure("training accuracy, %", ".2f", _last("train_accuracy")),
+    "half_train_accuracy": Measure("training accuracy after half of the epochs, %", ".2f", _halfway),
     "train_error": Measure("training error, %", ".2f", _error("train_accuracy")),
     "staleness": Measure("mean staleness", ".2f", _staleness("mean")),
     "staleness_max": Measure("largest staleness", ".0f", _staleness("max")),

@@ -330,7 +330,8 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
         "accuracy": 60, "accuracy5": 60, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
         "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "speed128": 128 * 60 / 216,
         "hours": 0.06, "throughput": 3 * 16 * 60 / 216, "iteration": 3600, "exposed": 2700, "waiting": 75,
-        "seconds90": math.nan, "learned": 60, "vibration": 0, "later128": 128 * 50 / 180}, nan_ok=True)
+        "seconds90": math.nan, "learned": 60, "half_train_accuracy": 75,
+        "vibration": 0, "later128": 128 * 50 / 180}, nan_ok=True)
     lost = made(trial, [0.1, 0.4, 0.1, 0.2])  # of the second half one step
     lost.rows[-1][2] = None
     assert measures.diverged(lost) and math.isnan(measures.MEASURES["learned"].of(lost))
