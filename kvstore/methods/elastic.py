@@ -26,8 +26,8 @@ The gradient does not wait for the exchange, which runs beside it.
 One round trip is enough and keeps it atomic: the worker sends x, the server answers X' = X + alpha (x - X), and since
 x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha) (x - X').
 
-Reading: at t = 0 all workers are at W_0, and so is X until the first exchange, where the force is 0; that exchange sends
-nothing. A worker that begins after others have exchanged is not pulled to X before its own first exchange.
+Reading: at t = 0 all workers are at W_0, and so is X until the first exchange, where the force is 0; that exchange
+sends nothing. A worker that begins after others have exchanged is not pulled to X before its own first exchange.
 Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
 Other workers after a restart (``-n MIN:MAX``): all begin at the centre, without momentum; what a worker had found
 since it last pulled the centre is lost. alpha = beta / M follows the number of workers.

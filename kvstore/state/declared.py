@@ -31,13 +31,18 @@ def facts_of(owner: Any) -> Dict[str, Any]:
 
 def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
     """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind those arrays are made that `start` did not."""
+    put_back_facts(owner, facts)
+    for name in owner.arrays:
+        _make(owner, name, arrays, like)
+    fill(arrays_of(owner), arrays)
+
+
+def put_back_facts(owner: Any, facts: Mapping[str, Any]) -> None:
+    """The inverse of `facts_of`."""
     for name in owner.facts:
         if name not in facts:
             raise ConfigError(f"no fact `{name}` in the saved state; it belongs to another version or other options")
         setattr(owner, name, copy.deepcopy(facts[name]))  # one saved fact may serve several buckets
-    for name in owner.arrays:
-        _make(owner, name, arrays, like)
-    fill(arrays_of(owner), arrays)
 
 
 def _make(owner: Any, name: str, saved: Mapping[str, np.ndarray], like: Array) -> None:

@@ -87,12 +87,13 @@ class ChangingUpdate(SyncUpdate):
         self.kept: Optional[np.ndarray] = None
         self.grown: List[np.ndarray] = []
         self.seen = self.acts = 0
+        self.size = np.float32(np.abs(w).sum() > 0)  # not declared: a resumed run derives it again
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self.seen += 1
         does = 3 * self.seen + self.index  # unlike from bucket to bucket
         self.acts += does
-        total *= np.float32(1 + self.acts % 2)
+        total *= np.float32(1 + self.acts % 2) * self.size
         if self.kept is not None:
             total += self.kept
         if does & KEEP:

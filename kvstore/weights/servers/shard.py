@@ -6,7 +6,7 @@ in number. Commands come from workers, through `control.Verifier` where there is
 import base64
 import io
 import json
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class Entry:
         self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
         self.names = names
         self._update_began = self._rule_began = False
+        self._resumed: Optional[Tuple[Dict[str, np.ndarray], Dict[str, Any]]] = None  # the rule's, until it starts
         self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
@@ -52,6 +53,8 @@ class Entry:
         if not self._rule_began:
             self._rule_began = True
             self.rule.start(engine.memory(stored[:self.size]))
+            if self._resumed is not None:
+                declared.put_back(self.rule, *self._resumed, np.zeros(self.size, np.float32))
 
     def use(self, optimizer: mx.optimizer.Optimizer) -> None:
         """The next push is the first that this optimizer sees."""
@@ -85,15 +88,17 @@ class Entry:
 
         Before the first push there is nothing of the rule's.
         """
-        if not self._rule_began:
+        if not self._rule_began and self._resumed is None:
             return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
         if not self._update_began:
             self.update.start(mx.nd.zeros(self.size))
+        kept, facts = (declared.arrays_of(self.rule), declared.facts_of(self.rule)) if self._rule_began else (
+            self._resumed or ({}, {}))
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
-                  **{f"rule/{name}": array for name, array in declared.arrays_of(self.rule).items()},
+                  **{f"rule/{name}": array for name, array in kept.items()},
                   **{f"kept/{name}": array for name, array in self.kept.items()}}
         meta = {"optimizer": {**self.update.facts(), "began": self._update_began},
-                "rule": declared.facts_of(self.rule)}
+                "rule": facts}
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
     def put_back(self, parts: Dict[str, np.ndarray]) -> None:
@@ -105,8 +110,8 @@ class Entry:
         self.update.put_back(below("optimizer/", parts), meta["optimizer"])
         self._update_began = True
         if "rule" in meta:  # else it goes on, or begins anew with the first push
-            self.start(mx.nd.zeros(self.size))
-            declared.put_back(self.rule, below("rule/", parts), meta["rule"], np.zeros(self.size, np.float32))
+            self._resumed = below("rule/", parts), meta["rule"]
+            declared.put_back_facts(self.rule, meta["rule"])  # statistics may be asked for before the weights are here
             declared.fill(self.kept, below("kept/", parts))
         self._update_began = meta["optimizer"].get("began", True)
 
