@@ -95,12 +95,16 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: List[str], cells: M
             label = item.cells[name].label.rpartition(", ")[0]
             lines.setdefault(label, []).append((iterations, estimate(gaps)))
     for number, (label, points) in enumerate(lines.items()):
-        beside = 1.04 ** (number - len(lines) / 2)  # else intervals hide each other
+        beside = 1.04 ** (number - (len(lines) - 1) / 2)  # else intervals hide each other
         bars = [0 if math.isinf(found.high) else found.high - found.mean for _, found in points]
         axes.errorbar([x * beside for x, _ in points], [found.mean for _, found in points], bars, label=label,
                       marker="o", markersize=4, capsize=3, linewidth=1.3)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
+    lengths = sorted({x for points in lines.values() for x, _ in points})
+    axes.set_xticks(lengths)
+    axes.set_xticklabels([f"{x:,.0f}" for x in lengths])
+    axes.minorticks_off()
     axes.set_xlabel("iterations")
     axes.set_ylabel(picture.label or MEASURES[picture.y].label)
 
