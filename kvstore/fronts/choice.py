@@ -2,19 +2,17 @@
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError
 from kvstore.job import control
-from kvstore.messages.seam import KINDS, Transport, kind_of
+from kvstore.messages.seam import Transport, kind_of
+from kvstore.methods import fit
 from kvstore.methods.contract import Method, Options
 
 
 def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
     """This process's place in its job: the transport of this kind, or the method's default."""
     method = methods.find(name)
-    kind = transport or method.transports[0]
-    if kind not in method.transports:
-        raise (unknown("transport", kind, method.transports) if kind not in KINDS else
-               ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, not on `{kind}`"))
+    kind = fit.transport_of(method, transport)
     if kind == "process":
         from kvstore.transports.in_process import Stage
         return Stage(1, timeout_s=timeout_s).worker(0)
@@ -32,14 +30,7 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
-    method = methods.find(name)
-    for option in options:
-        if option not in method.option_names():
-            raise unknown(f"option of store {name}", option, method.option_names())
-    try:
-        given = method.Options(**options).in_iterations()
-    except ConfigError as error:
-        raise ConfigError(f"store {name}: {error}") from None
+    given = fit.options_of(methods.find(name), options)
     if not isinstance(transport, Transport):
         transport = reach(name, transport, given.timeout_s)
     return fitting(name, given, transport), given, transport
@@ -52,8 +43,7 @@ def fitting(name: str, options: Options, transport: Transport) -> Type[Method]:
     if not kind:
         raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
                           "ring or workers with parts (kvstore.messages.seam)")
-    if kind not in method.transports and method.transports != ("process",):
-        raise ConfigError(f"store {name} runs on transport {' or '.join(method.transports)}, and the one given is "
-                          f"`{kind}`")
-    method.check_transport(options, kind)
+    if method.transports != ("process",):
+        fit.transport_of(method, kind)
+    fit.check(method, options, kind)
     return method

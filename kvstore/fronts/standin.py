@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional, Type
 
 from kvstore import methods
-from kvstore.errors import ConfigError, shown, unknown
+from kvstore.errors import ConfigError, shown
+from kvstore.methods import fit
 from kvstore.methods.contract import Method
 
 VARIABLE = "ODSGD_STORE"
@@ -50,16 +51,7 @@ def parse(text: str) -> StandIn:
                           f"{', '.join(other for other in methods.METHODS if other != name)}")
     options: Dict[str, Any] = dict(map(_option, items))
     transport = options.pop("transport", None)
-    for option in options:
-        if option not in method.option_names():
-            raise unknown(f"option of store {name}", option, ["transport", *method.option_names()])
-    if transport not in (None, *method.transports):
-        raise unknown(f"transport of store {name}", transport, method.transports)
-    try:
-        checked = method.Options(**options).in_iterations()
-        method.check_transport(checked, transport or method.transports[0])
-    except ConfigError as error:
-        raise ConfigError(f"store {name}: {error}") from None
+    fit.check(method, fit.options_of(method, options, also=["transport"]), fit.transport_of(method, transport))
     return StandIn(method, transport, options)
 
 

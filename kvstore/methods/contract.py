@@ -77,8 +77,6 @@ class Options:
 
 
 CODEC = one_of("codec", tuple(CODECS))
-AS_FLOATS = ("none", "float16", "truncate")
-"""Codecs in which a number that is none remains one."""
 
 
 @dataclass(frozen=True)
@@ -295,28 +293,6 @@ class Method:
     def option_names(cls) -> List[str]:
         """All names of its options."""
         return [field.name for field in dataclasses.fields(cls.Options)]
-
-    @classmethod
-    def check_transport(cls, options: Any, transport: str) -> None:
-        """ConfigError for options that do not go with the method and its transport: `server`, `ring` or `sharded`."""
-        if not cls.reduces:
-            options.refuse(["reduction"], f"in store {cls.name}, whose every gradient is an update by itself; leave it "
-                           "out")
-        if cls.asynchronous:
-            options.refuse(["uneven"], f"in store {cls.name}, whose workers wait for nobody; leave it out")
-        codec = getattr(options, "codec", "none")
-        if options.on_nan == "skip" and (transport == "sharded" or codec not in AS_FLOATS):
-            where = "on transport `sharded`, whose workers each see a part" if transport == "sharded" else \
-                f"with codec `{codec}`, which knows finite numbers alone (others: {', '.join(AS_FLOATS)})"
-            raise ConfigError(f"on_nan `skip` does not go {where}; take `stop`")
-        if transport == "sharded" and isinstance(options, CodedOptions):
-            options.refuse(["codec", "codec_threshold", "codec_weights"], "on transport `sharded`, which sends floats "
-                           "as they are")
-        if transport == "ring" and codec not in WITHOUT_RESIDUAL:
-            raise ConfigError(f"codec `{codec}` needs servers: a ring encodes sums anew at every hop, and nobody keeps "
-                              f"what is left; codecs of a ring are {', '.join(WITHOUT_RESIDUAL)}")
-        if transport == "ring" and isinstance(options, CodedOptions):
-            options.refuse(["codec_weights"], "on a ring, where no weights travel")
 
     def traffic(self, whole: bool) -> Traffic:
         """How it uses the wire; `whole`: an optimizer wants whole parameters."""

@@ -114,14 +114,12 @@ class SASGD(Method):
                                           tunes=True,
                                           otherwise="that of the local steps / number of workers: model averaging")
 
+        def check(self) -> None:
+            self.refuse(["uneven"], "in store sasgd, which aggregates intervals and not gradients; leave it out")
+
     @classmethod
     def intervals(cls, options: Any) -> Tuple[int, int]:
         return options.T, options.T
-
-    @classmethod
-    def check_transport(cls, options: Any, transport: str) -> None:
-        super().check_transport(options, transport)
-        options.refuse(["uneven"], "in store sasgd, which aggregates intervals and not gradients; leave it out")
 
     def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
         return "sgd", {"wd": 0.0}

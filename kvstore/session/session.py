@@ -29,6 +29,7 @@ from kvstore.messages.seam import (
     Transport,
     kind_of,
 )
+from kvstore.methods import fit
 from kvstore.methods.contract import Method, Options, Step, Update, Worker
 from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
@@ -116,12 +117,9 @@ class Session:
     def change(self, options: Dict[str, Any]) -> None:
         """Other values for some options of the method. Before `plan`."""
         method = type(self.method)
-        for name, value in options.items():
-            if name not in method.option_names():
-                raise ConfigError(f"store `{method.name}` has no option `{name}`, so it cannot be {value!r}; "
-                                  "leave it out")
+        fit.check_names(method, options)
         changed = dataclasses.replace(self.method.options, **options)
-        method.check_transport(changed, kind_of(self.transport))
+        fit.check(method, changed, kind_of(self.transport))
         self.method = method(changed, self.transport.num_workers)
 
     def model(self) -> List[str]:

@@ -23,7 +23,7 @@ import yaml
 
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError, shown, unknown
-from kvstore.methods import local_optimizers
+from kvstore.methods import fit, local_optimizers
 from kvstore.methods.contract import Method, Options
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
 from odsgd.config import methods
@@ -362,12 +362,9 @@ class TrainConfig:
         either = [store for store, method in algorithms.METHODS.items() if len(method.transports) > 1]
         if self.kvstore in either:
             self._default("transport", self.method.transports[0])
-            if self.transport not in self.method.transports:
-                raise ConfigError(f"store {self.kvstore} runs on transport {' or '.join(self.method.transports)}, not "
-                                  f"on `{self.transport}`")
         elif self.transport is not None:
             raise self._no_meaning("transport", either, asked)
-        self.method.check_transport(self.options, self.transport or self.method.transports[0])
+        fit.check(self.method, self.options, fit.transport_of(self.method, self.transport))
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
         if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type
 
 from kvstore import methods
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Keys, Parameter, by_layer
+from kvstore.methods import fit
 from kvstore.methods.contract import Method, Options
 from kvstore.transports.rounds import on_ring
 from odsgd.virtual import layout
@@ -58,10 +59,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     """
     method = methods.find(store)
     given = {"warmup": 0, **(options or {})} if "warmup" in method.option_names() else dict(options or {})
-    for name in given:
-        if name not in method.option_names():
-            raise unknown(f"option of store {store}", name, method.option_names())
-    checked = method.Options(**given).in_iterations()
+    checked = fit.options_of(method, given)
     every = method.intervals(checked)
     period = every[0] * every[1] // math.gcd(*every)
     counted = max(1, -(-(iterations - warm_up) // period)) * period
@@ -105,10 +103,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
     timed where they are the same both ways.
     """
-    made, kind = method(options, cluster.workers), transport or method.transports[0]
-    if kind not in method.transports:
-        raise ConfigError(f"store {method.name} does not run on transport `{kind}`")
-    method.check_transport(options, kind)
+    made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
+    fit.check(method, options, kind)
     layers, traffic = by_layer(parameters), made.traffic(whole=False)
     if kind == "server" and traffic.codec_weights != traffic.codec:
         raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "

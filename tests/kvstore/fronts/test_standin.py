@@ -23,9 +23,9 @@ def test_a_name_with_options_and_the_sum_that_the_script_reckons_with() -> None:
     ("odsgd,warmup", "expected NAME=VALUE behind the store's name, got `warmup`"),
     ("odsgd,warmup=-1", "store odsgd: warmup: expected iterations"),
     ("odsgd,warmup=2epochs", "only a training run knows how long an epoch is; give a number of iterations"),
-    ("ssgd,transport=ring", "unknown transport of store ssgd `ring`"),
-    ("odsgd,transport=ring,codec=2bit", "store odsgd: codec `2bit` needs servers"),
-    ("asgd,reduction=sum", "store asgd: reduction has no meaning in store asgd, whose every gradient is an update"),
+    ("ssgd,transport=ring", "store ssgd runs on transport server or sharded, not on `ring`"),
+    ("odsgd,transport=ring,codec=2bit", "codec `2bit` needs servers"),
+    ("asgd,reduction=sum", "reduction has no meaning in store asgd, whose every gradient is an update"),
     ("local", "store `local` trains in one process alone; the stores of a job are ssgd, odsgd,"),
     ("", "unknown store ``"),
 ])

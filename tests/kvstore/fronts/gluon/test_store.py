@@ -663,11 +663,11 @@ def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_
 
 def test_a_store_and_a_transport_that_do_not_go_together_are_told() -> None:
     cluster = Stage(1)
-    with pytest.raises(ConfigError, match="store pipesgd runs on transport ring, and the one given is `server`"):
+    with pytest.raises(ConfigError, match="store pipesgd runs on transport ring, not on `server`"):
         kvstore.create("pipesgd", cluster.worker(0))
-    with pytest.raises(ConfigError, match="runs on transport server or sharded, and the one given is `ring`"):
+    with pytest.raises(ConfigError, match="runs on transport server or sharded, not on `ring`"):
         kvstore.create("ssgd", cluster.ring_worker(0))
-    with pytest.raises(ConfigError, match=r"unknown transport `rign`; did you mean `ring`\?"):
+    with pytest.raises(ConfigError, match=r"unknown transport of store [a-z]+ `rign`; did you mean `ring`\?"):
         kvstore.create("odsgd", transport="rign")
     with pytest.raises(ConfigError, match="store ssgd runs on transport server or sharded, not on `ring`"):
         kvstore.create("ssgd", transport="ring")
