@@ -17,6 +17,8 @@ from typing import Any, Callable, Optional, Tuple
 
 from kvstore.errors import ConfigError, shown, unknown
 
+DEFAULT_TIMEOUT_S = 600.0
+
 LARGEST = 2 ** 31
 """Whole numbers are smaller: MXNet's seeds and sizes are C integers."""
 

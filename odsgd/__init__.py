@@ -16,16 +16,16 @@ import kvstore
 from kvstore._version import VERSION
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.fronts.gluon import by_name
-from kvstore.job import control
+from kvstore.job import environment
 
-control.lean = control.lean or early.command() == "train"
+environment.lean = environment.lean or early.command() == "train"
 
 __version__ = VERSION
 
 if importlib.util.find_spec("mxnet") is None:
     from kvstore.engine import _mxnet  # noqa: F401  says what to install
 
-if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not control.serving:
+if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not environment.serving:
     from kvstore.weights.servers import roles
 
     sys.exit(roles.main())

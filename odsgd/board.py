@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError
-from kvstore.job import control
 from kvstore.job.aside import Aside, guarded
+from kvstore.job.pulse import pulse
 
 FOLDER = "runs/board"
 FLUSH_S = 5
@@ -72,7 +72,7 @@ class Board:
 
     def log(self, iteration: int, values: Mapping[str, float]) -> None:
         """Those of a caller, with what we can tell by ourselves of the iterations since the last call."""
-        waited_s = control.pulse.more.get("waited_s", float)()
+        waited_s = pulse.more.get("waited_s", float)()
         before, self._last = self._last, (iteration, time.monotonic(), waited_s)
         own: Dict[str, float] = {}
         if before is not None and iteration > before[0]:

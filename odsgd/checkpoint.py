@@ -18,7 +18,7 @@ from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
-from kvstore.job import control
+from kvstore.job import environment
 from odsgd.training.checkpoint import checkpoint
 from odsgd.training.checkpoint.mirror import Depot, depot
 
@@ -89,6 +89,6 @@ class Keeper:
                     print(f"warning: {line}", flush=True)
 
     def _check(self, manifest: Dict[str, Any]) -> None:
-        now = {} if control.most_workers() else {"num_workers": self._store.num_workers}
+        now = {} if environment.most_workers() else {"num_workers": self._store.num_workers}
         checkpoint.check_facts(manifest, now, [])
         checkpoint.check_model(manifest, self._net)

@@ -17,7 +17,8 @@ from examples.networks import NETWORKS, make
 import odsgd.torch as od
 from kvstore.errors import EXIT_USAGE, ConfigError
 from kvstore.fronts.torch.store import connect
-from kvstore.job import control
+from kvstore.job import ending
+from kvstore.job.pulse import pulse
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import load
 from odsgd.training.journal import Journal
@@ -78,7 +79,7 @@ class Run:
         """Train and, if it is due, evaluate."""
         sums, began, since, seconds = Sums(), self.journal.seconds(), self.store.iteration, self.clock.read()
         self.clock.go_on()
-        with control.pulse.doing("training"):
+        with pulse.doing("training"):
             for xs, ys in self.data.train(epoch):
                 sums.add(self.iterate(*tensors(xs, ys)))
                 self.journal.advance()
@@ -117,7 +118,7 @@ class Run:
     def test(self) -> Dict[str, float]:
         """The global weights on the test set, on the worker that speaks."""
         sums = Sums()
-        with self.store.global_weights(), control.pulse.doing("evaluation"), torch.inference_mode():
+        with self.store.global_weights(), pulse.doing("evaluation"), torch.inference_mode():
             self.model.eval()
             for xs, ys in self.data.test() if self.store.leads else ():
                 images, labels = tensors(xs, ys)
@@ -142,7 +143,7 @@ def main(argv: List[str]) -> None:
         os.umask(int(config.umask, 8))
         Run(config).train()
     except ConfigError as error:
-        control.die(str(error), EXIT_USAGE)
+        ending.die(str(error), EXIT_USAGE)
 
 
 if __name__ == "__main__":

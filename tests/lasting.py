@@ -13,7 +13,7 @@ import numpy as np
 
 import kvstore
 from kvstore.engine._mxnet import mx
-from kvstore.job import control
+from kvstore.job import environment
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
         w.wait_to_read()
         if step == 5:
             print("trains", flush=True)
-        if control.lost_workers():
+        if environment.lost_workers():
             break
         assert time.monotonic() < deadline, "never told of a lost worker"
         time.sleep(0.005)

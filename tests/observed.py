@@ -13,7 +13,7 @@ import odsgd  # noqa: F401  comes first, as in every script
 # isort: split
 import kvstore
 from kvstore.engine._mxnet import mx
-from kvstore.job import control
+from kvstore.job.pulse import pulse
 from kvstore.tracing import recorder
 from odsgd import board
 
@@ -28,7 +28,7 @@ def main(fault: str, folder: str) -> None:
         store.broadcast(key, weight, weight)
     board.to(folder)
     looks: Dict[str, Callable[[], Any]] = {"raise": lambda: 1 // 0, "full": lambda: {1}, "block": int}
-    control.pulse.more["broken"] = looks[fault]
+    pulse.more["broken"] = looks[fault]
     for step in range(STEPS):
         for key, weight in weights.items():
             store.pushpull(key, weight * 0.1, out=weight)

@@ -8,7 +8,7 @@ Two things stand in the way of a plain ``import mxnet``:
 
 Most of the time that the import takes goes to packages that MXNet looks for and only its extras use (its scikit-learn
 interface, its own tests, plots in notebooks). A process that is ours from its first line to its last, a server or a
-worker of `odsgd train`, says `kvstore.job.control.lean` and does without them there; later it may import them itself.
+worker of `odsgd train`, sets `environment.lean` and does without them there; later it may import them itself.
 
 And one thing stands in the way of all overlap: MXNet runs up to 15 operators as one operation of its engine, and
 the gradients of several layers appear together when the last of them is done. So the backward pass is not joined.
@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Iterator
 
 from kvstore.engine import _numpy  # noqa: F401
-from kvstore.job import control
+from kvstore.job import environment
 
 MISSING = """MXNet is not installed. It comes by extra, because its CPU and CUDA builds exclude each other:
     pip install 'odsgd[cpu]'        any machine
@@ -31,7 +31,7 @@ EXTRAS = ("bokeh", "pandas", "scipy", "sklearn")
 @contextlib.contextmanager
 def _without_extras() -> Iterator[None]:
     """Meanwhile these cannot be imported, unless they have been already."""
-    absent = [name for name in EXTRAS if control.lean and name not in sys.modules]
+    absent = [name for name in EXTRAS if environment.lean and name not in sys.modules]
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]  # it is not there
     try:

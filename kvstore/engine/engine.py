@@ -23,7 +23,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE
-from kvstore.job import control
+from kvstore.job import ending, environment
 
 _SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -113,7 +113,7 @@ def _guarded(function: Callable[..., None], *arguments: Any) -> None:
     try:
         function(*arguments)
     except BaseException:
-        control.die(traceback.format_exc(), EXIT_FAILURE)
+        ending.die(traceback.format_exc(), EXIT_FAILURE)
 
 
 @functools.lru_cache(maxsize=None)
@@ -131,7 +131,7 @@ def _wait_before_subprocess(event: str, _: Any) -> None:
 
 @functools.lru_cache(maxsize=None)
 def _once() -> None:
-    control.share_python()
+    environment.share_python()
     wait_before_forks()
 
 

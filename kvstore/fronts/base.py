@@ -27,7 +27,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
-from kvstore.job import control, ending
+from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
 from kvstore.messages.seam import Export, Transport
 from kvstore.methods.contract import Method, Options
@@ -349,7 +349,7 @@ class FrontEnd(Generic[L]):
         """Worker 0 says what it would do otherwise."""
         advice = self.session.advice() if self.rank == 0 and self.lr_local is None else None
         if advice is not None:
-            print(f"{control.who()}: warning: {advice}", file=sys.stderr, flush=True)
+            print(f"{environment.who()}: warning: {advice}", file=sys.stderr, flush=True)
 
     def _sum(self, array: np.ndarray) -> np.ndarray:
         """Over the workers, in single precision. Collective; waits."""
@@ -407,7 +407,7 @@ class FrontEnd(Generic[L]):
         """A worker that ends does not leave the others alone; one that has failed does."""
         if self._closed:
             return
-        ends = f"{control.who()} ends after iteration {self.iteration}, and"
+        ends = f"{environment.who()} ends after iteration {self.iteration}, and"
         if ending.failed():
             print(f"{ends} does not join: its script ended by an error, or by a SystemExit other than `sys.exit(0)`",
                   file=sys.stderr, flush=True)
@@ -445,8 +445,8 @@ class FrontEnd(Generic[L]):
 @functools.lru_cache(maxsize=None)  # once
 def warn_of_own(store: str, other_ways: str = "") -> None:
     """Where a script saves what `shows_own`."""
-    print(f"{control.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones are "
-          f"others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
+    print(f"{environment.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones "
+          f"are others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
 
 
 def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:

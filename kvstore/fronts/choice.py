@@ -3,13 +3,13 @@ from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.job import control
 from kvstore.messages.seam import Transport, kind_of
 from kvstore.methods import fit
 from kvstore.methods.contract import Method, Options
+from kvstore.options import DEFAULT_TIMEOUT_S
 
 
-def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Transport:
     """This process's place in its job: the transport of this kind, or the method's default."""
     method = methods.find(name)
     kind = fit.transport_of(method, transport)

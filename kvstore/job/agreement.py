@@ -8,7 +8,7 @@ from typing import Any, List, Protocol, Set
 import numpy as np
 
 from kvstore.errors import ProtocolError
-from kvstore.job import control
+from kvstore.job import environment
 
 HEARD_WITHIN_S = 2.0
 """The servers' hosts may know of a loss before this one does."""
@@ -48,9 +48,9 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
 def _check_lost(silent: Set[int], what: str) -> None:
     """ProtocolError if one that has added nothing is not among those that the job has lost."""
     heard = time.monotonic() + HEARD_WITHIN_S
-    while silent - control.lost_workers():
+    while silent - environment.lost_workers():
         if time.monotonic() > heard:
-            raise ProtocolError(f"worker {min(silent - control.lost_workers())} has made another call where others "
+            raise ProtocolError(f"worker {min(silent - environment.lost_workers())} has made another call where others "
                                 f"compare {what}; all workers make the same collective calls, in the same order")
         time.sleep(0.05)
 

@@ -12,6 +12,9 @@ import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
 from kvstore.job.aside import guarded
+from kvstore.job.deadlines import deadlines
+from kvstore.job.environment import launched
+from kvstore.job.report import report
 
 STACKS = signal.SIGUSR2
 """At this signal a process that has a pulse prints the stacks of its threads, whatever it hangs in."""
@@ -86,3 +89,13 @@ class Pulse:
             with guarded("a beat of the pulse"):
                 self._tell("beat", **self.state())
             time.sleep(self.EVERY_S)
+
+
+pulse = Pulse(report, deadlines.waiting)
+
+
+def connecting() -> None:
+    """Tell the launcher, if there is one, that this process looks for its job; the beats begin."""
+    if launched():
+        pulse.start()
+        report("connecting")

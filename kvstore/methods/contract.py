@@ -17,13 +17,12 @@ from typing import Any, ClassVar, Dict, List, Mapping, Optional, Sequence, Tuple
 import numpy as np
 
 from kvstore.errors import ConfigError
-from kvstore.job.control import DEFAULT_TIMEOUT_S
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
 from kvstore.messages.finite import ON_NAN
 from kvstore.messages.header import Header
 from kvstore.messages.seam import Array, GlobalWeights, Pending, Traffic
-from kvstore.options import SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import DEFAULT_TIMEOUT_S, SPAN, Span, convert, integer, option, plain, real
 from kvstore.options import name as one_of
 
 

@@ -15,7 +15,9 @@ import numpy as np
 from kvstore import methods
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
-from kvstore.job.control import lost_workers, pulse, watch
+from kvstore.job.deadlines import deadlines
+from kvstore.job.environment import lost_workers
+from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.seam import (
@@ -305,9 +307,9 @@ class Session:
 
     def deadline(self) -> Any:
         """A deadline for what waits for the answers of this iteration."""
-        return watch.deadline(self.timeout_s, f"the answers of iteration {self.iteration} did not arrive within "
-                              f"{self.timeout_s:g} s: another worker or a server is late, stopped or unreachable. "
-                              "Check that all are alive, or raise `timeout_s`")
+        return deadlines.within(self.timeout_s, f"the answers of iteration {self.iteration} did not arrive within "
+                                f"{self.timeout_s:g} s: another worker or a server is late, stopped or unreachable. "
+                                "Check that all are alive, or raise `timeout_s`")
 
     def global_weights(self, bucket: Bucket) -> NDArray:
         """W of one bucket. All workers ask, with nothing in flight."""

@@ -24,7 +24,7 @@ from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.job import control
+from kvstore.job import commands
 from kvstore.job.aside import guarded
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.tracing.trace import Event, Trace
@@ -196,4 +196,4 @@ def boot() -> str:
 
 def job() -> str:
     """The same on all processes of a job."""
-    return hashlib.sha256(b"trace " + control.job_key()).hexdigest()[:12]
+    return hashlib.sha256(b"trace " + commands.job_key()).hexdigest()[:12]

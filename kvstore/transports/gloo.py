@@ -19,8 +19,8 @@ import torch.distributed
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
-from kvstore.job import control, software
-from kvstore.job.control import watch
+from kvstore.job import ending, environment, software
+from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.finite import Look
 from kvstore.messages.seam import Pending, Ring, Traffic
@@ -37,7 +37,7 @@ NOTHING = (0, 0.0)
 def there() -> bool:
     """Whether this process is one of a group of torch.distributed's, and of no job of ours."""
     foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
-    return foreign and not control.launched() and "DMLC_ROLE" not in os.environ
+    return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
 
 class GroupRing(Ring):
@@ -70,8 +70,8 @@ class _Group:
         dist, self._timeout_s = torch.distributed, timeout_s
         self._dist = dist
         self._ours = not dist.is_initialized()
-        with watch.deadline(timeout_s, f"not all workers made a store within {timeout_s:g} s; check that all are alive "
-                            "and run the same script"):
+        with deadlines.within(timeout_s, f"not all workers made a store within {timeout_s:g} s; check that all are "
+                              "alive and run the same script"):
             if self._ours:
                 dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
             self._sums, self._totals = (dist.new_group(backend="gloo", timeout=ENDLESS) for _ in range(2))
@@ -82,16 +82,16 @@ class _Group:
         self._news = threading.Condition()
         self._under_way: Any = queue.Queue()  # sums, how long they may last, what is to be told when they are over
         self._awaited = NOTHING
-        control.share_python()
+        environment.share_python()
         for run in (self._begin_all, self._end_all):
             threading.Thread(target=_guarded, args=(run,), name="kvstore-group", daemon=True).start()
-        control.end_well(self._leave)
+        ending.end_well(self._leave)
         software.compare(self)
 
     def follow(self, timeout_s: float) -> None:
         """There may be sums that are to last no longer."""
-        watch.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
-                     lambda: f"a bucket's sum was not over within {timeout_s:g} s: {LATE}")
+        deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
+                         lambda: f"a bucket's sum was not over within {timeout_s:g} s: {LATE}")
 
     def _awaits(self, timeout_s: float) -> Optional[int]:
         number, longest_s = self._awaited
@@ -105,7 +105,7 @@ class _Group:
               done: engine.Done) -> None:
         """The arrays of a sum are there."""
         if look is not None:
-            with control.dying_of(DivergedError):
+            with ending.dying_of(DivergedError):
                 look(engine.view(own))
         with self._news:
             self._given[number] = timeout_s, own, total, done
@@ -133,7 +133,7 @@ class _Group:
         """The sum of every worker's `array` (float32). Collective; waits."""
         longest_s = timeout_s or self._timeout_s
         total = torch.tensor(np.asarray(array, np.float32))
-        with watch.deadline(longest_s, f"a sum over the workers was not over within {longest_s:g} s: {LATE}"):
+        with deadlines.within(longest_s, f"a sum over the workers was not over within {longest_s:g} s: {LATE}"):
             self._dist.all_reduce(total, group=self._totals)
         return np.asarray(total.numpy())
 
@@ -149,10 +149,10 @@ def _guarded(run: Any) -> None:
     try:
         run()
     except RuntimeError as error:
-        control.die(f"a sum of torch.distributed failed: {error}; has another worker died, or taken other steps than "
-                    "this one?", EXIT_FAILURE, consequence=True)
+        ending.die(f"a sum of torch.distributed failed: {error}; has another worker died, or taken other steps than "
+                   "this one?", EXIT_FAILURE, consequence=True)
     except BaseException:
-        control.die(traceback.format_exc(), EXIT_FAILURE)
+        ending.die(traceback.format_exc(), EXIT_FAILURE)
 
 
 _shared: Optional[_Group] = None

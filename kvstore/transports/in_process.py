@@ -22,13 +22,13 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
-from kvstore.job import control
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.messages.finite import Look
 from kvstore.messages.header import FETCH, HEADER
 from kvstore.messages.seam import Opening, Pending, Ring, Sharded, State, Traffic, Transport
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, un_npz
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
@@ -126,7 +126,7 @@ class Stage:
     """
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
-                 timeout_s: float = control.DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
+                 timeout_s: float = DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
         self.num_workers, self.timeout_s = num_workers, timeout_s
         self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers

@@ -5,7 +5,7 @@ MPI is started when a store first needs it, with a deadline. `odsgd launch` serv
 
 The end. A worker of our launcher just leaves: its rounds are over, so its messages have arrived, and what it ends with
 is seen at once. Under a foreign `mpiexec` all workers leave together, as MPI has it (MPI_Finalize). A worker that fails
-ends with `control.die`, never with MPI_Abort, which may wait.
+ends with `ending.die`, never with MPI_Abort, which may wait.
 """
 import contextlib
 import ctypes
@@ -14,8 +14,10 @@ import re
 from typing import Any, Optional
 
 from kvstore.errors import ConfigError, KVStoreError
-from kvstore.job import control
-from kvstore.job.control import watch
+from kvstore.job import environment
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting
+from kvstore.job.report import report
 
 INSTALL = "pip install 'odsgd[mpi]'"
 
@@ -27,8 +29,8 @@ class World:
         self.timeout_s = timeout_s
         _check_job()
         self.mpi = _library()
-        self._collective_end = not control.launched() or self.mpi.Is_initialized()
-        control.report("connecting")
+        self._collective_end = not environment.launched() or self.mpi.Is_initialized()
+        connecting()
         if not self.mpi.Is_initialized():
             self._start()
         if self.mpi.Query_thread() < self.mpi.THREAD_SERIALIZED:
@@ -36,31 +38,31 @@ class World:
                               "mpi4py.rc.thread_level = 'multiple' before `from mpi4py import MPI`")
         world = self.mpi.COMM_WORLD
         self.worker_rank, self.num_workers = world.Get_rank(), world.Get_size()
-        with watch.deadline(timeout_s, f"not all {self.num_workers} workers made a store within {timeout_s:g} s; "
-                            "check that all are alive and run the same script"):
+        with deadlines.within(timeout_s, f"not all {self.num_workers} workers made a store within {timeout_s:g} s; "
+                              "check that all are alive and run the same script"):
             self.comm = world.Dup()
         self.comm.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
         _unlink_shared_memory()
         _check_place(self.worker_rank, self.num_workers, self.mpi)
-        control.report("joined")
+        report("joined")
 
     def _start(self) -> None:
         _check_way()
         _check_netmod(self.mpi)
         for name in ("UCX_TCP_TX_SEG_SIZE", "UCX_TCP_RX_SEG_SIZE"):
             os.environ.setdefault(name, "256k")  # instead of 8k: a tenth less time on 1 Gbit/s, a third with `quantize`
-        with watch.deadline(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: "
-                            f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet; check that each was "
-                            "started, and that the hosts reach each other"):
+        with deadlines.within(self.timeout_s, f"the job did not come up within {self.timeout_s:g} s: "
+                              f"{os.environ.get('PMI_SIZE', 'all')} workers expected to meet; check that each was "
+                              "started, and that the hosts reach each other"):
             _let_wait(self.mpi, "MPI_Init_thread", None, None, self.mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
         """Leave the job."""
         if self._collective_end and not self.mpi.Is_finalized():
-            with watch.deadline(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
-                                "under a plain mpiexec all leave together"):
+            with deadlines.within(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
+                                  "under a plain mpiexec all leave together"):
                 _let_wait(self.mpi, "MPI_Finalize")
-        control.report("done")
+        report("done")
 
 
 def _let_wait(mpi: Any, name: str, *arguments: Any) -> None:
@@ -99,14 +101,14 @@ def _check_job() -> None:
         raise ConfigError("--on-worker-loss continue is for asynchronous stores, and this one cannot do without any "
                           "worker; leave it out")
     servers = os.environ.get("DMLC_NUM_SERVER", "0")
-    if control.launched() and servers != "0" and "PMI_RANK" not in os.environ:
+    if environment.launched() and servers != "0" and "PMI_RANK" not in os.environ:
         raise ConfigError(f"this store sends from worker to worker and the job has {servers} servers; launch it with "
                           "`-s 0`")
 
 
 def _check_way() -> None:
     """A worker of our launcher asks for the others at a descriptor that it has been given."""
-    if control.launched() and "PMI_FD" in os.environ:
+    if environment.launched() and "PMI_FD" in os.environ:
         try:
             os.fstat(int(os.environ["PMI_FD"]))
         except OSError:

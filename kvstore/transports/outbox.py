@@ -6,8 +6,8 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.errors import EXIT_FAILURE, KVStoreError
-from kvstore.job import control
-from kvstore.job.control import watch
+from kvstore.job import ending, environment
+from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import CodedAnswer, CodedPush
@@ -28,9 +28,9 @@ class Outbox:
         self._answers: Dict[int, CodedAnswer] = {}
         self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
         self._gone = ""
-        control.share_python()
-        with watch.deadline(timeout_s, f"not all servers answered a call for messages with codecs within {timeout_s:g} "
-                            f"s, at {', '.join(addresses)}; a firewall?"):
+        environment.share_python()
+        with deadlines.within(timeout_s, f"not all servers answered a call for messages with codecs within "
+                              f"{timeout_s:g} s, at {', '.join(addresses)}; a firewall?"):
             self._couriers = [self._courier(address, worker_rank, timeout_s) for address in addresses]
 
     def _courier(self, address: str, worker_rank: int, timeout_s: float) -> Courier:
@@ -67,7 +67,7 @@ class Outbox:
             sent = NOTHING if header[-1] == FETCH else payload.view(np.uint8) if header[-1] == BEGIN \
                 else self._pushes[bucket.id].encode(payload)
         except NotFiniteError as error:
-            control.die(f"{bucket}: {error}", EXIT_FAILURE)
+            ending.die(f"{bucket}: {error}", EXIT_FAILURE)
         self._asked[bucket.id] = message.floats, done
         if self._gone:
             self._die()
@@ -93,4 +93,4 @@ class Outbox:
             self._die()
 
     def _die(self) -> None:
-        control.die(f"{self._gone}; see what it ended with", EXIT_FAILURE, consequence=True)
+        ending.die(f"{self._gone}; see what it ended with", EXIT_FAILURE, consequence=True)

@@ -21,11 +21,14 @@ from kvstore import methods
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import agreement, control, software
-from kvstore.job.control import watch
+from kvstore.job import agreement, commands, ending, environment, software
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting, pulse
+from kvstore.job.report import report
 from kvstore.messages.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter, plan
 from kvstore.messages.header import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, pieces, sum_message
 from kvstore.messages.seam import Export, Opening, Pending, State, Traffic
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, npz, un_npz
 from kvstore.tracing import recorder
 from kvstore.transports.outbox import Outbox
@@ -59,11 +62,11 @@ class Connection:
         self.timeout_s, self.synchronous = timeout_s, synchronous
         self.num_workers, self.num_servers = _counts()
         rank = _given_rank(self.num_workers)
-        control.end_well(disconnect)
+        ending.end_well(disconnect)
         engine.wait_before_forks()
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
-        self._signer = control.Signer(self.worker_rank, control.job_key())
+        self._signer = commands.Signer(self.worker_rank, commands.job_key())
         self.keys = Keys(self.num_servers)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
@@ -74,11 +77,11 @@ class Connection:
     def _connect(self) -> mx.kvstore.KVStore:
         # Arrays above the bound would be cut up behind our back; buckets are cut already.
         os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
-        control.report("connecting")
+        connecting()
         where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
         late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
                 f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
-        with watch.deadline(self.timeout_s, late), control.alone():
+        with deadlines.within(self.timeout_s, late), environment.alone():
             # Of the module below: `mx.kvstore.create` may have been taught that these names mean us.
             return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")
 
@@ -112,7 +115,7 @@ class Connection:
     def _waiting(self, what: str) -> Iterator[None]:
         message = (f"{what} was not over within {self.timeout_s:g} s: another worker or a server is late, stopped or "
                    "unreachable. Check that all are alive, or raise `timeout_s`")
-        with watch.deadline(self.timeout_s, message):
+        with deadlines.within(self.timeout_s, message):
             yield
 
     def command(self, name: str, payload: Dict[str, Any]) -> None:
@@ -211,12 +214,12 @@ class Connection:
         """
         with self._waiting("the end of the job"):
             mx.nd.waitall()
-            if control.launched():
+            if environment.launched():
                 self.command("leave", {})
                 mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
-        control.report("done")
+        report("done")
 
 
 class Mail(Export):
@@ -346,7 +349,7 @@ def window_nbytes(floats: int, waits: bool) -> float:
 class ParameterServer(Wired):
     """One store on the connection of this process."""
 
-    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
         self._shared, self._timeout_s = connection(timeout_s, synchronous), timeout_s
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
@@ -366,7 +369,7 @@ class ParameterServer(Wired):
         if opening.method.startswith("__main__:"):
             raise ConfigError(f"method {opening.method[9:]} is defined in the script itself, which servers cannot "
                               "import; move it to a file of its own")
-        methods.load(opening.method, control.trusted())  # complains here as the servers would
+        methods.load(opening.method, commands.trusted())  # complains here as the servers would
         if self.worker_rank == 0:
             self._connection.command("open", opening.command())
         ids = [bucket.id for bucket in opening.buckets]
@@ -378,8 +381,8 @@ class ParameterServer(Wired):
         with self._connection._waiting("the start of the global weights"):
             if self._outbox is None:
                 self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
-        control.report("joined")  # from here on this worker can be done without
-        watch.follow(id(self), self._timeout_s, self._under_way, self._overdue)
+        report("joined")  # from here on this worker can be done without
+        deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._wires[key].last.payload) for key in ids}
 
     def _open_coded(self, opening: Opening) -> None:
@@ -439,7 +442,7 @@ class ParameterServer(Wired):
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
         if self._outbox is None:
-            control.pulse.nbytes += send.nbytes
+            pulse.nbytes += send.nbytes
             self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
         else:
             self._outbox.send(bucket, send)
@@ -489,7 +492,7 @@ class ParameterServer(Wired):
 
     def close(self) -> None:
         """Forget what belongs to the buckets, here and on the servers. The connection stays until the process ends."""
-        watch.end(id(self))
+        deadlines.end(id(self))
         if self._wires:
             self._connection.command("close", {"buckets": list(self._wires)})
         if self._outbox is not None:

@@ -9,10 +9,11 @@ import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.job import control, software
+from kvstore.job import ending, software
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.seam import Pending, Ring, Traffic, Transport
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 
@@ -43,7 +44,7 @@ class Views:
 class MpiTransport(Transport):
     """One session of this process, by MPI."""
 
-    def __init__(self, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._process, self._timeout_s = process(timeout_s), timeout_s
         self.worker_rank, self.num_workers = self._rounds.worker_rank, self._rounds.num_workers
 
@@ -85,7 +86,7 @@ class _Process:
         self._world = World(timeout_s)
         self.rounds = Rounds(self._world.comm, self._world.mpi, timeout_s)
         self.keys = Keys(1)
-        control.end_well(self._leave)
+        ending.end_well(self._leave)
         software.compare(self.rounds)
 
     def _leave(self) -> None:

@@ -18,13 +18,15 @@ from typing import Any, Callable, Deque, Dict, Generator, Iterator, List, Option
 import numpy as np
 
 from kvstore.errors import EXIT_FAILURE, DivergedError, KVStoreError
-from kvstore.job import control
-from kvstore.job.control import watch
+from kvstore.job import ending, environment
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Codec, NotFiniteError, Plain
 from kvstore.messages.codecs import codec as named
 from kvstore.messages.finite import Look
 from kvstore.messages.seam import Traffic
+from kvstore.options import DEFAULT_TIMEOUT_S
 
 MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
@@ -125,7 +127,7 @@ class Round:
 
     def __init__(self, number: int, what: str, codec: Codec) -> None:
         self.number, self.what, self.codec = number, what, codec
-        self.timeout_s = control.DEFAULT_TIMEOUT_S
+        self.timeout_s = DEFAULT_TIMEOUT_S
         self.own: np.ndarray
         self.total: np.ndarray
         self.over: Callable[[], None]
@@ -177,7 +179,7 @@ class Rounds:
         self._requests = [mpi.REQUEST_NULL] * (2 * self.WINDOW)  # of slot n: 2 n receives, 2 n + 1 sends
         self._in_flight = 0  # requests
         self._moved = 0  # messages that have come or gone
-        control.share_python()
+        environment.share_python()
         threading.Thread(target=self._guarded_run, name="kvstore-ring", daemon=True).start()
         self._followed: Set[float] = set()
         self.within(timeout_s)
@@ -187,8 +189,8 @@ class Rounds:
         self._timeout_s = timeout_s
         if timeout_s not in self._followed:
             self._followed.add(timeout_s)
-            watch.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
-                         partial(self._overdue, timeout_s))
+            deadlines.follow((self, timeout_s), timeout_s, partial(self._under_way, timeout_s),
+                             partial(self._overdue, timeout_s))
         return self
 
     def ask(self, what: str, codec: Codec) -> Round:
@@ -210,7 +212,7 @@ class Rounds:
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
         if round_.look is not None:
-            with control.dying_of(DivergedError):
+            with ending.dying_of(DivergedError):
                 round_.look(round_.own)
         self._given[round_.number] = round_
         self._tell()
@@ -235,9 +237,9 @@ class Rounds:
     def finish(self, round_: Round, own: np.ndarray, total: np.ndarray) -> None:
         """Begin a round and wait until it is over."""
         over = threading.Event()
-        with watch.deadline(round_.timeout_s, f"{round_.what} was not over within {round_.timeout_s:g} s: "
-                            "another worker is late, stopped or unreachable, or has left. Check that all are alive, or "
-                            "raise `timeout_s`"):
+        with deadlines.within(round_.timeout_s, f"{round_.what} was not over within {round_.timeout_s:g} s: "
+                              "another worker is late, stopped or unreachable, or has left. Check that all are alive, "
+                              "or raise `timeout_s`"):
             self.begin(round_, own, total, over.set)
             over.wait()
 
@@ -246,10 +248,10 @@ class Rounds:
             with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
                 self._run()
         except self._mpi.Exception as error:
-            control.die(f"{self._first()}: MPI reports an error: {error}; has another worker of the ring died, or "
-                        "taken other steps than this one?", EXIT_FAILURE, consequence=True)
+            ending.die(f"{self._first()}: MPI reports an error: {error}; has another worker of the ring died, or "
+                       "taken other steps than this one?", EXIT_FAILURE, consequence=True)
         except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)
+            ending.die(traceback.format_exc(), EXIT_FAILURE)
 
     def _run(self) -> None:
         pause_s = self.SHORTEST_S
@@ -295,7 +297,7 @@ class Rounds:
         try:
             pair = next(round_.under_way, ())
         except KVStoreError as error:
-            control.die(f"{round_}, {error}", EXIT_FAILURE)
+            ending.die(f"{round_}, {error}", EXIT_FAILURE)
         if pair is None:
             return  # it pauses
         if not pair:
@@ -303,7 +305,7 @@ class Rounds:
             round_.over()
             return
         outgoing, incoming = pair
-        control.pulse.nbytes += outgoing.nbytes
+        pulse.nbytes += outgoing.nbytes
         tag = round_.number % 32768
         round_.left -= 1
         # The last message is only over when it has been received, and all before it have then, too.

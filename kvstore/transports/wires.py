@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError
-from kvstore.job import control
+from kvstore.job import ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.finite import Look
 from kvstore.messages.header import FETCH, HEADER, split_lr
@@ -52,7 +52,7 @@ class Buffer:
             if not there:
                 self.floats[:self.size] = engine.view(payload)
             if look is not None:
-                with control.dying_of(DivergedError):
+                with ending.dying_of(DivergedError):
                     look(self.floats[:self.size])
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from kvstore.fronts.gluon.store import Store
-from kvstore.job import control
+from kvstore.job.pulse import pulse
 from odsgd.training.metrics import Meter, Sums
 
 TestBatch = Callable[[List[Any], List[Any]], List[Any]]
@@ -38,7 +38,7 @@ class _Evaluation:
     def next(self) -> bool:
         """Queue a batch; whether there was one."""
         for xs, ys in self._batches:
-            control.pulse.part = self._number
+            pulse.part = self._number
             self._meter.add(self._number, self._compute(xs, ys), sum(len(y) for y in ys))
             self._number += 1
             return True

@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Optional
 import numpy as np
 
 from kvstore.engine._mxnet import mx
-from kvstore.job import control
+from kvstore.job import environment
 from odsgd import __version__
 from odsgd.board import Board
 from odsgd.config.train import TrainConfig
@@ -44,7 +44,7 @@ class Journal(Progress):
         self._folder, self._file = Path(str(config.out)), None  # type: Path, Optional[MetricsFile]
         self._board: Optional[Board] = None
         if not silent:
-            self._open(append=config.resume or control.restarts() > 0)
+            self._open(append=config.resume or environment.restarts() > 0)
 
     def _open(self, append: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,9 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
 from kvstore.fronts.choice import connect, fitting
 from kvstore.fronts.gluon.store import Store
-from kvstore.job import agreement, control
+from kvstore.job import agreement, commands, ending, environment
 from kvstore.job.aside import guarded
+from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
 from odsgd import timeline
@@ -85,7 +86,7 @@ def _give_up(config: TrainConfig, error: Exception) -> int:
     """One line instead of a traceback. In a job, end at once: the way out of the interpreter waits for the others."""
     status = EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILURE
     if config.kvstore != "local":
-        control.die(str(error), status)  # which names this process
+        ending.die(str(error), status)  # which names this process
     print(f"odsgd train: {error}", file=sys.stderr)
     return status
 
@@ -137,7 +138,7 @@ class Training:
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
-        trusted_or_first = control.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
+        trusted_or_first = commands.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
         with disk.held(self.checkpoints.parent) if trusted_or_first else contextlib.nullcontext():
             self._run()
 
@@ -190,7 +191,7 @@ class Training:
         end = min(self.total, self.store.iteration + self.batches_per_epoch - position)
         self.clock.go_on()
         self.epoch = self._lap()
-        with control.pulse.doing("training"):
+        with pulse.doing("training"):
             for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
                 self._iterate(xs, ys)
                 if self.beside is not None and not self.beside.advance():
@@ -286,7 +287,7 @@ class Training:
 
     def _scaling(self) -> float:
         """The factor of lr while workers are missing."""
-        part = self.store.num_workers / (control.most_workers() or self.store.num_workers)
+        part = self.store.num_workers / (environment.most_workers() or self.store.num_workers)
         return {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[self.config.lr_scaling]
 
     def _begin_gauge(self) -> None:
@@ -334,7 +335,7 @@ class Training:
     def _record(self, lap: Lap) -> Dict[str, Any]:
         """Numbers of a lap that ends here, as interval and epoch records have them."""
         iterations, seconds = self.store.iteration - lap.iteration, self.clock.read() - lap.clock_s
-        present = self.store.num_workers - len(control.lost_workers())
+        present = self.store.num_workers - len(environment.lost_workers())
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.method.steps_locally(self.config.options) else None
         learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
@@ -381,7 +382,7 @@ class Training:
         self._take_over()
         record = self._record(self.epoch)
         if self._evaluation_due(epoch):
-            with control.pulse.doing("evaluation"):
+            with pulse.doing("evaluation"):
                 self.tested = self._evaluate()
             record.update(self.tested)
         self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
@@ -418,13 +419,13 @@ class Training:
         self.trainer._init_kvstore()
         self.trainer._init_params()
         self.store.begin()  # else the first step would
-        with control.pulse.doing("evaluation"):
+        with pulse.doing("evaluation"):
             self._tell(self._evaluate())
 
     def _finish_evaluation(self) -> None:
         """Of the epoch before, if it is still going on."""
         if self.beside is not None:
-            with control.pulse.doing("evaluation"):
+            with pulse.doing("evaluation"):
                 self.beside.finish()
             self.beside = None
 
@@ -503,10 +504,10 @@ class Training:
 
         A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
         """
-        if self.store.rank == 0 and (self.config.resume or control.restarts()):
+        if self.store.rank == 0 and (self.config.resume or environment.restarts()):
             checkpoint.bring_back(self.checkpoints, self.second)
         there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
-        again = control.restarts() > 0
+        again = environment.restarts() > 0
         if self.store.rank == 0 and again:
             self.warnings = checkpoint.check_saved(self.checkpoints, self.second)
         if again and not checkpoint.from_worker_0(self.store, there):
@@ -558,7 +559,7 @@ class Training:
     def _check(self, manifest: Dict[str, Any]) -> None:
         """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
         workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
-        others = control.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
+        others = environment.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
         now = {**({} if others else workers), "cluster": self._cluster(manifest.get("cluster"))}
         checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
         checkpoint.check_model(manifest, self.net)

@@ -12,8 +12,9 @@ from typing import Any, Dict, Optional
 
 from tqdm import tqdm
 
-from kvstore.job import control
+from kvstore.job import environment
 from kvstore.job.aside import guarded
+from kvstore.job.pulse import pulse
 
 
 class Progress:
@@ -24,7 +25,7 @@ class Progress:
 
     def __init__(self, total: int, done: int, silent: bool, epochs: int = 0, out: str = "") -> None:
         self._total, self._epochs, self._out, self.silent = total, epochs, os.path.abspath(out), silent
-        self._live = control.launched() and bool(os.environ.get("ODSGD_LIVE"))
+        self._live = environment.launched() and bool(os.environ.get("ODSGD_LIVE"))
         bar = not silent and sys.stderr.isatty()
         self._bar: Optional[Any] = tqdm(total=total, initial=done, unit="it", dynamic_ncols=True) if bar else None
         self._show({})
@@ -45,7 +46,7 @@ class Progress:
             self._bar.set_description_str(head, refresh=False)
             self._bar.set_postfix_str(tail)
         told = {"total": self._total, "head": head, "tail": tail, "out": self._out}
-        control.pulse.more["run"] = lambda: told
+        pulse.more["run"] = lambda: told
 
     def say(self, line: str) -> None:
         """One line (or several). Where they cannot be written the training goes on."""

@@ -18,12 +18,12 @@ from greenlet import getcurrent, greenlet
 from kvstore import methods
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError
-from kvstore.job import control
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.finite import Look
 from kvstore.messages.seam import Opening, Traffic, Transport
 from kvstore.methods.contract import Step
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
 from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
 from kvstore.transports.rounds import on_ring
@@ -38,7 +38,7 @@ from odsgd.virtual.timeline import TracedSimulation
 class VirtualStage(Stage):
     """The servers' side of a virtual cluster, and whose turn it is. `trace`: the folder of a timeline, if wanted."""
 
-    def __init__(self, cluster: VirtualCluster, timeout_s: float = control.DEFAULT_TIMEOUT_S,
+    def __init__(self, cluster: VirtualCluster, timeout_s: float = DEFAULT_TIMEOUT_S,
                  trace: Optional[str] = None) -> None:
         super().__init__(cluster.workers, None, timeout_s, cluster.servers)
         self.cluster, self._trace = cluster, trace

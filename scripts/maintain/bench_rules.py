@@ -47,7 +47,7 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
     """Be the scheduler or the server of a job, with a clock round the update callback."""
     role = os.environ["DMLC_ROLE"]
     from kvstore.engine._mxnet import mx  # without entering MXNet's own server loop
-    from kvstore.job import control
+    from kvstore.job import environment
     from kvstore.messages.header import HEADER
     from kvstore.weights.servers import roles, server
     taken: Dict[int, List[float]] = {}
@@ -68,7 +68,7 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
         tell_rules(server, rule_workers)
         end = server.Server._end  # does not return
         server.Server._end = staticmethod(lambda: (save(), end()))
-        control.serving = True
+        environment.serving = True
         roles.main()
 
 

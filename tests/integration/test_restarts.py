@@ -86,7 +86,7 @@ def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Pa
 
 def test_a_failure_that_repeats_itself_and_a_mistake_are_not_started_again(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(
-        "import odsgd, sys\nfrom kvstore.job import control\ncontrol.report('connecting')\ncontrol.pulse.moved(7)\n"
+        "import odsgd, sys\nfrom kvstore.job.pulse import connecting, pulse\nconnecting()\npulse.moved(7)\n"
         "raise LookupError('as always')\n")
     with Launch("-n", 1, "-s", 0, "--max-restarts", 5, tmp_path / "fails.py") as launch:
         assert launch.wait() == 1

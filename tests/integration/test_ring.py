@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
-from kvstore.job import control
+from kvstore.job import ending
 from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec
 from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Rounds
@@ -38,7 +38,7 @@ def mpi_job(workers: int, function: str, *arguments: Any, **variables: Any) -> "
 
 def start(timeout_s: float = 60.0) -> Rounds:
     connection = World(60.0)
-    control.end_well(connection.close)
+    ending.end_well(connection.close)
     return Rounds(connection.comm, connection.mpi, timeout_s)
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job.control import Signer, Verifier
+from kvstore.job.commands import Signer, Verifier
 from kvstore.messages import codecs
 from odsgd.config.files import read_cluster
 from odsgd.config.train import TrainConfig

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any, Callable, Optional
 
-from kvstore.job import control
+from kvstore.job import environment
 
 _here = threading.local()
 """The `rows` of this worker's thread up to the first step of its first store; None from then on."""
@@ -55,7 +55,7 @@ def counted_rows() -> Optional[int]:
 def check(rows: Optional[int], store: str, num_workers: int, scale: float) -> None:
     """Say in a line if gradients, which are multiplied by this `scale`, have been divided by all workers' `rows`."""
     if num_workers > 1 and rows and rows > 1 and math.isclose(scale * rows * num_workers, 1, rel_tol=1e-6):
-        print(f"{control.who()}: warning: gradients are divided by {rows * num_workers}, which is {num_workers} "
+        print(f"{environment.who()}: warning: gradients are divided by {rows * num_workers}, which is {num_workers} "
               f"workers times {rows} examples, and `{store}` takes the mean over the workers: they are divided by "
               f"{num_workers} twice. Divide by the worker's own examples (trainer.step({rows}), or Module's default), "
               "or make the store with reduction=\"sum\", as MXNet's servers have it", file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from kvstore import methods
 from kvstore.errors import ConfigError
 from kvstore.fronts import standin
 from kvstore.fronts.gluon import batch
-from kvstore.job import control
+from kvstore.job import environment
 
 MXNETS = ("local", "device", "nccl", "dist_sync", "dist_async", "dist_device_sync")
 _WORDS = {"local", "update", "allreduce", "cpu", "device", "nccl", "dist", "sync", "async", "p3"}
@@ -100,7 +100,8 @@ def _stand_in(create: Create, name: str) -> Any:
     if "dist" in name:
         store.stands_for = name
     if store.rank == 0:
-        print(f"{control.who()}: `{asked.kvstore}` in place of `{name}`, which the script asks for", file=sys.stderr)
+        print(f"{environment.who()}: `{asked.kvstore}` in place of `{name}`, which the script asks for",
+              file=sys.stderr)
     return store
 
 

@@ -21,7 +21,8 @@ from kvstore.fronts.base import FrontEnd
 from kvstore.fronts.gluon import batch, scaling, waits
 from kvstore.fronts.gluon.lanes import Keyed, Lane
 from kvstore.fronts.gluon.waits import Waits
-from kvstore.job import agreement, control
+from kvstore.job import agreement, environment
+from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Parameter, by_layer
 from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.seam import Transport
@@ -213,7 +214,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
     @property
     def num_dead_node(self) -> int:
         """How many workers the launcher has given up (``--on-worker-loss continue``); else a job ends as a whole."""
-        return len(control.lost_workers())
+        return len(environment.lost_workers())
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
@@ -267,7 +268,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
         begun.add(self)
-        control.pulse.more["waited_s"] = waits.told
+        pulse.more["waited_s"] = waits.told
 
     def wait(self) -> None:
         super().wait()

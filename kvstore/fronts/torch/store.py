@@ -17,10 +17,11 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained
-from kvstore.job import agreement, control
+from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Transport
 from kvstore.methods.contract import Method, Options, Step
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.saving import Saved
 from kvstore.transports import gloo
 
@@ -37,7 +38,7 @@ def create(name: str, transport: Union[str, Transport, None] = None, **options: 
     return TorchStore(*choice.checked(name, transport, options, connect))
 
 
-def connect(name: str, transport: Optional[str] = None, timeout_s: float = control.DEFAULT_TIMEOUT_S) -> Transport:
+def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Transport:
     """This process's place in its job, or in its process group."""
     if transport not in (None, "ring") or name == "local" or not gloo.there():
         return choice.connect(name, transport, timeout_s)

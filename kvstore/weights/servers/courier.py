@@ -5,7 +5,7 @@ added. In its asynchronous mode it shows each push, but answers it at once, befo
 ps-lite is as long as its push. So messages with a codec take this way: both ends are ours, a server sees every push,
 answers when it will, and each way has a form of its own.
 
-A connection begins with a challenge: the server sends random bytes, and the worker a command (`control.Signer`) that
+A connection begins with a challenge: the server sends random bytes, and the worker a command (`commands.Signer`) that
 signs them with the job's secret.
 """
 import os
@@ -19,7 +19,8 @@ from typing import Any, Callable, List, Optional, Tuple
 import numpy as np
 
 from kvstore.errors import EXIT_FAILURE, ProtocolError
-from kvstore.job import control
+from kvstore.job import commands, ending, environment
+from kvstore.job.pulse import pulse
 from kvstore.messages.header import FRAME
 
 CHALLENGE_NBYTES = 32
@@ -45,7 +46,7 @@ class Courier:
 
     def send(self, key: int, header: np.ndarray, message: np.ndarray) -> None:
         """Queue a message; `message` stays as it is until the answer is there, or the next push after this answer."""
-        control.pulse.nbytes += message.nbytes
+        pulse.nbytes += message.nbytes
         self._outgoing.put((FRAME.pack(key, message.nbytes, *header), message.data.cast("B")))
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -54,7 +55,7 @@ class Courier:
         except OSError as error:
             self._lost(str(error))
         except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)
+            ending.die(traceback.format_exc(), EXIT_FAILURE)
 
     def _send(self) -> None:
         while True:
@@ -97,7 +98,7 @@ def listen() -> socket.socket:
     path = os.environ.get("ODSGD_COURIERS")
     if path:
         listener = socket.socket(socket.AF_UNIX)
-        with control.alone():
+        with environment.alone():
             listener.bind(path)
         listener.listen(1024)
         return listener
@@ -132,7 +133,7 @@ def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
     else:
         host, _, port = address.rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout_s)
-    signer = control.Signer(worker_rank, control.job_key())
+    signer = commands.Signer(worker_rank, commands.job_key())
     challenge = _exactly(connection, CHALLENGE_NBYTES, timeout_s)
     connection.sendall(signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(HELLO_NBYTES))
     return connection
@@ -145,7 +146,7 @@ def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
     connection.sendall(challenge)
     text = _exactly(connection, HELLO_NBYTES, timeout_s).decode("ascii", "replace").rstrip()
     try:
-        sender, name, payload = control.Verifier(control.job_key()).open(text)
+        sender, name, payload = commands.Verifier(commands.job_key()).open(text)
     except ProtocolError:
         return None
     return sender if (name, payload.get("challenge")) == ("courier", challenge.hex()) else None

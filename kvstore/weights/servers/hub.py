@@ -15,7 +15,7 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ProtocolError
-from kvstore.job import control
+from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import CodedBucket
 from kvstore.messages.header import BEGIN, HEADER
@@ -42,7 +42,7 @@ class Hub:
         self._listener = courier.listen()
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
-        control.share_python()
+        environment.share_python()
         threading.Thread(target=self._welcome, name="kvstore-hub", daemon=True).start()
 
     def open(self, sizes: Dict[int, int], traffic: Traffic) -> Dict[int, np.ndarray]:
@@ -103,6 +103,6 @@ class Hub:
         try:
             answers = bucket.answers()
         except NotFiniteError as error:
-            control.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
+            ending.die(f"bucket {key}: the weights cannot be sent with their codec: {error}", EXIT_FAILURE)
         for rank, message in answers.items():
             self._couriers[rank].send(key, bucket.stored[-HEADER:], message)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, KVStoreError
-from kvstore.job import control
+from kvstore.job import commands, ending, environment
+from kvstore.job.pulse import connecting
+from kvstore.job.report import report
 
 
 def main() -> int:
@@ -22,24 +24,24 @@ def main() -> int:
         print(f"kvstore.weights.servers: DMLC_ROLE is {role!r}, expected `server` or `scheduler`; it is started by "
               "`odsgd launch`", file=sys.stderr)
         return EXIT_USAGE
-    if role == "server" and not control.trusted():
-        print(f"{control.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
+    if role == "server" and not commands.trusted():
+        print(f"{environment.who()}: no ODSGD_SECRET in the environment: commands are not authenticated, and only "
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
-    control.serving = True
+    environment.serving = True
     os.umask(0o077)  # its socket, where it is a file, is this user's alone
     if role == "scheduler":
         _schedule()
     else:
         from kvstore.weights.servers.server import serve
         serve()
-    control.report("done")
+    report("done")
     return 0
 
 
 def _schedule() -> None:
     library = _library()
-    control.report("connecting")
-    control.report("joined")
+    connecting()
+    report("joined")
     store = ctypes.c_void_p()
     for code in (library.MXKVStoreCreate(b"dist_async", ctypes.byref(store)),
                  library.MXKVStoreRunServer(store, None, None)):
@@ -50,8 +52,8 @@ def _schedule() -> None:
 def _give_up(why: str) -> None:
     if "bind failed" in why:
         address, port = os.environ.get("DMLC_PS_ROOT_URI"), os.environ.get("DMLC_PS_ROOT_PORT")
-        control.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave the "
-                    "option out and a free one is chosen", EXIT_FAILURE)
+        ending.die(f"port {port} of {address} is taken by another program; name another one with --port, or leave the "
+                   "option out and a free one is chosen", EXIT_FAILURE)
     raise KVStoreError(f"MXNet's scheduler ended with an error: {why}")
 
 

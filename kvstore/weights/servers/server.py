@@ -2,7 +2,7 @@
 
 MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
 every exception of an update. So the role is entered here, with a controller that acts on signed commands only
-(`control`) and an updater whose exceptions end the process.
+(`commands`) and an updater whose exceptions end the process.
 
 The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
 there, and answers. Where a store has a codec, the threads of its connections call `_update`, too (`hub`); one lock lets
@@ -17,10 +17,14 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
-from kvstore.job import control, software
+from kvstore.job import commands, ending, environment, software
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting, pulse
+from kvstore.job.report import report
 from kvstore.messages.buckets import WIRE_DTYPE
 from kvstore.messages.header import pack_letter
 from kvstore.messages.seam import Traffic
+from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.shard import Shard
@@ -36,9 +40,9 @@ def _fatal(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(*arguments)
         except DivergedError as error:
-            control.die(str(error), EXIT_FAILURE)
+            ending.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
-            control.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
+            ending.die("".join(traceback.format_exception(type(error), error, error.__traceback__)), EXIT_FAILURE)
     return guarded
 
 
@@ -51,7 +55,7 @@ class Server:
 
     def __init__(self, store: mx.kvstore.KVStore) -> None:
         self._store = store
-        self._verifier = control.Verifier(control.job_key())
+        self._verifier = commands.Verifier(commands.job_key())
         self._shard: Optional[Shard] = None
         self._sums: Dict[int, Sum] = {}
         self._synchronous = True
@@ -59,7 +63,7 @@ class Server:
         self._left: Set[int] = set()
         self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by a store's buckets: by whom
         self._lock = threading.RLock()
-        self._timeout_s = control.DEFAULT_TIMEOUT_S
+        self._timeout_s = DEFAULT_TIMEOUT_S
         self._mailbox_key = -1
         self._mailbox: Optional[NDArray] = None
         self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
@@ -74,9 +78,9 @@ class Server:
     @contextlib.contextmanager
     def _serving(self) -> Iterator[None]:
         """Do one thing at a time; its time is work."""
-        with self._lock, control.pulse.doing("serving"):
+        with self._lock, pulse.doing("serving"):
             yield
-            control.pulse.moved(control.pulse.at + 1)
+            pulse.moved(pulse.at + 1)
 
     def _controller(self, head: int, body: bytes, _: Any) -> None:
         with self._serving():
@@ -114,15 +118,15 @@ class Server:
 
     def _heard(self) -> None:
         """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
-        control.watch.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
-                            "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
+        deadlines.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
+                        "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
     def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
                mailboxes: List[int], trace_folder: Optional[str]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
-        self._shard = Shard(rank, num_workers, control.trusted())
-        control.pulse.more["stale"] = self._shard.stale
+        self._shard = Shard(rank, num_workers, commands.trusted())
+        pulse.more["stale"] = self._shard.stale
         self._sums = {key: Sum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._everyone = set(range(num_workers))
@@ -131,13 +135,13 @@ class Server:
         self._timeout_s = 0.0
         self._bear(timeout_s)
         self._update_bucket, self._add_up = self._shard.update, self._sum
-        if control.trusted():  # else anyone could say where to write
+        if commands.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
         on = recorder.begin("server", rank)
         if on is not None:
             self._update_bucket = wraps.server_update(on, self._update_bucket, synchronous)
             self._add_up = wraps.server_sum(on, self._add_up)
-        control.report("joined")
+        report("joined")
 
     def _open_hub(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
         """A store has a codec: take its messages beside MXNet's loop."""
@@ -168,10 +172,10 @@ class Server:
         Its process stays, since the answer to this command is still to go out: the launcher ends it after the workers.
         """
         self._left.add(sender)
-        if self._left >= self._everyone - control.lost_workers():
+        if self._left >= self._everyone - environment.lost_workers():
             recorder.end()
-            control.watch.end("silence")
-            control.report("done")
+            deadlines.end("silence")
+            report("done")
 
     def _update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         with self._serving():
@@ -186,7 +190,7 @@ class Server:
         else:
             self._update_bucket(key, pushed, stored)
             if self._hub is None:  # whose couriers count
-                control.pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
+                pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
                     len(self._everyone) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
@@ -229,6 +233,6 @@ def _keep_memory() -> None:
 def serve() -> None:
     """Be a server, until the job is over."""
     _keep_memory()
-    control.report("connecting")
-    control.watch.begin("silence", control.DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    connecting()
+    deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
     Server(mx.kvstore.create("dist_async")).run()

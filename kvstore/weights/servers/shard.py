@@ -1,7 +1,7 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
 `server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
-in number. Commands come from workers, through `control.Verifier` where there is a network.
+in number. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
 import io
@@ -14,7 +14,7 @@ from kvstore import methods
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError, ProtocolError
-from kvstore.job import control
+from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
 from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
@@ -66,7 +66,7 @@ class Entry:
         self.start(stored)
         w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
         on_nan = self.rule.options.on_nan
-        if on_nan == "skip" and finite.skips(f"{control.who()}, {self._where(header)}", self.names, grad):
+        if on_nan == "skip" and finite.skips(f"{environment.who()}, {self._where(header)}", self.names, grad):
             self.rule.skip(header, w)
             return
         if on_nan in ("stop", "find"):

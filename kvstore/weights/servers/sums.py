@@ -3,14 +3,14 @@
 In a synchronous job MXNet adds up and answers when all have pushed. Here every push is answered at once, so a worker
 that has pushed its part asks again until the sum is complete (`messages.sum_message`).
 
-Complete means: of every worker that the launcher has not given up (`control.lost_workers`). Each key counts its
+Complete means: of every worker that the launcher has not given up (`environment.lost_workers`). Each key counts its
 rounds; two keys are used in turn, since a sum may still be read while the next one begins.
 """
 from typing import Set
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray
-from kvstore.job import control
+from kvstore.job import environment
 from kvstore.messages.header import FETCH, HEADER, NOT_YET
 
 
@@ -32,5 +32,5 @@ class Sum:
                 total[:] = 0
             total[:-HEADER] += part[:-HEADER]
             self._added.add(worker_rank)
-        complete = self._added >= self._everyone or self._added >= self._everyone - control.lost_workers()
+        complete = self._added >= self._everyone or self._added >= self._everyone - environment.lost_workers()
         total[-HEADER] = self._round if complete else NOT_YET

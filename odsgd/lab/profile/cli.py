@@ -51,8 +51,8 @@ def main(argv: List[str]) -> int:
     except ConfigError as error:
         if not os.environ.get("DMLC_ROLE"):
             raise
-        from kvstore.job import control
-        control.die(str(error), EXIT_USAGE)
+        from kvstore.job import ending
+        ending.die(str(error), EXIT_USAGE)
     return 0
 
 

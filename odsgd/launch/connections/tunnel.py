@@ -42,7 +42,7 @@ import time
 from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
-from kvstore.job import control
+from kvstore.job import environment
 from odsgd.launch.connections.addresses import LOOPBACK, address_towards
 from odsgd.launch.messages import Channel, Message
 
@@ -147,7 +147,7 @@ class Tunnel:
 
     def _open_portals(self, portals: Sequence[Message]) -> None:
         """Make these portals, for this user alone."""
-        with control.alone():
+        with environment.alone():
             for portal in portals:
                 listener = bound(portal["socket"])
                 listener.listen(BACKLOG)

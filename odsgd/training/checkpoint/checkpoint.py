@@ -37,7 +37,9 @@ import numpy as np
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError, shown
 from kvstore.fronts.gluon.store import Store
-from kvstore.job import agreement, control
+from kvstore.job import agreement, environment
+from kvstore.job.pulse import pulse
+from kvstore.job.report import report
 from kvstore.messages.seam import Export
 from kvstore.session import saving
 from kvstore.state.npz import read_npz, write_npz
@@ -97,7 +99,7 @@ class Draft:
     count.
     """
 
-    @control.pulse.doing("checkpoint")
+    @pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
                  frozen: Collection[str] = (), second: Optional[Depot] = None) -> None:
         self._root, self._store, self._keep, self._second = root, store, keep, second
@@ -160,7 +162,7 @@ class Draft:
             put = functools.partial(self._second.put, self._folder / name, self.iteration)
             self._copies.append(self._second.later(put))
 
-    @control.pulse.doing("checkpoint")
+    @pulse.doing("checkpoint")
     def finish(self) -> List[str]:
         """Wait for the files, and make the checkpoint count; what to warn of. Collective."""
         store = self._store
@@ -176,7 +178,7 @@ class Draft:
         if self._leads:
             write_manifest(self._folder, {**self._facts, "files": self._files})
             if _is_whole({**self._facts, "files": self._files}):
-                control.report("saved", iteration=self.iteration)
+                report("saved", iteration=self.iteration)
         uncopied = [] if self._second is None else self._uncopied()
         kept = _from_leader(store, lambda: _worth_keeping(self._root, self._keep))
         _retire(self._root, kept, self.iteration)
@@ -379,7 +381,7 @@ def check_saved(root: Path, second: Optional[Depot]) -> List[str]:
 
     It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
     """
-    expected, found = control.saved_iteration(), max(complete(root), default=0)
+    expected, found = environment.saved_iteration(), max(complete(root), default=0)
     if found >= expected:
         return []
     here = f"the newest in `{root}` on host {socket.gethostname()} is {found}" if found else (
@@ -427,7 +429,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
             else:
                 restore(folder, store, net, frozen)
             if store.rank == 0:
-                control.report("resumed", iteration=manifest["iteration"])
+                report("resumed", iteration=manifest["iteration"])
             return manifest, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
                               for name, why in offer["passed"]]
         passed.append((folder.name, complaints[0]))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Iterator, Optional
 
 from kvstore.errors import ConfigError, shown
-from kvstore.job import control
+from kvstore.job import commands
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 LOCK, FREE_WITHIN_S = ".lock", 3.0
@@ -27,7 +27,7 @@ def held(folder: Path) -> Iterator[None]:
     job by itself. Where the file system knows no locks nobody is refused.
     """
     mine = f"{socket.gethostname()} pid {os.getpid()}"
-    job = hmac.new(control.job_key(), b"folder", "sha256").hexdigest() if control.trusted() else mine
+    job = hmac.new(commands.job_key(), b"folder", "sha256").hexdigest() if commands.trusted() else mine
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a+") as file:
         until = time.monotonic() + FREE_WITHIN_S

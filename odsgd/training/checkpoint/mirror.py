@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
-from kvstore.job import control
+from kvstore.job import environment
 from odsgd.training.checkpoint.disk import replacing
 
 COPIED_WITHIN_S = 1800.0
@@ -101,7 +101,7 @@ class RemoteDepot(Depot):
         if program is None:
             raise ConfigError(f"checkpoint_to: {words[0]} is not a program on this machine; install ssh, or name a "
                               "folder")
-        options = SSH_OPTIONS if control.secure() else (*NEW_HOST_KEY, *SSH_OPTIONS)
+        options = SSH_OPTIONS if environment.secure() else (*NEW_HOST_KEY, *SSH_OPTIONS)
         self._ssh, self._host = [program, *words[1:], *options, host], host
 
     def put(self, path: Path, iteration: int) -> None:

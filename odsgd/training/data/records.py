@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, shown
-from kvstore.job import control
+from kvstore.job.pulse import pulse
 from odsgd.config.files import read_text
 from odsgd.config.train import TrainConfig
 from odsgd.training.data import datasets
@@ -56,7 +56,7 @@ class RecordData:
             if index >= start:
                 yield self._place(batch)
             else:
-                control.pulse.part = index + 1  # or this would be taken for standing still
+                pulse.part = index + 1  # or this would be taken for standing still
 
     def test(self) -> Iterator[Batch]:
         """The test set in its own order; the last batch is as short as it has to be."""

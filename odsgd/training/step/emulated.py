@@ -29,7 +29,7 @@ import numpy as np
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ConfigError
-from kvstore.job import control
+from kvstore.job import ending
 from kvstore.tracing import recorder as trace
 
 FORWARD = 1 / 3
@@ -143,7 +143,7 @@ class _Device:
             while True:
                 self._carry_out(self._asked.get())
         except BaseException:
-            control.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
+            ending.die(traceback.format_exc(), EXIT_FAILURE)  # on this thread there is no one to catch it
 
     def _carry_out(self, task: _Task) -> None:
         task.ready.wait()

@@ -6,8 +6,8 @@ from tests.jobs import ROOT, environment
 
 LEAN = """
 import sys
-from kvstore.job import control
-control.lean = {lean}
+from kvstore.job import environment
+environment.lean = {lean}
 from kvstore.engine._mxnet import mx
 print(sorted({{"scipy", "pandas", "sklearn"}} & set(sys.modules)))
 import scipy.stats, pandas, sklearn.base

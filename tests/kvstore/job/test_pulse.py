@@ -8,7 +8,7 @@ from typing import Any, Dict, List
 
 import pytest
 
-from kvstore.job.control import Watch
+from kvstore.job.deadlines import Deadlines
 from kvstore.job.pulse import Pulse
 from tests.jobs import ROOT, until
 
@@ -65,29 +65,29 @@ def test_serving_is_not_waiting() -> None:
     assert pulse.state()["waits_s"] is None
 
 
-def test_waits_under_way_are_known_to_the_watch() -> None:
-    watch = Watch(lambda message: None)
-    assert watch.waiting() is None
-    with watch.deadline(60.0, "late"):
+def test_waits_under_way_are_known_to_the_deadlines() -> None:
+    deadlines = Deadlines(lambda message: None)
+    assert deadlines.waiting() is None
+    with deadlines.within(60.0, "late"):
         time.sleep(0.05)
-        waited = watch.waiting()
+        waited = deadlines.waiting()
         assert waited is not None and 0.05 <= waited < 60
-    assert watch.waiting() is None
+    assert deadlines.waiting() is None
 
 
 def test_what_is_followed_counts_as_a_wait_from_its_last_movement_on() -> None:
-    watch = Watch(lambda message: None)
-    watch.TICK_S = 0.01
+    deadlines = Deadlines(lambda message: None)
+    deadlines.TICK_S = 0.01
     state: List[Any] = [None]
-    watch.follow("answers", 60.0, lambda: state[0], lambda: "late")
+    deadlines.follow("answers", 60.0, lambda: state[0], lambda: "late")
     time.sleep(0.05)
-    assert watch.waiting() is None
+    assert deadlines.waiting() is None
     state[0] = 1
-    until(lambda: (watch.waiting() or 0) > 0.1, 60)
+    until(lambda: (deadlines.waiting() or 0) > 0.1, 60)
     state[0] = 2
-    until(lambda: (watch.waiting() or 0) < 0.1, 60)
+    until(lambda: (deadlines.waiting() or 0) < 0.1, 60)
     state[0] = None
-    until(lambda: watch.waiting() is None, 60)
+    until(lambda: deadlines.waiting() is None, 60)
 
 
 def test_a_process_with_a_pulse_prints_its_stacks_when_told() -> None:

@@ -11,7 +11,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.fronts.gluon import waits
 from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.fronts.gluon.waits import Waits
-from kvstore.job import control
+from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Parameter
 
 
@@ -77,7 +77,7 @@ def test_a_beat_tells_how_long_all_stores_of_a_process_have_been_waited_for() ->
             net(mx.nd.ones((1, 1))).backward()
         trainer.step(1)
         mx.nd.waitall()
-        waited.append(control.pulse.more["waited_s"]())
+        waited.append(pulse.more["waited_s"]())
         store._waits.seconds += seconds
     del store, trainer
-    assert control.pulse.more["waited_s"]() - waited[0] == pytest.approx(12.0, abs=1.0)
+    assert pulse.more["waited_s"]() - waited[0] == pytest.approx(12.0, abs=1.0)

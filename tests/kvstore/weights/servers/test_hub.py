@@ -12,7 +12,7 @@ import pytest
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
-from kvstore.job import control
+from kvstore.job import commands, ending
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
@@ -109,7 +109,7 @@ def test_a_stranger_and_a_recording_are_shown_the_door(hub: Hub, secret: str, ch
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
         signed = challenge if challenged else os.urandom(courier.CHALLENGE_NBYTES)
-        hello = control.Signer(0, secret.encode()).sign("courier", {"challenge": signed.hex()})
+        hello = commands.Signer(0, secret.encode()).sign("courier", {"challenge": signed.hex()})
         connection.sendall(hello.encode().ljust(courier.HELLO_NBYTES))
         assert connection.recv(1) == b""
 
@@ -129,7 +129,7 @@ def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
     with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
-        signer = control.Signer(0, control.job_key())
+        signer = commands.Signer(0, commands.job_key())
         hello = signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(courier.HELLO_NBYTES)
         arrived: queue.Queue[List[float]] = queue.Queue()
         for start in range(0, len(hello), 300):
@@ -154,7 +154,7 @@ def test_a_server_whose_messages_are_of_another_length_ends_the_worker(
         told.put(message)
         raise Died
 
-    monkeypatch.setattr(control, "die", die)
+    monkeypatch.setattr(ending, "die", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     hub.open({KEY: SIZE}, Traffic(codec="float16"))
     outbox, message = Outbox([hub.address], 0, PATIENCE_S), Buffer(SIZE, mx.cpu())

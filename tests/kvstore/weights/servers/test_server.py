@@ -11,12 +11,15 @@ import pytest
 from kvstore import methods
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
-from kvstore.job import control
+from kvstore.job import commands
+from kvstore.job.deadlines import Deadlines
+from kvstore.job.pulse import pulse
 from kvstore.messages.header import BEGIN, HEADER, MAILBOX_FLOATS, Header
 from kvstore.messages.seam import Traffic
 from kvstore.methods.sync import SyncUpdate
 from kvstore.optimizers.described import describe
 from kvstore.transports.pslite import Connection, Mail
+from kvstore.weights.servers import server
 from kvstore.weights.servers.server import Server
 from tests.kvstore.weights.servers.test_hub import KEY as BUCKET
 from tests.kvstore.weights.servers.test_hub import PATIENCE_S, Client
@@ -40,7 +43,7 @@ class Job:
     def __init__(self, timeout_s: float = 600.0, num_workers: int = 1) -> None:
         self.loop = Loop()
         self.server = Server(self.loop)
-        self.signers = [control.Signer(rank, control.job_key()) for rank in range(num_workers)]
+        self.signers = [commands.Signer(rank, commands.job_key()) for rank in range(num_workers)]
         self.command("hello", num_workers=num_workers, synchronous=True, timeout_s=timeout_s, sums=[SUM],
                      mailboxes=[MAILBOX], trace_folder=None)
 
@@ -61,13 +64,13 @@ class Job:
 
     def patience_s(self) -> float:
         """For how long it lets workers be silent."""
-        began, due, _ = control.watch._due["silence"]
+        began, due, _ = vars(server)["deadlines"]._due["silence"]
         return due - began
 
 
 @pytest.fixture(autouse=True)
-def watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "watch", control.Watch())
+def own_deadlines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "deadlines", Deadlines())
     monkeypatch.setenv("DMLC_NODE_HOST", "127.0.0.1")
     monkeypatch.setenv("ODSGD_SECRET", "of this test")
 
@@ -129,7 +132,7 @@ def test_a_server_that_is_done_says_so_and_stays_until_the_launcher_ends_it(
     job.command("leave")
     os.close(descriptor)
     assert told.read_text().endswith('{"event": "done"}\n')
-    assert not control.watch._due, "it would end as one that nobody talks to"
+    assert not vars(server)["deadlines"]._due, "it would end as one that nobody talks to"
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
@@ -158,8 +161,8 @@ def test_the_loop_waits_for_an_update_of_a_message_with_a_codec(monkeypatch: pyt
     loop = threading.Thread(target=job.push, args=(SUM,))
     loop.start()
     loop.join(0.5)
-    assert loop.is_alive() and control.pulse.activity == "serving"
+    assert loop.is_alive() and pulse.activity == "serving"
     Slow.go_on.set()
     loop.join(PATIENCE_S)
     client.answer()
-    assert not loop.is_alive() and control.pulse.activity == ""
+    assert not loop.is_alive() and pulse.activity == ""

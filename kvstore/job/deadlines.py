@@ -1,0 +1,114 @@
+"""Deadlines: every wait for another process has one."""
+import contextlib
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+
+from kvstore.errors import EXIT_DEADLINE
+from kvstore.job.ending import die
+
+
+class Deadlines:
+    """Waits with a deadline, for calls into MXNet that have none. One thread, started when first needed.
+
+    Invariant: an entry of `_due` is a wait under way: when it began, when it is overdue, and what to print then.
+    """
+
+    TICK_S = 0.2
+
+    def __init__(self, on_overdue: Callable[[str], None] = lambda message: die(message, EXIT_DEADLINE)) -> None:
+        self._due: Dict[object, Tuple[float, float, str]] = {}
+        self._followed: Dict[object, _Followed] = {}
+        self._lock = threading.Lock()
+        self._thread: Any = None
+        self._on_overdue = on_overdue
+
+    def begin(self, wait: object, timeout_s: float, message: str) -> None:
+        """`wait` (any hashable name) has begun; it is overdue after `timeout_s`."""
+        now = time.monotonic()
+        with self._lock:
+            self._due[wait] = (now, now + timeout_s, message)
+            self._start()
+
+    def follow(self, what: object, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        """Look at `state()` now and then: not None means that something is awaited, a change that it moves on.
+
+        It is overdue when nothing has moved for `timeout_s`. `state` runs on another thread; it must only look.
+        """
+        with self._lock:
+            self._followed[what] = _Followed(timeout_s, state, message)
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="kvstore-deadlines", daemon=True)
+            self._thread.start()
+
+    def end(self, wait: object) -> None:
+        with self._lock:
+            self._due.pop(wait, None)
+            self._followed.pop(wait, None)
+
+    @contextlib.contextmanager
+    def within(self, timeout_s: float, message: str) -> Iterator[None]:
+        wait = object()
+        self.begin(wait, timeout_s, message)
+        try:
+            yield
+        finally:
+            self.end(wait)
+
+    def waiting(self) -> Optional[float]:
+        """For how many seconds this process has waited for others; None: it waits for nothing."""
+        with self._lock:
+            since = [began for began, _, _ in self._due.values()]
+            since += [one.since for one in self._followed.values() if one.awaits]
+        return time.monotonic() - min(since) if since else None
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(self.TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
+                overdue += [one.text() for one in self._followed.values() if one.overdue(now)]
+            if overdue:
+                self._on_overdue(overdue[0])
+                return
+
+
+class _Followed:
+    """Something that should move on."""
+
+    def __init__(self, timeout_s: float, state: Callable[[], Any], message: Callable[[], str]) -> None:
+        self._timeout_s, self._state, self._message = timeout_s, state, message
+        self._last: Any = None
+        self._failure = ""
+        self.since = time.monotonic()
+
+    @property
+    def awaits(self) -> bool:
+        """Whether something was awaited when it was last looked at."""
+        return self._last is not None
+
+    def overdue(self, now: float) -> bool:
+        """A look that fails sees no movement, so the deadline stands; nothing is printed here, which could block."""
+        try:
+            state = self._state()
+            if state is None or state != self._last:
+                self._last, self.since = state, now
+            self._failure = ""
+        except Exception as error:
+            self._failure = f" (the last look at it failed: {type(error).__name__}: {error})"
+        return now - self.since > self._timeout_s
+
+    def text(self) -> str:
+        """What to print when it is overdue."""
+        try:
+            return self._message() + self._failure
+        except Exception as error:
+            return (f"nothing that is awaited has moved for {self._timeout_s:g} s, and what it is cannot be told: "
+                    f"{type(error).__name__}: {error}{self._failure}")
+
+
+deadlines = Deadlines()

@@ -1,0 +1,95 @@
+"""Deadlines, and the end of a process that misses one."""
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from typing import Any, List, Tuple
+
+import pytest
+
+from kvstore.errors import EXIT_DEADLINE
+from kvstore.job.deadlines import Deadlines
+from tests.jobs import ROOT
+
+DYING = """
+import os, sys, threading
+from kvstore.job import report
+from kvstore.job.deadlines import deadlines
+while fill == "report" and not report._untold:
+    report.report("beat", at=1)
+if fill == "stderr":
+    threading.Thread(target=lambda: sys.stderr.write("x" * (1 << 20)), daemon=True).start()
+deadlines.begin("wait", 0.5, "nobody came")
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("fill", ["report", "stderr"])
+def test_a_deadline_ends_a_process_whose_agent_reads_no_more(fill: str) -> None:
+    agents = [os.pipe(), os.pipe()]  # as of one that is stopped: it has the other ends and does not look at them
+    (_, report), (_, stderr) = agents
+    process = subprocess.Popen([sys.executable, "-c", f"fill = {fill!r}\n{DYING}"], stderr=stderr, pass_fds=[report],
+                               env={**os.environ, "PYTHONPATH": str(ROOT), "ODSGD_REPORT_FD": str(report)})
+    try:
+        assert process.wait(60) == EXIT_DEADLINE
+    finally:
+        process.kill()
+        process.wait()
+        for fd in (fd for pipe in agents for fd in pipe):
+            os.close(fd)
+
+
+def told_of() -> Tuple[Deadlines, List[str], threading.Event]:
+    overdue: List[str] = []
+    called = threading.Event()
+
+    def on_overdue(message: str) -> None:
+        overdue.append(message)
+        called.set()
+    return Deadlines(on_overdue), overdue, called
+
+
+def test_a_wait_that_is_overdue_is_told_by_its_message() -> None:
+    deadlines, overdue, called = told_of()
+    deadlines.begin("long", 1000, "not this one")
+    deadlines.begin("late", 0.01, "this one")
+    assert called.wait(60) and overdue == ["this one"]
+
+
+def test_a_wait_that_ended_in_time_is_not() -> None:
+    deadlines, overdue, called = told_of()
+    with deadlines.within(0.05, "ended"):
+        pass
+    deadlines.begin("late", 0.3, "second")
+    assert called.wait(60) and overdue == ["second"]
+
+
+def raises(*_: object) -> None:
+    raise LookupError("on purpose")
+
+
+def test_deadlines_outlive_a_look_that_fails() -> None:
+    deadlines, overdue, called = told_of()
+    deadlines.follow("broken", 1000, raises, lambda: "not this one")
+    deadlines.begin("late", 0.5, "this one")
+    assert called.wait(60) and overdue == ["this one"]
+
+
+@pytest.mark.parametrize("state, message, told", [
+    (raises, lambda: "late", "late (the last look at it failed: LookupError: on purpose)"),
+    (lambda: 1, raises, "nothing that is awaited has moved for 0.1 s, and what it is cannot be told: "
+                        "LookupError: on purpose")])
+def test_a_wait_that_cannot_be_looked_at_or_told_of_is_overdue_all_the_same(state: Any, message: Any, told: str
+                                                                            ) -> None:
+    deadlines, overdue, called = told_of()
+    deadlines.follow("broken", 0.1, state, message)
+    assert called.wait(60) and overdue == [told]
+
+
+def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
+    deadlines, overdue, called = told_of()
+    looks = itertools.count()
+    deadlines.follow("busy", 1000, lambda: raises() if next(looks) == 0 else None, lambda: "not this one")
+    deadlines.begin("late", 0.5, "this one")
+    assert called.wait(60) and overdue == ["this one"] and deadlines.waiting() is not None
