@@ -80,7 +80,7 @@ class Overview:
             return
         stale = _stale(beat)
         at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
-        signs.append(_Sign(at_s, int(at), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
+        signs.append(_Sign(at_s, max(int(at), 0), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
                           sum(taus for _, _, taus in stale)))
         while signs[-1].at_s - signs[0].at_s > WINDOW_S:
             signs.popleft()
@@ -111,7 +111,8 @@ class Overview:
             return {}
         run = self._run(name)
         doing = _text(self._beats[name].get("activity"))
-        return {"at": self._signs[name][-1].at, "total": number(run.get("total")), "rate": self._rate(name),
+        total = max(number(run.get("total")) or 0, 0) or None
+        return {"at": self._signs[name][-1].at, "total": total, "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
                 "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
                 "tail": _text(run.get("tail")) or self._waiting_words(name)}
