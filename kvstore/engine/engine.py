@@ -17,13 +17,15 @@ import os
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict, Generic, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE
 from kvstore.job import ending, environment
+
+Made = TypeVar("Made")
 
 _SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -155,6 +157,38 @@ class Prepared:
     def __call__(self) -> None:
         """Queue it."""
         mx.base.check_call(mx.base._LIB.MXImperativeInvokeEx(*self._arguments))
+
+
+class ById(Generic[Made]):
+    """What `make(array, …)` has made of an array, kept for the next time it is asked for.
+
+    Of `most` arrays, all of which stay alive as long as they are here, so that an id means one array. Whoever asks may
+    have another one every time.
+    """
+
+    def __init__(self, make: Callable[..., Made], most: int) -> None:
+        self._make, self._most = make, most
+        self._kept: Dict[int, Tuple[NDArray, Made]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, array: NDArray, *more: Any) -> Made:
+        """Made of `array`, now or before; `more` is given to `make`, and does not tell one array from another."""
+        kept = self._kept.get(id(array))
+        return self.put(array, self._make(array, *more)) if kept is None else kept[1]
+
+    def get(self, array: NDArray) -> Optional[Made]:
+        """The same, and None if there is nothing yet."""
+        kept = self._kept.get(id(array))
+        return None if kept is None else kept[1]
+
+    def put(self, array: NDArray, made: Made) -> Made:
+        """Keep this, in the place of what was kept before. Returns it."""
+        if len(self._kept) >= self._most and id(array) not in self._kept:
+            self._kept.clear()
+        self._kept[id(array)] = array, made
+        return made
 
 
 def memory(array: NDArray) -> np.ndarray:

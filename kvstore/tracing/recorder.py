@@ -30,6 +30,7 @@ from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.tracing.trace import Event, Trace
 
 BEHIND_S = 0.25
+ARRAYS = 32  # of a bucket, of which it is known when they were written
 WRITTEN_WITHIN_S = 10.0
 
 folder: Optional[str] = os.environ.get("ODSGD_TRACE") or None
@@ -72,8 +73,9 @@ class Recorder(Trace):
         self._events: Deque[Event] = collections.deque()
         self._over = False  # or the file has failed
         self._adding, self._writing = threading.Lock(), threading.Lock()
-        self._written: Dict[int, Moment] = {}  # by id of array: when the operation queued last had written it
-        self._alive: Dict[int, NDArray] = {}  # so that an id means one array
+        self._written: Dict[int, engine.ById[Moment]] = collections.defaultdict(
+            lambda: engine.ById(lambda _: Moment(), ARRAYS))
+        """By bucket and array: when the operation queued last had written it."""
         self.iterations = 0
         threading.Thread(target=self._write_behind, name="kvstore-trace", daemon=True).start()
 
@@ -89,13 +91,13 @@ class Recorder(Trace):
         args = {"bucket": bucket.id, "bytes": bucket.size * WIRE_DTYPE.itemsize}
         if numbered:
             args["round"] = self.round(lane, bucket.id)
-        known = [self._written[id(array)] for array in reads if id(array) in self._written]
-        unknown = [array for array in reads if id(array) not in self._written]
-        began = [*known, self.moment(unknown)] if unknown else known
+        written = self._written[bucket.id]
+        began = [moment for moment in map(written.get, reads) if moment is not None]
+        if len(began) < len(reads):
+            began.append(self.moment([array for array in reads if written.get(array) is None]))
         ended = Moment()
         if len(writes) == 1:
-            self._written[id(writes[0])] = ended
-            self._alive.setdefault(id(writes[0]), writes[0])
+            written.put(writes[0], ended)
 
         def add() -> None:
             ended.s = time.monotonic()

@@ -3,7 +3,7 @@
 One `Rounds` per process carries every session, so that all sums of a process are in one order.
 """
 from functools import partial
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import List, Optional, Sequence
 
 import numpy as np
 
@@ -18,27 +18,8 @@ from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 
 ARRAYS = 8
-"""Of a bucket, whose views are kept: gradients, sums and weights of a few iterations."""
-
-
-class Views:
-    """Arrays in place, as NumPy's, kept for the next iteration: making one takes longer than beginning a round.
-
-    `most` of them, since each keeps its array alive, and a method may hand in another one every time.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: Dict[int, Tuple[NDArray, np.ndarray]] = {}  # by id, which is the array's as long as it is kept
-
-    def of(self, array: NDArray) -> np.ndarray:
-        """As `engine.view`."""
-        kept = self._kept.get(id(array))
-        if kept is None:
-            if len(self._kept) >= self._most:
-                self._kept.clear()
-            kept = self._kept[id(array)] = array, engine.view(array)
-        return kept[1]
+"""Of a bucket, whose views are kept, since making one takes longer than beginning a round: gradients, sums and weights
+of a few iterations."""
 
 
 class MpiTransport(Transport):
@@ -55,7 +36,7 @@ class MpiTransport(Transport):
 
     def _cut(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         buckets = on_ring(parameters, traffic, self._process.keys, self.num_workers)
-        self._views = Views(ARRAYS * len(buckets))
+        self._views = engine.ById(engine.view, ARRAYS * len(buckets))
         return buckets
 
     def total(self, array: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ slower on a CPU. It also understands arrays that oneDNN keeps in a layout of its
 scramble.
 """
 import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Set
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 
-FLATS = 8  # whose copies to a device are prepared
+FLATS = 8  # flat arrays of a bucket whose copies from or to a device are prepared
 
 
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
@@ -73,9 +73,8 @@ class Lane:
         """The caller's arrays are others from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
-        self._gathering: Dict[Tuple[int, int], Callable[[], None]] = {}   # by device and flat array
-        self._scattering: Dict[Tuple[int, int], Callable[[], None]] = {}  # by device and flat array
-        self._flats: List[NDArray] = []  # keeps those arrays alive, so that an id means one array
+        self._gathering = [engine.ById(self._gathers, FLATS) for _ in self.devices]
+        self._scattering = [engine.ById(self._scatters, FLATS) for _ in self.devices]
 
     def keys(self) -> Set[Any]:
         return {one.parameter.key for one in self.keyed}
@@ -109,10 +108,7 @@ class Lane:
         """The sum over devices, times `scale`, in `out`, which the caller keeps alive."""
         for number, (device, target) in enumerate(zip(self.devices, [out, *self._staged])):
             flat = self._on_device.get(device, target)
-            if (number, id(flat)) not in self._gathering:
-                self._keep(flat, self._gathering)
-                self._gathering[number, id(flat)] = self._make(grads[number], self._parts(flat))
-            self._gathering[number, id(flat)]()
+            self._gathering[number].of(flat, grads[number])()
             if flat is not target:
                 flat.copyto(target)
         if self._staged or scale != 1:
@@ -136,18 +132,13 @@ class Lane:
             source = self._on_device.get(device, flat)
             if source is not flat:
                 flat.copyto(source)
-            if (number, id(source)) not in self._scattering:
-                self._keep(source, self._scattering)
-                self._scattering[number, id(source)] = self._make(self._parts(source), weights[number])
-            self._scattering[number, id(source)]()
+            self._scattering[number].of(source, weights[number])()
 
-    def _keep(self, flat: NDArray, prepared: Dict[Tuple[int, int], Callable[[], None]]) -> None:
-        """A flat array whose copies are `prepared` stays alive; there may be another every time."""
-        if len(prepared) >= FLATS * len(self.devices):
-            self._gathering.clear()
-            self._scattering.clear()
-            self._flats.clear()
-        self._flats.append(flat)
+    def _gathers(self, flat: NDArray, grads: List[NDArray]) -> Callable[[], None]:
+        return self._make(grads, self._parts(flat))
+
+    def _scatters(self, flat: NDArray, weights: List[NDArray]) -> Callable[[], None]:
+        return self._make(self._parts(flat), weights)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
         """Views of the bucket's segments in `flat`."""

@@ -79,13 +79,13 @@ class TensorLane:
         self.due: Optional[NDArray] = None
         """The same from the end of the iteration until the parameters hold them."""
         self._own: List[NDArray] = []  # flat gradients, in turn, where they have no better place
-        self._views: Dict[int, Tuple[NDArray, List[torch.Tensor]]] = {}  # by id, which is one array's while it is kept
+        self._views = engine.ById(self._tensors, FLATS)
 
     def weights(self) -> NDArray:
         """A new flat array of what the parameters hold now."""
         flat = mx.nd.zeros(self.bucket.size)
         engine.wait_to_write(flat)
-        for view, (segment, one) in zip(self._of(flat), self.parts):
+        for view, (segment, one) in zip(self._views.of(flat), self.parts):
             view.copy_(_part(one.tensor.detach(), segment))
         return flat
 
@@ -96,7 +96,7 @@ class TensorLane:
         flat = self._next() if room is None else room
         engine.wait_to_write(flat)
         with torch.inference_mode(False), torch.no_grad():
-            for view, (segment, one) in zip(self._of(flat), self.parts):
+            for view, (segment, one) in zip(self._views.of(flat), self.parts):
                 grad = one.leave()
                 if grad is None or not scale:
                     view.zero_()
@@ -114,7 +114,7 @@ class TensorLane:
         """Let the parameters hold `flat`. Waits until it is written."""
         flat.wait_to_read()
         with torch.inference_mode(False), torch.no_grad():
-            for view, (segment, one) in zip(self._of(flat), self.parts):
+            for view, (segment, one) in zip(self._views.of(flat), self.parts):
                 if _whole(segment):
                     one.tensor.copy_(view)
                 elif one.tensor.is_contiguous():
@@ -144,7 +144,7 @@ class TensorLane:
         """Whether the parameters hold `flat`, whoever has written them."""
         flat.wait_to_read()
         return all(torch.equal(_part(one.tensor.detach(), segment), view.to(one.tensor))
-                   for view, (segment, one) in zip(self._of(flat), self.parts))
+                   for view, (segment, one) in zip(self._views.of(flat), self.parts))
 
     def _look(self) -> Optional[torch.Tensor]:
         """A few elements of the largest parameter, as bits: what is not a number equals itself."""
@@ -167,16 +167,11 @@ class TensorLane:
         self._own.append(mx.nd.zeros(self.bucket.size) if len(self._own) < 2 else self._own.pop(0))
         return self._own[-1]
 
-    def _of(self, flat: NDArray) -> Sequence[torch.Tensor]:
+    def _tensors(self, flat: NDArray) -> Sequence[torch.Tensor]:
         """Tensors on the memory of `flat`, one for each segment."""
-        if id(flat) not in self._views:
-            if len(self._views) >= FLATS:  # there may be another every time
-                self._views.clear()
-            with torch.inference_mode(False):
-                whole = torch.from_numpy(engine.view(flat))
-                self._views[id(flat)] = flat, [_shaped(whole[segment.offset:segment.end], segment)
-                                               for segment in self.bucket.segments]
-        return self._views[id(flat)][1]
+        with torch.inference_mode(False):
+            whole = torch.from_numpy(engine.view(flat))
+            return [_shaped(whole[segment.offset:segment.end], segment) for segment in self.bucket.segments]
 
 
 def _whole(segment: Segment) -> bool:

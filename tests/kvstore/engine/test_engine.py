@@ -74,6 +74,15 @@ def test_a_view_is_the_memory_itself() -> None:
     assert list(engine.floats(array, 2, 4)) == [0, 7]
 
 
+def test_of_arrays_that_are_others_every_time_few_are_kept_alive() -> None:
+    """As those of a method that returns a new array in each iteration."""
+    views, arrays = engine.ById(engine.view, 8), [mx.nd.full(5, number) for number in range(100)]
+    for number, array in enumerate(arrays):
+        assert views.of(array).tolist() == [number] * 5
+        assert len(views) <= 8
+    assert views.of(arrays[-1]) is views.of(arrays[-1]) and views.get(arrays[0]) is None
+
+
 @pytest.mark.parametrize("start_child", ["fork", "subprocess"])
 def test_a_child_starts_while_an_operation_is_under_way(start_child: str) -> None:
     """MXNet waits for it inside the fork, with Python's lock held, unless somebody has waited before."""
