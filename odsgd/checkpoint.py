@@ -20,7 +20,7 @@ from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
 from odsgd.training.checkpoint import checkpoint
-from odsgd.training.checkpoint.mirror import Depot, depot
+from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
 
 
 def latest(folder: Union[str, Path]) -> int:
@@ -29,7 +29,7 @@ def latest(folder: Union[str, Path]) -> int:
 
 
 def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3,
-         to: Optional[str] = None) -> Keeper:
+         to: Optional[str] = None) -> CheckpointKeeper:
     """Write a checkpoint after `every` iterations, and keep the last `kept`. Collective, before the first step.
 
     `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none.
@@ -42,16 +42,17 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     if store.options.uneven == "join":
         raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
                           "the same iteration; give all as many batches, and leave uneven out")
-    return Keeper(store, net, Path(folder), every, kept, depot(to))
+    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to))
 
 
-class Keeper:
+class CheckpointKeeper:
     """Writes one script's checkpoints. Files are written while the training goes on."""
 
-    def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int, second: Optional[Depot]) -> None:
+    def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
+                 second: Optional[CheckpointMirror]) -> None:
         self._store, self._net, self._folder, self._every, self._kept = store, net, folder, every, kept
         self._second = second
-        self._draft: Optional[checkpoint.Draft] = None
+        self._unfinished: Optional[checkpoint.UnfinishedCheckpoint] = None
         self.iteration = 0
         """Iterations done."""
         if store.rank == 0:
@@ -68,11 +69,12 @@ class Keeper:
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
         self.iteration += 1
-        if self._draft is not None and self._draft.advance(self.iteration):
+        if self._unfinished is not None and self._unfinished.advance(self.iteration):
             self._finish()
         if self.iteration % self._every == 0:
             self._finish()
-            self._draft = checkpoint.Draft(self._folder, self._store, self._net, {}, self._kept, second=self._second)
+            self._unfinished = checkpoint.UnfinishedCheckpoint(self._folder, self._store, self._net, {}, self._kept,
+                                                               second=self._second)
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective."""
@@ -82,9 +84,9 @@ class Keeper:
                 print(f"warning: {line}", flush=True)
 
     def _finish(self) -> None:
-        if self._draft is not None:
-            draft, self._draft = self._draft, None
-            for line in draft.finish():
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
+            for line in unfinished.finish():
                 if self._store.leads:
                     print(f"warning: {line}", flush=True)
 

@@ -21,8 +21,8 @@ from kvstore.job import ending
 from kvstore.job.pulse import pulse
 from odsgd.config.train import TrainConfig
 from odsgd.training.data.data import load
-from odsgd.training.journal import Journal
 from odsgd.training.metrics import Clock, Sums
+from odsgd.training.run_log import RunLog
 from odsgd.training.schedule import lr_at, lr_local_at
 
 OPTIMIZERS: Dict[str, Any] = {
@@ -61,10 +61,10 @@ class Run:
         made = OPTIMIZERS[config.optimizer](self.model.parameters(), config)
         self.optimizer = od.Optimizer(made, self.model, self.store)
         self.total = min(config.epochs * self.each, config.iterations or sys.maxsize)
-        self.journal, self.clock = Journal(config, not self.store.leads, 0, self.total), Clock()
+        self.run_log, self.clock = RunLog(config, not self.store.leads, 0, self.total), Clock()
 
     def train(self) -> None:
-        self.journal.start(self.store.num_workers, self.each, sum(one.numel() for one in self.model.parameters()),
+        self.run_log.start(self.store.num_workers, self.each, sum(one.numel() for one in self.model.parameters()),
                            ["cpu"], None)
         tested: Dict[str, float] = {}
         while self.store.iteration < self.total:
@@ -72,19 +72,19 @@ class Run:
         with self.store.global_weights():
             if self.store.leads:
                 torch.save(self.model.state_dict(), Path(str(self.config.out)) / "weights.pt")
-        self.journal.end(self.store.iteration, tested)
-        self.journal.close()
+        self.run_log.end(self.store.iteration, tested)
+        self.run_log.close()
 
     def epoch(self, epoch: int) -> Dict[str, float]:
         """Train and, if it is due, evaluate."""
-        sums, began, since, seconds = Sums(), self.journal.seconds(), self.store.iteration, self.clock.read()
+        sums, began, since, seconds = Sums(), self.run_log.seconds(), self.store.iteration, self.clock.read()
         self.clock.go_on()
         with pulse.doing("training"):
             for xs, ys in self.data.train(epoch):
                 sums.add(self.iterate(*tensors(xs, ys)))
-                self.journal.advance()
+                self.run_log.advance()
                 if self.store.iteration % self.config.log_interval == 0:
-                    self.journal.interval(self.record(epoch, sums, since, seconds))
+                    self.run_log.interval(self.record(epoch, sums, since, seconds))
                 if self.store.iteration == self.total:
                     break
         sums = Sums(*self.store.allreduce([sums.loss, sums.hits, sums.examples]).tolist())
@@ -92,8 +92,8 @@ class Run:
         last = self.store.iteration == self.total
         due = self.config.eval_every and (last or (epoch + 1) % self.config.eval_every == 0)
         tested = self.test() if due else {}
-        record = {**self.record(epoch, sums, since, seconds), **tested, "seconds": self.journal.seconds() - began}
-        self.journal.epoch(record, self.config.epochs)
+        record = {**self.record(epoch, sums, since, seconds), **tested, "seconds": self.run_log.seconds() - began}
+        self.run_log.epoch(record, self.config.epochs)
         return tested
 
     def iterate(self, images: Any, labels: Any) -> Sums:

@@ -86,8 +86,8 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
     wall = re.compile(r"\btime\.time(_ns)?\(|\bfrom time import|\bdatetime\.(now|utcnow|today)\(|CLOCK_REALTIME")
     asking = {str(path.relative_to(chaos.ROOT)) for package in ("kvstore", "odsgd")
               for path in (chaos.ROOT / package).rglob("*.py") if wall.search(path.read_text(encoding="utf-8"))}
-    assert asking == {"odsgd/training/journal.py", "odsgd/launch/supervisor.py", "odsgd/launch/view/watch.py",
-                      "kvstore/tracing/recorder.py"}
+    assert asking == {"odsgd/board.py", "odsgd/training/run_log.py", "odsgd/launch/supervisor.py",
+                      "odsgd/launch/view/watch.py", "kvstore/tracing/recorder.py"}
 
 
 @pytest.mark.slow

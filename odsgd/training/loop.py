@@ -43,16 +43,16 @@ from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices, evaluation, randomness
 from odsgd.training.checkpoint import checkpoint, disk
-from odsgd.training.checkpoint.mirror import DepotError, depot
-from odsgd.training.course import Course, Deal
+from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
-from odsgd.training.journal import Journal, versions
-from odsgd.training.metrics import Clock, Lap, Meter, Sums, Tally, VirtualClock
+from odsgd.training.epochs import EpochProgress, EpochShares
+from odsgd.training.metrics import BatchResult, Clock, Interval, Meter, Sums, VirtualClock
 from odsgd.training.models import models
+from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
-from odsgd.training.staleness import Gauge
+from odsgd.training.staleness import StalenessReader
 from odsgd.training.step import half
 from odsgd.training.step.emulated import Emulated
 from odsgd.virtual import description
@@ -63,7 +63,7 @@ def run(config: TrainConfig) -> int:
     transport = _transport(config)
     try:
         Training(config, transport).run()
-    except (ConfigError, DivergedError, DepotError, RoundTimeoutError) as error:
+    except (ConfigError, DivergedError, MirrorError, RoundTimeoutError) as error:
         return _give_up(config, error)
     except OSError as error:
         why = disk.full(error, str(config.out))
@@ -106,24 +106,24 @@ class Training:
         if self.half:
             half.scale_by_itself(self.trainer)
         self.store.session.lr_given = config.lr
-        self.loss, self.tally = mx.gluon.loss.SoftmaxCrossEntropyLoss(), Tally()
-        for block in (self.loss, self.tally):
+        self.loss, self.batch_result = mx.gluon.loss.SoftmaxCrossEntropyLoss(), BatchResult()
+        for block in (self.loss, self.batch_result):
             block.hybridize(config.hybridize)
         self.batches_per_epoch = self.data.batches_per_epoch
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
-        self.course, self.scaling = Course(), self._scaling()
+        self.progress, self.scaling = EpochProgress(), self._scaling()
         self.draws = randomness.draws(self.net)
         self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
         self.clock.stop()
-        self.interval = self.epoch = Lap(0, 0.0, None)
+        self.interval = self.epoch = Interval(0, 0.0, None)
         self.tested: Dict[str, float] = {}  # by the last evaluation
         self.emulated: Optional[Emulated] = None
-        self.gauge: Optional[Gauge] = None  # of the worker that speaks, in an asynchronous job, from its first step on
+        self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
         self.beside: Optional[evaluation.Beside] = None
         self.untold: Optional[Dict[str, Any]] = None  # the record of an epoch whose evaluation goes on
-        self.second = depot(config.checkpoint_to)
-        self.draft: Optional[checkpoint.Draft] = None
-        self.warnings: List[str] = []  # of the time before there was a journal
+        self.second = mirror_at(config.checkpoint_to)
+        self.unfinished: Optional[checkpoint.UnfinishedCheckpoint] = None
+        self.warnings: List[str] = []  # of the time before there was a run log
 
     def _trainer(self) -> Any:
         """Of what is not frozen; a store never sees the rest."""
@@ -144,19 +144,19 @@ class Training:
 
     def _run(self) -> None:
         resumed = self._resume()
-        self.total = min(self.config.epochs * self.batches_per_epoch - self.course.ahead,
+        self.total = min(self.config.epochs * self.batches_per_epoch - self.progress.ahead,
                          self.config.iterations or sys.maxsize)
         if self.frozen:
             agreement.check(self.store.session.transport, "the weights of frozen layers",
                             [models.digest(self.net, self.frozen)])
-        self.interval = self._lap()
-        self.journal = Journal(self.config, self.store.rank != 0, self.store.iteration, self.total)
+        self.interval = self._interval_from_here()
+        self.run_log = RunLog(self.config, self.store.rank != 0, self.store.iteration, self.total)
         try:
-            self.journal.start(self.store.num_workers, self.batches_per_epoch,
+            self.run_log.start(self.store.num_workers, self.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
                                devices.contexts(self.config), resumed)
             for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers)]:
-                self.journal.warn(line)
+                self.run_log.warn(line)
             if self.config.emulate_compute is not None:
                 self._emulate(self.config.emulate_compute)
             elif recorder.on is not None:
@@ -164,12 +164,12 @@ class Training:
             self._tell_untold()
             while self.store.iteration < self.total:
                 self._train_epoch()
-            if self.gauge is not None:
-                self.journal.staleness(self.gauge.result())
+            if self.staleness is not None:
+                self.run_log.staleness(self.staleness.result())
             self._finish_trace()
-            self.journal.end(self.store.iteration, self.tested)
+            self.run_log.end(self.store.iteration, self.tested)
         finally:
-            self.journal.close()
+            self.run_log.close()
         self.store.close()
 
     def _finish_trace(self) -> None:
@@ -182,21 +182,21 @@ class Training:
         self.store.barrier()
         if self.store.leads:
             with guarded("the timeline"):
-                self.journal.say(timeline.finish(Path(str(recorder.folder))))
+                self.run_log.say(timeline.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
         """What is left of the epoch that the next iteration belongs to."""
-        began = self.journal.seconds()
+        began = self.run_log.seconds()
         epoch, position = self._place()
         end = min(self.total, self.store.iteration + self.batches_per_epoch - position)
         self.clock.go_on()
-        self.epoch = self._lap()
+        self.epoch = self._interval_from_here()
         with pulse.doing("training"):
             for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
                 self._iterate(xs, ys)
                 if self.beside is not None and not self.beside.advance():
                     self.beside = None
-                if self.draft and self.draft.advance(self.store.iteration):
+                if self.unfinished and self.unfinished.advance(self.store.iteration):
                     self._finish_checkpoint()
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
@@ -207,7 +207,7 @@ class Training:
             self._finish_checkpoint()
             if self.second is not None:
                 for line in self.second.failures(checkpoint.copies_within_s(self.store)):
-                    self.journal.warn(line)
+                    self.run_log.warn(line)
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -223,9 +223,9 @@ class Training:
         except DivergedError as error:
             raise DivergedError(f"{error} ({self._settings(iteration)})") from None
         self.meter.add(iteration, tallies, self.config.worker_batch_size)
-        self.journal.advance()
-        if self.gauge is None and self.config.asynchronous and not self.journal.silent:
-            self._begin_gauge()
+        self.run_log.advance()
+        if self.staleness is None and self.config.asynchronous and not self.run_log.silent:
+            self._begin_staleness()
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
 
@@ -234,7 +234,7 @@ class Training:
         if self.emulated is not None:
             return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
         outputs, losses = self._passes(xs, ys)
-        return [self.tally(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+        return [self.batch_result(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
 
     def _passes(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
         """Queue both; outputs and losses."""
@@ -266,22 +266,22 @@ class Training:
         self._compute(*next(iter(self.data.train(0))))
         self.emulated = Emulated(self.net.collect_params().values(), compute.seconds, compute.spread,
                                  seed=[self.config.seed, self.store.rank])
-        self.journal.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
+        self.run_log.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
                           "learned, evaluated or kept")
 
     def _batches(self, epoch: int, position: int) -> Iterator[Any]:
         """What is left of an epoch; an emulated accelerator needs no data."""
         if self.emulated is not None:
             return iter([([], [])] * (self.batches_per_epoch - position))
-        return self.data.train(epoch, position, self.course.offset(epoch))
+        return self.data.train(epoch, position, self.progress.offset(epoch))
 
     def _place(self) -> Tuple[int, int]:
         """Epoch, and batch in it, of the next iteration."""
-        return divmod(self.store.iteration + self.course.ahead, self.batches_per_epoch)
+        return divmod(self.store.iteration + self.progress.ahead, self.batches_per_epoch)
 
     def _rates(self, iteration: int) -> Tuple[float, Optional[float]]:
         """lr and lr_local of an iteration; lr_local None: it follows lr."""
-        counted = iteration + self.course.ahead
+        counted = iteration + self.progress.ahead
         return (lr_at(self.config, counted, self.batches_per_epoch) * self.scaling,
                 lr_local_at(self.config, counted, self.batches_per_epoch))
 
@@ -290,21 +290,21 @@ class Training:
         part = self.store.num_workers / (environment.most_workers() or self.store.num_workers)
         return {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[self.config.lr_scaling]
 
-    def _begin_gauge(self) -> None:
-        self.gauge = Gauge(self.store, self.clock if self.config.cluster is None else self.virtual)
+    def _begin_staleness(self) -> None:
+        self.staleness = StalenessReader(self.store, self.clock if self.config.cluster is None else self.virtual)
 
     def _take_over(self) -> None:
         """Speak, evaluate and write from here on, if the workers that did so are lost."""
-        if self.journal.silent and self.store.leads:
-            self.journal.take_over(self.store.rank)
+        if self.run_log.silent and self.store.leads:
+            self.run_log.take_over(self.store.rank)
             if self.config.asynchronous:
-                self._begin_gauge()
+                self._begin_staleness()
 
     # --- counting -----------------------------------------------------------------------------------------------------
 
-    def _lap(self) -> Lap:
+    def _interval_from_here(self) -> Interval:
         """Count from here on."""
-        return Lap(self.store.iteration, self.clock.read(), self.virtual.read(), self.store.waited_s)
+        return Interval(self.store.iteration, self.clock.read(), self.virtual.read(), self.store.waited_s)
 
     def _take(self, iteration: int, sums: Sums) -> None:
         """The numbers of an iteration have arrived."""
@@ -326,27 +326,27 @@ class Training:
     def _log_interval(self) -> None:
         self._take_over()
         if self.interval.sums.examples:  # else the interval is so short that nothing of it has been read yet
-            live = {} if self.gauge is None else self.gauge.interval()
-            self.journal.interval({**self._record(self.interval), **live})
-            if self.gauge is not None:
-                self.journal.arrived(self.store.iteration, self.gauge.arrived)
-            self.interval = self._lap()
+            live = {} if self.staleness is None else self.staleness.interval()
+            self.run_log.interval({**self._record(self.interval), **live})
+            if self.staleness is not None:
+                self.run_log.arrived(self.store.iteration, self.staleness.arrived)
+            self.interval = self._interval_from_here()
 
-    def _record(self, lap: Lap) -> Dict[str, Any]:
-        """Numbers of a lap that ends here, as interval and epoch records have them."""
-        iterations, seconds = self.store.iteration - lap.iteration, self.clock.read() - lap.clock_s
+    def _record(self, interval: Interval) -> Dict[str, Any]:
+        """Numbers of an interval that ends here, as interval and epoch records have them."""
+        iterations, seconds = self.store.iteration - interval.iteration, self.clock.read() - interval.clock_s
         present = self.store.num_workers - len(environment.lost_workers())
         lr, lr_local = self._rates(self.store.iteration - 1)
         follows = lr if self.config.method.steps_locally(self.config.options) else None
-        learned = {"train_loss": lap.sums.mean_loss, "train_accuracy": lap.sums.accuracy}
-        done = self.store.iteration + self.course.ahead
+        learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}
+        done = self.store.iteration + self.progress.ahead
         return {"epoch": (done - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
                 **(learned if self.emulated is None else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._scale(),
-                **(self._virtual_record(lap, iterations) if self.config.cluster is not None else
-                   {"waiting_ms": 1000 * (self.store.waited_s - lap.waited_s) / iterations})}
+                **(self._virtual_record(interval, iterations) if self.config.cluster is not None else
+                   {"waiting_ms": 1000 * (self.store.waited_s - interval.waited_s) / iterations})}
 
     def _scale(self) -> Dict[str, float]:
         """Of the losses, and the iterations it has left out so far, where it has one."""
@@ -354,12 +354,12 @@ class Training:
             return {}
         return {"loss_scale": self.trainer._amp_loss_scaler.loss_scale, "left_out": self.store.session.left_out}
 
-    def _virtual_record(self, lap: Lap, iterations: int) -> Dict[str, float]:
+    def _virtual_record(self, interval: Interval, iterations: int) -> Dict[str, float]:
         """The same numbers in virtual time, where there is one."""
         now = self.virtual.read()
-        if now is None or lap.virtual_s is None:
+        if now is None or interval.virtual_s is None:
             return {}
-        seconds, samples = now - lap.virtual_s, iterations * self.config.worker_batch_size * self.store.num_workers
+        seconds, samples = now - interval.virtual_s, iterations * self.config.worker_batch_size * self.store.num_workers
         return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
                 "virtual_samples_per_s": samples / seconds if seconds else math.nan}
 
@@ -385,18 +385,18 @@ class Training:
             with pulse.doing("evaluation"):
                 self.tested = self._evaluate()
             record.update(self.tested)
-        self.journal.epoch({**record, "seconds": self.journal.seconds() - began}, self.config.epochs)
+        self.run_log.epoch({**record, "seconds": self.run_log.seconds() - began}, self.config.epochs)
 
     def _pass_epoch(self, epoch: int, began: float) -> None:
         """The end of an epoch at which nobody waits. The worker that speaks evaluates beside the next one."""
         self.clock.stop()
         self._take_over()
         self._finish_evaluation()
-        if self.journal.silent:
+        if self.run_log.silent:
             return
-        record = {**self._record(self.epoch), "seconds": self.journal.seconds() - began}
+        record = {**self._record(self.epoch), "seconds": self.run_log.seconds() - began}
         if not self._evaluation_due(epoch):
-            self.journal.epoch(record, self.config.epochs)
+            self.run_log.epoch(record, self.config.epochs)
             return
         self.untold = record
         self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, self._tell)
@@ -405,7 +405,7 @@ class Training:
         """The evaluation beside has ended."""
         assert self.untold is not None
         record, self.untold = {**self.untold, **tested}, None
-        self.journal.epoch(record, self.config.epochs)
+        self.run_log.epoch(record, self.config.epochs)
 
     def _tell_untold(self) -> None:
         """Evaluate the checkpoint's weights for the epoch whose evaluation went on when it was saved, unless that came
@@ -413,7 +413,7 @@ class Training:
         """
         if self.untold is None:
             return
-        if checkpoint.from_worker_0(self.store, self.journal.has_epoch(self.untold["epoch"])):
+        if checkpoint.from_worker_0(self.store, self.run_log.has_epoch(self.untold["epoch"])):
             self.untold = None
             return
         self.trainer._init_kvstore()
@@ -447,12 +447,12 @@ class Training:
         while True:
             self._take_over()
             with self.store.global_weights():
-                sums = Sums() if self.journal.silent else self._test()
+                sums = Sums() if self.run_log.silent else self._test()
             told = sums
             if self.config.asynchronous:
                 told = Sums(*map(float, self.store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))
             if told.examples or not self.config.asynchronous:
-                sums = told if self.journal.silent else sums
+                sums = told if self.run_log.silent else sums
                 return evaluation.as_metrics(sums)
 
     def _test(self) -> Sums:
@@ -460,7 +460,7 @@ class Training:
 
     def _test_batch(self, xs: List[Any], ys: List[Any]) -> List[Any]:
         outputs = [self._forward(x) for x in xs]
-        return [self.tally(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+        return [self.batch_result(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -469,7 +469,7 @@ class Training:
             return False
         span = self.config.checkpoint_every
         every, done = span.iterations(self.batches_per_epoch), self.store.iteration
-        counted = done + (self.course.ahead if span.unit == "epochs" else 0)
+        counted = done + (self.progress.ahead if span.unit == "epochs" else 0)
         return done == self.total or bool(every and counted % every == 0)
 
     def _checkpoint(self) -> None:
@@ -483,21 +483,21 @@ class Training:
         self.clock.stop()
         epoch, position = self._place()
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
-                 "course": list(self.course),
+                 "course": list(self.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
                  "cluster": self._cluster(), "virtual_seconds": self.virtual.read(), "untold": self.untold}
-        self.draft = checkpoint.Draft(self.checkpoints, self.store, self.net, facts, self.config.keep_checkpoints,
-                                      self.frozen, self.second)
+        self.unfinished = checkpoint.UnfinishedCheckpoint(self.checkpoints, self.store, self.net, facts,
+                                                          self.config.keep_checkpoints, self.frozen, self.second)
         if self.config.cluster is not None:
             self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
         self.clock.go_on()
 
     def _finish_checkpoint(self) -> None:
         """Make the last one count, if it does not yet. Collective."""
-        if self.draft is not None:
-            draft, self.draft = self.draft, None
-            for line in draft.finish():
-                self.journal.warn(line)
+        if self.unfinished is not None:
+            unfinished, self.unfinished = self.unfinished, None
+            for line in unfinished.finish():
+                self.run_log.warn(line)
 
     def _resume(self) -> Optional[Path]:
         """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
@@ -523,20 +523,20 @@ class Training:
         manifest, warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
                                                self.second)
         self.warnings += warnings
-        self.course, self.untold = Course(*manifest.get("course") or ()), manifest.get("untold")
+        self.progress, self.untold = EpochProgress(*manifest.get("course") or ()), manifest.get("untold")
         if manifest["num_workers"] != self.store.num_workers:
-            self._deal_anew(manifest)
+            self._divide_anew(manifest)
         if self.config.cluster is not None:
             self.virtual.go_on_from(manifest.get("virtual_seconds"))
         return self.checkpoints / str(manifest["iteration"])
 
-    def _deal_anew(self, manifest: Dict[str, Any]) -> None:
+    def _divide_anew(self, manifest: Dict[str, Any]) -> None:
         """What is left of the epoch goes to the workers that there are now, which are others than those of before."""
         before, now = manifest["num_workers"], self.store.num_workers
         batch, examples = self.config.worker_batch_size, self.data.num_examples
-        self.course = self.course.dealt_anew(self.store.iteration, examples,
-                                             Deal(manifest["batches_per_epoch"], before * batch),
-                                             Deal(self.batches_per_epoch, now * batch))
+        self.progress = self.progress.divided_anew(self.store.iteration, examples,
+                                                   EpochShares(manifest["batches_per_epoch"], before * batch),
+                                                   EpochShares(self.batches_per_epoch, now * batch))
         epoch, position = self._place()
         left = (self.batches_per_epoch - position) * now * batch
         self.warnings.append(

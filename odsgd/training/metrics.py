@@ -51,7 +51,7 @@ class Sums:
 
 
 @dataclasses.dataclass
-class Lap:
+class Interval:
     """The iterations from one reading of the clock on, and what they counted."""
 
     iteration: int
@@ -61,7 +61,7 @@ class Lap:
     sums: Sums = dataclasses.field(default_factory=Sums)
 
 
-class Tally(mx.gluon.HybridBlock):
+class BatchResult(mx.gluon.HybridBlock):
     """(sum of the losses, right answers) of one device's part of a batch, as one array: one read instead of two."""
 
     def hybrid_forward(self, F: Any, loss: Any, output: Any, label: Any) -> Any:

@@ -1,8 +1,8 @@
 """Staleness while an asynchronous job runs and when it is over, from what its servers have counted.
 
-    gauge = Gauge(store, clock)       after the first step: from here on updates are counted per second
-    gauge.interval()                  {"staleness_mean": …, "updates_per_s": …} since the last call
-    gauge.result()                    what goes to staleness.json
+    staleness = StalenessReader(store, clock)  after the first step: from here on updates are counted per second
+    staleness.interval()                       {"staleness_mean": …, "updates_per_s": …} since the last call
+    staleness.result()                         what goes to staleness.json
 
 Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
 0's of training, or virtual ones; they stand still during evaluations and checkpoints, in which nobody pushes. What the
@@ -18,7 +18,7 @@ from kvstore.session.staleness import Staleness, mean
 from odsgd.training.metrics import Clock, VirtualClock
 
 
-class Gauge:
+class StalenessReader:
     """Reads a store's statistics against the clock."""
 
     def __init__(self, store: Store, clock: Union[Clock, VirtualClock]) -> None:

@@ -117,7 +117,7 @@ def configuration(config: BenchConfig) -> Dict[str, str]:
 
 def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """Where it was measured; `loads`: of the machine, before and after."""
-    from odsgd.training.journal import versions
+    from odsgd.training.run_log import versions
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
     software += f" at commit {output(['git', 'describe', '--always', '--dirty'])}"
     if config.torch_python:

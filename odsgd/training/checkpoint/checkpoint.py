@@ -47,7 +47,7 @@ from odsgd import __version__
 from odsgd.config.files import read_text
 from odsgd.training.checkpoint import weights
 from odsgd.training.checkpoint.disk import flush_folder, replacing
-from odsgd.training.checkpoint.mirror import Depot, DepotError
+from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
 
 SCHEMA = 3
 """Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
@@ -77,13 +77,13 @@ def worker_file(worker_rank: int) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 def save(root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int, frozen: Collection[str] = (),
-         second: Optional[Depot] = None) -> List[str]:
+         second: Optional[CheckpointMirror] = None) -> List[str]:
     """Write the checkpoint of this iteration; `facts` join the manifest. Collective; waits until it is complete.
 
     `frozen`: names of parameters that the store knows nothing of. `second`: where it is copied to. Returns what to warn
     of.
     """
-    return Draft(root, store, net, facts, keep, frozen, second).finish()
+    return UnfinishedCheckpoint(root, store, net, facts, keep, frozen, second).finish()
 
 
 def copies_within_s(store: Store) -> float:
@@ -91,7 +91,7 @@ def copies_within_s(store: Store) -> float:
     return min(60.0, store.session.timeout_s / 2)
 
 
-class Draft:
+class UnfinishedCheckpoint:
     """The checkpoint of this iteration, while it is being written. Collective; returns when a worker's own state is
     copied, and that of the servers laid aside.
 
@@ -101,7 +101,7 @@ class Draft:
 
     @pulse.doing("checkpoint")
     def __init__(self, root: Path, store: Store, net: Any, facts: Mapping[str, Any], keep: int,
-                 frozen: Collection[str] = (), second: Optional[Depot] = None) -> None:
+                 frozen: Collection[str] = (), second: Optional[CheckpointMirror] = None) -> None:
         self._root, self._store, self._keep, self._second = root, store, keep, second
         self._copies: List[futures.Future[None]] = []
         self.iteration = store.iteration
@@ -246,7 +246,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _retire_copies(second: Depot, kept: List[int], iteration: int) -> None:
+def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:
     """The same there: also what has never become a checkpoint."""
     for old in second.iterations():
         if old < iteration and old not in kept:
@@ -376,7 +376,7 @@ def _few(lines: List[str], most: int = 5) -> str:
     return "; ".join(lines[:most]) + more
 
 
-def check_saved(root: Path, second: Optional[Depot]) -> List[str]:
+def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
     """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not here.
 
     It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
@@ -396,7 +396,8 @@ def check_saved(root: Path, second: Optional[Depot]) -> List[str]:
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
-           frozen: Collection[str] = (), second: Optional[Depot] = None) -> Tuple[Dict[str, Any], List[str]]:
+           frozen: Collection[str] = (),
+           second: Optional[CheckpointMirror] = None) -> Tuple[Dict[str, Any], List[str]]:
     """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
 
     `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
@@ -417,7 +418,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         complaint = ""
         try:
             if second is not None and not others:
-                with contextlib.suppress(DepotError):  # then it is missing, which is told below
+                with contextlib.suppress(MirrorError):  # then it is missing, which is told below
                     bring(second, folder, worker_file(store.rank))
             verify_mine(folder, manifest, store.rank, others)
         except DamagedError as error:
@@ -435,7 +436,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         passed.append((folder.name, complaints[0]))
 
 
-def bring_back(root: Path, second: Optional[Depot]) -> None:
+def bring_back(root: Path, second: Optional[CheckpointMirror]) -> None:
     """Copy the newest checkpoint of the second place to `root`, if that has none as new, without the parts of other
     workers."""
     there = [] if second is None else second.holds(MANIFEST)
@@ -445,7 +446,7 @@ def bring_back(root: Path, second: Optional[Depot]) -> None:
         bring(second, root / str(there[-1]), name)
 
 
-def bring(second: Depot, folder: Path, name: str) -> None:
+def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
     """Copy a file of a checkpoint back, if it is not in the folder."""
     if not (folder / name).exists():
         folder.mkdir(parents=True, exist_ok=True)

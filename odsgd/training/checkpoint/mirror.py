@@ -27,16 +27,16 @@ NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """As the launcher's; not in a job with --secure."""
 
 
-class DepotError(KVStoreError):
+class MirrorError(KVStoreError):
     """Something was not copied there, or not brought back."""
 
 
-class Depot:
+class CheckpointMirror:
     """A folder. Its copies are made in order, on one thread."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._thread = ThreadPoolExecutor(1, "odsgd-depot")
+        self._thread = ThreadPoolExecutor(1, "odsgd-mirror")
         self._aside: List[Future[None]] = []
 
     def later(self, call: Callable[[], None]) -> Future[None]:
@@ -63,7 +63,7 @@ class Depot:
             with replacing(target) as temporary:
                 shutil.copyfile(path, temporary)
         except OSError as error:
-            raise DepotError(f"`{target}`: {error.strerror}") from None
+            raise MirrorError(f"`{target}`: {error.strerror}") from None
 
     def get(self, iteration: int, name: str, path: Path) -> None:
         """Copy a file of a checkpoint back."""
@@ -72,7 +72,7 @@ class Depot:
             with replacing(path) as temporary:
                 shutil.copyfile(source, temporary)
         except OSError as error:
-            raise DepotError(f"`{source}`: {error.strerror}") from None
+            raise MirrorError(f"`{source}`: {error.strerror}") from None
 
     def holds(self, name: str) -> List[int]:
         """The checkpoints that have a file of this name."""
@@ -91,7 +91,7 @@ class Depot:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class RemoteDepot(Depot):
+class RemoteMirror(CheckpointMirror):
     """A folder on another host."""
 
     def __init__(self, host: str, folder: str) -> None:
@@ -139,17 +139,17 @@ class RemoteDepot(Depot):
                 ran = subprocess.run([*self._ssh, line], stdin=stdin or nothing, stdout=stdout or subprocess.PIPE,
                                      stderr=subprocess.PIPE, close_fds=False, timeout=COPIED_WITHIN_S)
             except subprocess.TimeoutExpired:
-                raise DepotError(f"{self._host} did not take it within {COPIED_WITHIN_S:g} s") from None
+                raise MirrorError(f"{self._host} did not take it within {COPIED_WITHIN_S:g} s") from None
         if ran.returncode:
             said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-            raise DepotError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
+            raise MirrorError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
                              + (f": {shown(said[-1])}" if said else ""))
         return (ran.stdout or b"").decode("utf-8", "replace")
 
 
-def depot(place: Optional[str]) -> Optional[Depot]:
+def mirror_at(place: Optional[str]) -> Optional[CheckpointMirror]:
     """The place that an option names: ``FOLDER``, or ``[USER@]HOST:FOLDER``."""
     if not place:
         return None
     host, colon, folder = place.partition(":")
-    return RemoteDepot(host, folder) if colon and "/" not in host else Depot(place)
+    return RemoteMirror(host, folder) if colon and "/" not in host else CheckpointMirror(place)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from odsgd.training.metrics import Clock, Meter, MetricsFile, Sums, Tally
+from odsgd.training.metrics import BatchResult, Clock, Meter, MetricsFile, Sums
 
 
 def tally(loss: Any, hits: Any) -> Any:
@@ -44,7 +44,7 @@ def test_means_are_per_example_and_nothing_has_no_mean() -> None:
 
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_a_tally_is_the_summed_loss_and_the_right_answers(hybridize: bool) -> None:
-    count = Tally()
+    count = BatchResult()
     count.hybridize(hybridize)
     output = mx.nd.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
     result = count(mx.nd.array([1.0, 2.0, 4.0]), output, mx.nd.array([1, 1, 1]))

@@ -14,7 +14,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
 from kvstore.state.npz import read_npz
 from odsgd.training.checkpoint import checkpoint, weights
-from odsgd.training.checkpoint.mirror import Depot
+from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 Trained = Tuple[Any, Any, Callable[[], None]]
 
@@ -148,12 +148,12 @@ def test_a_half_removed_folder_does_not_count(tmp_path: Path, monkeypatch: pytes
 
 def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_path: Path, trained: Trained) -> None:
     store, net, step = trained
-    draft = checkpoint.Draft(tmp_path / "draft", store, net, {}, 3)
+    unfinished = checkpoint.UnfinishedCheckpoint(tmp_path / "draft", store, net, {}, 3)
     checkpoint.save(tmp_path / "saved", store, net, {}, 3)
     for _ in range(3):
         step()
     assert checkpoint.complete(tmp_path / "draft") == []
-    draft.finish()
+    unfinished.finish()
     for name in ("worker-0.npz", "servers.npz"):
         one, other = (read_npz(tmp_path / kind / "1" / name) for kind in ("draft", "saved"))
         assert one[1] == other[1] and all(np.array_equal(one[0][key], other[0][key]) for key in one[0])
@@ -280,7 +280,7 @@ def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_a
 def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
                                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_SAVED", "40")
-    second = Depot(str(tmp_path / "second"))
+    second = CheckpointMirror(str(tmp_path / "second"))
     with pytest.raises(ConfigError, match="there is none in"):
         checkpoint.check_saved(tmp_path, second)
     warning, = checkpoint.check_saved(saved_before(tmp_path, 20), second)

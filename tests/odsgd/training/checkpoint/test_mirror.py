@@ -10,7 +10,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
 from odsgd.training.checkpoint import checkpoint
-from odsgd.training.checkpoint.mirror import Depot, DepotError, RemoteDepot, depot
+from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError, RemoteMirror, mirror_at
 from tests.integration.launching import executable, stand_in_ssh
 
 
@@ -22,9 +22,9 @@ def place(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(there) if request.param == "folder" else f"me@backup:{there}"
 
 
-def made(place: str) -> Depot:
-    found = depot(place)
-    assert found is not None and isinstance(found, RemoteDepot) == (":" in place)
+def made(place: str) -> CheckpointMirror:
+    found = mirror_at(place)
+    assert found is not None and isinstance(found, RemoteMirror) == (":" in place)
     return found
 
 
@@ -44,12 +44,12 @@ def test_files_go_there_and_come_back_and_old_ones_go(place: str, tmp_path: Path
 
 def test_what_is_not_copied_is_told_in_one_line_and_leaves_nothing(place: str, tmp_path: Path) -> None:
     second = made(place)
-    with pytest.raises(DepotError) as caught:
+    with pytest.raises(MirrorError) as caught:
         second.get(7, "manifest.json", tmp_path / "back")
     assert "\n" not in str(caught.value) and "No such file" in str(caught.value)
     assert not (tmp_path / "back").exists() and not list(tmp_path.rglob("*.tmp"))
     (tmp_path / "it's there").write_text("a file where a folder should be")
-    with pytest.raises(DepotError, match="it's there"):
+    with pytest.raises(MirrorError, match="it's there"):
         second.put(Path(__file__), 7)
 
 
@@ -89,7 +89,8 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     loss.backward()
     trainer.step(1)
     (tmp_path / "there").write_text("a file where a folder should be")
-    warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=Depot(str(tmp_path / "there")))
+    warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3,
+                               second=CheckpointMirror(str(tmp_path / "there")))
     assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
     assert checkpoint.complete(tmp_path / "run") == [1]
 
@@ -109,7 +110,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
             loss = net(mx.nd.ones((1, 1)))
         loss.backward()
         trainer.step(1)
-        second = depot("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
+        second = mirror_at("me@backup:/data" if transport.worker_rank else str(tmp_path / "there"))
         return checkpoint.save(tmp_path / "run", store, net, {}, 3, second=second)
 
     try:
@@ -143,5 +144,5 @@ def test_in_a_secure_job_weights_go_to_hosts_alone_that_ssh_knows(secure: bool, 
 def test_ssh_has_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_SSH", "no-such-ssh")
     with pytest.raises(ConfigError, match="checkpoint_to: no-such-ssh is not a program"):
-        depot("backup:/data")
-    assert depot(None) is None
+        mirror_at("backup:/data")
+    assert mirror_at(None) is None

@@ -35,7 +35,7 @@ UNUSED = (": null", ": []", ": {}")
 """How an option ends in YAML that this run has no use for; config.yaml has these, too."""
 
 
-class Journal(Progress):
+class RunLog(Progress):
     """The lines and the files of a run, which begins with `iteration` of `total`; of a silent worker, neither."""
 
     def __init__(self, config: TrainConfig, silent: bool, iteration: int, total: int) -> None:

@@ -30,18 +30,18 @@ def train_beside(worker_rank: int, folder: str) -> Result:
         step()
     store.barrier()
     then = store.server_state()[0] if worker_rank == 0 else {}
-    draft = checkpoint.Draft(Path(folder), store, net, {}, keep=1)
-    left = [draft._export.left]
+    unfinished = checkpoint.UnfinishedCheckpoint(Path(folder), store, net, {}, keep=1)
+    left = [unfinished._export.left]
     for iteration in range(4, 7):
         step()
-        assert not draft.advance(iteration)
-        left.append(draft._export.left)
-    draft.finish()
+        assert not unfinished.advance(iteration)
+        left.append(unfinished._export.left)
+    unfinished.finish()
     return {**then, "left": np.array(left)}
 
 
 def test_the_state_that_arrives_beside_the_training_is_that_of_the_beginning(tmp_path: Path) -> None:
-    first, second = run_job("tests.integration.test_drafts:train_beside", 2, 1, str(tmp_path))
+    first, second = run_job("tests.integration.test_unfinished_checkpoints:train_beside", 2, 1, str(tmp_path))
     left = list(first.pop("left"))
     assert left[0] > left[1] > left[2] > 0 and not any(second["left"])
     arrays, _ = read_npz(tmp_path / "3" / "servers.npz")

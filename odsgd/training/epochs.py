@@ -1,7 +1,8 @@
 """Which epoch and batch an iteration is, also when a run has gone on with another number of workers.
 
->>> course = Course().dealt_anew(iteration=5, examples=120, before=Deal(4, 30), now=Deal(6, 20))
->>> divmod(5 + course.ahead, 6), course.offset(1)      # of epoch 1 the first of 6 batches has been dealt, and a half
+>>> before, now = EpochShares(4, 30), EpochShares(6, 20)
+>>> progress = EpochProgress().divided_anew(iteration=5, examples=120, before=before, now=now)
+>>> divmod(5 + progress.ahead, 6), progress.offset(1)  # of epoch 1 the first 1.5 of 6 batches have been dealt
 ((1, 2), -10)
 """
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Deal(NamedTuple):
+class EpochShares(NamedTuple):
     """How a number of workers divide an epoch."""
 
     batches_per_epoch: int
     global_batch: int
 
 
-class Course(NamedTuple):
+class EpochProgress(NamedTuple):
     """Iterations are counted as if there had always been as many workers as now.
 
     Invariant: in no epoch is an example dealt twice.
@@ -30,10 +31,10 @@ class Course(NamedTuple):
         """How many examples later the batches of this epoch begin."""
         return self.moved if epoch == self.epoch else 0
 
-    def dealt_anew(self, iteration: int, examples: int, before: Deal, now: Deal) -> Course:
+    def divided_anew(self, iteration: int, examples: int, before: EpochShares, now: EpochShares) -> EpochProgress:
         """From `iteration` on there are other workers. What is left of the epoch is theirs."""
         epoch, position = divmod(iteration + self.ahead, before.batches_per_epoch)
         dealt = position * before.global_batch + (self.offset(epoch) if position else 0)
         left = min(now.batches_per_epoch, (examples - dealt) // now.global_batch)
         first = now.batches_per_epoch - left
-        return Course(epoch * now.batches_per_epoch + first - iteration, epoch, dealt - first * now.global_batch)
+        return EpochProgress(epoch * now.batches_per_epoch + first - iteration, epoch, dealt - first * now.global_batch)

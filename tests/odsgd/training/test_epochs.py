@@ -4,8 +4,8 @@ from typing import List
 import numpy as np
 import pytest
 
-from odsgd.training.course import Course, Deal
 from odsgd.training.data.data import Shards
+from odsgd.training.epochs import EpochProgress, EpochShares
 
 EXAMPLES, BATCH = 103, 4
 
@@ -18,20 +18,20 @@ EXAMPLES, BATCH = 103, 4
     ([3, 2], [7, 40]),  # with less than a batch of all left
 ])
 def test_each_example_is_dealt_once_per_epoch_whoever_is_there(workers: List[int], iterations: List[int]) -> None:
-    course, before, iteration = Course(), Deal(0, 0), 0
+    progress, before, iteration = EpochProgress(), EpochShares(0, 0), 0
     epochs: List[List[int]] = [[] for _ in range(3)]
     for num_workers, steps in zip(workers, iterations):
         shards = Shards(EXAMPLES, num_workers, BATCH, seed=1)
-        now = Deal(shards.batches_per_epoch, num_workers * BATCH)
+        now = EpochShares(shards.batches_per_epoch, num_workers * BATCH)
         if iteration:
-            course = course.dealt_anew(iteration, EXAMPLES, before, now)
+            progress = progress.divided_anew(iteration, EXAMPLES, before, now)
         before = now
         for _ in range(steps):
-            epoch, position = divmod(iteration + course.ahead, now.batches_per_epoch)
+            epoch, position = divmod(iteration + progress.ahead, now.batches_per_epoch)
             if epoch == len(epochs):
                 break
             for rank in range(num_workers):
-                batch = shards.batch(shards.order(epoch), position, rank, course.offset(epoch))
+                batch = shards.batch(shards.order(epoch), position, rank, progress.offset(epoch))
                 assert len(batch) == BATCH
                 epochs[epoch] += batch.tolist()
             iteration += 1
