@@ -10,7 +10,7 @@ import sys
 from odsgd.launch import early
 
 if early.command() == "launch":
-    early.heed()
+    early.end_on_signals()
 
 import kvstore
 from kvstore._version import VERSION

@@ -1,7 +1,7 @@
 """The agent: one per host, it starts its processes and forwards their output; neither outlives the other.
 
-Its orders and its answers are in `channel.py`. Life of a process here: it is started in a session of its own, so that a
-signal reaches its children and no terminal reaches it. The kernel kills it if the agent dies. When it ends, the rest of
+Its orders and its answers are in `messages.py`. A process here is started in a session of its own, so that a signal
+reaches its children and no terminal reaches it. The kernel kills it if the agent dies. When it ends, the rest of
 its group is killed before its exit is told. The agent adopts the orphans below it, so that even a grandchild with a
 session of its own is found in the end. If the channel to the launcher closes, breaks, or stays silent for too long,
 everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
@@ -104,7 +104,7 @@ class Agent:
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
         self.tunnel: Optional[subprocess.Popen[bytes]] = None
-        self.passage: Optional[Channel] = None  # to the tunnel
+        self.tunnel_channel: Optional[Channel] = None
         self.tunnel_at = time.monotonic()  # it was heard last
         self.tunnel_spoke = self.tunnel_missed = False
         self.mpi_memory: Set[str] = set()
@@ -122,19 +122,19 @@ class Agent:
                     os.unlink(path)
         self.channel.send({"event": "ended"})
         self._drain_channel()
-        self._deaf()
+        self._close_signals()
         return 0
 
     def _run(self) -> None:
         linux.adopt_orphans()
         self._listen_to_signals()
-        self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._told)
+        self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._read_channel)
         self.channel.send({"event": "hello", "host": socket.gethostname(), "pid": os.getpid()})
         if self.orders["tunnel"]:
             self._open_tunnel(self.orders["tunnel"])
         for spec in self.orders["processes"]:
             self._start(spec)
-        self._told()  # a stop may have come together with the orders
+        self._read_channel()  # a stop may have come together with the orders
         while not (self.stopping and (not self.children or self._hopeless())):
             for key, _ in self.selector.select(self._patience_s()):
                 key.data()
@@ -284,24 +284,24 @@ class Agent:
         self.tunnel = subprocess.Popen([sys.executable, "-m", "odsgd.launch.connections.tunnel"], stdin=subprocess.PIPE,
                                        stdout=subprocess.PIPE, bufsize=0, start_new_session=True, preexec_fn=goes_on)
         assert self.tunnel.stdin and self.tunnel.stdout
-        self.passage = Channel(self.tunnel.stdout.fileno(), self.tunnel.stdin.fileno())
-        self.passage.send(orders)
-        self.selector.register(self.passage.read_fd, selectors.EVENT_READ, self._tunnel_said)
+        self.tunnel_channel = Channel(self.tunnel.stdout.fileno(), self.tunnel.stdin.fileno())
+        self.tunnel_channel.send(orders)
+        self.selector.register(self.tunnel_channel.read_fd, selectors.EVENT_READ, self._tunnel_said)
 
     def _tunnel_said(self) -> None:
-        assert self.passage
+        assert self.tunnel_channel
         self.tunnel_at, self.tunnel_spoke = time.monotonic(), True
-        for message in self.passage.receive():
+        for message in self.tunnel_channel.receive():
             if message["event"] != "beats":
                 self.channel.send(message)
-        if not self.passage.open:
-            self._forget(self.passage.read_fd)
+        if not self.tunnel_channel.open:
+            self._forget(self.tunnel_channel.read_fd)
             self.channel.send({"event": "noise", "text": "odsgd agent: the tunnel of this host has ended"})
             self.channel.close()  # none of its processes is to blame, so that their ends are not told
 
     def _watch_tunnel(self) -> None:
         """It beats, too. One that is silent for too long is ended; one that has not spoken yet, if it is stopped."""
-        if not self.tunnel or not self.passage or not self.passage.open:
+        if not self.tunnel or not self.tunnel_channel or not self.tunnel_channel.open:
             return
         now = time.monotonic()
         if not self.tunnel_spoke and linux.state(self.tunnel.pid) not in ("T", "t"):
@@ -324,18 +324,18 @@ class Agent:
     # Ending
 
     def _reap(self) -> None:
-        """Take leave of every process that has ended: ours, and the orphans we have inherited."""
+        """Wait for every process that has ended: ours, and the orphans we have inherited."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if info is None:
                     return
                 if info.si_pid in self.children:
-                    self._take_leave(self.children[info.si_pid])
+                    self._ended(self.children[info.si_pid])
                 else:
                     os.waitpid(info.si_pid, 0)
 
-    def _take_leave(self, child: Child) -> None:
+    def _ended(self, child: Child) -> None:
         _signal_group(child.pid, signal.SIGKILL)  # before the pid is free to become another process's
         code = child.popen.wait()
         for stream in child.streams:
@@ -400,7 +400,7 @@ class Agent:
 
     # The launcher
 
-    def _told(self) -> None:
+    def _read_channel(self) -> None:
         self.heard_at = time.monotonic()
         for message in self.channel.receive():
             if message.get("do") == "stop":
@@ -415,10 +415,10 @@ class Agent:
                 _append_lines(self.lost_file, message["workers"])
             elif message.get("do") == "met":
                 self._all_have_met()
-            if self.passage and message.get("do") in ("portals", "met"):
+            if self.tunnel_channel and message.get("do") in ("portals", "met"):
                 self.portals += [portal["socket"] for portal in message.get("portals", ())
                                  if os.path.isabs(portal["socket"])]
-                self.passage.send(message)
+                self.tunnel_channel.send(message)
 
     def _all_have_met(self) -> None:
         """The portals are closed behind them: no one else can connect."""
@@ -436,8 +436,8 @@ class Agent:
             self._forget(self.channel.read_fd)
             self._stop(ORPHANED_GRACE_S)
         self.channel.flush()
-        if self.passage:
-            self.passage.flush()
+        if self.tunnel_channel:
+            self.tunnel_channel.flush()
         full = len(self.channel.backlog) > MAX_BACKLOG
         if full != self.paused:
             self.paused = full
@@ -448,7 +448,7 @@ class Agent:
                     elif stream.open:
                         self._listen(child, stream)
 
-    def _heed(self, number: int, frame: object) -> None:
+    def _signalled(self, number: int, frame: object) -> None:
         self.signalled = self.ended_by = number
         self._stop(self.orders["grace_s"])
 
@@ -472,11 +472,11 @@ class Agent:
         signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._heed)
+            signal.signal(number, self._signalled)
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
 
-    def _deaf(self) -> None:
-        """Close what is not needed any more: a pod has many agents, one after the other."""
+    def _close_signals(self) -> None:
+        """A pod has many agents, one after the other, so that each closes its files."""
         signal.set_wakeup_fd(-1)
         self.selector.close()
         for fd in self.wakeup:
@@ -517,7 +517,7 @@ def main() -> int:
     packed = os.environ.pop(handshake.VARIABLE, None)
     try:
         if packed:
-            orders, fd = handshake.arrive(packed)
+            orders, fd = handshake.receive_packed_orders(packed)
             os.chdir(orders["directory"])
             agent = Agent(orders, Channel(fd, fd))
         else:

@@ -1,6 +1,6 @@
 """Signals that reach the launcher while there is nothing of a job to end: one line, and a signal's exit code.
 
-`import odsgd` calls `heed` first in a process that will be the launcher, since its other imports take a while.
+`import odsgd` calls `end_on_signals` first in a process that will be the launcher: its other imports take a while.
 """
 import contextlib
 import os
@@ -25,7 +25,7 @@ def heard() -> List[signal.Signals]:
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
-def heed(end: Callable[[int], object] = os._exit) -> None:
+def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
     """From here on a signal ends this process by `end`."""
     def ended(number: int, frame: object) -> None:
         text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
@@ -38,10 +38,10 @@ def heed(end: Callable[[int], object] = os._exit) -> None:
 
 
 @contextlib.contextmanager
-def heeded() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Meanwhile a signal raises SystemExit, so that what has been begun is taken back."""
     handlers = {number: signal.getsignal(number) for number in heard()}
-    heed(sys.exit)
+    end_on_signals(sys.exit)
     try:
         yield
     finally:

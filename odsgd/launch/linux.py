@@ -79,15 +79,15 @@ def descendants(ancestor: int) -> List[int]:
 
 def state(pid: int) -> str:
     """The letter with which the kernel tells the state of a process: R, S, D, T (stopped) ...; empty if it is gone."""
-    return _told(pid, 0)
+    return _stat_field(pid, 0)
 
 
-def born(pid: int) -> str:
+def start_time(pid: int) -> str:
     """When a process was started, in the kernel's words; empty if it is gone."""
-    return _told(pid, 19)
+    return _stat_field(pid, 19)
 
 
-def _told(pid: int, place: int) -> str:
+def _stat_field(pid: int, place: int) -> str:
     """What the kernel tells of a process, by its place behind the name; empty if it is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:

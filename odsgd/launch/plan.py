@@ -64,7 +64,7 @@ FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPI
 
 @dataclass(frozen=True)
 class Job:
-    """A user's request; the options of `cli.py` explain the fields."""
+    """A user's request; the options of `command.py` explain the fields."""
 
     command: Tuple[str, ...]
     num_workers: int
@@ -93,7 +93,7 @@ class Job:
     reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
     store: Optional[str] = None  # for scripts that ask for MXNet's, or NO_STORE
     secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
-    door_port: int = 0  # at which pods knock
+    agents_port: int = 0  # at which pods call the launcher
     live: bool = False  # how far it is stands on one line of a terminal
     server_command: Optional[Tuple[str, ...]] = None  # instead of ``python -m kvstore.weights.servers`` (bench, tests)
 

@@ -18,28 +18,28 @@ from odsgd.launch import early, linux
 from odsgd.launch.connections import pmi, tunnel
 from odsgd.launch.connections.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.connections.lines import Stream
-from odsgd.launch.connections.listener import Door
+from odsgd.launch.connections.listener import AgentListener
 from odsgd.launch.hosts import pods, slurm, ssh
 from odsgd.launch.hosts.check import check_hosts
-from odsgd.launch.hosts.missing import Absentees
+from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.hosts.mpi import open_mpirun
-from odsgd.launch.hosts.ssh import Outpost
+from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import NO_STORE, Job, Plan, Process, exposure, make_plan
 from odsgd.launch.policy.judge import TAIL_LINES, Judge, Member, Verdict
-from odsgd.launch.policy.restarts import Attempt, Roll, decide
+from odsgd.launch.policy.restarts import Attempt, Membership, decide
 from odsgd.launch.view import overview
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.overview import Overview
-from odsgd.launch.view.status_file import Notice
+from odsgd.launch.view.status_file import StatusFile
 
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
 REJOIN_EVERY_S = 2.0
 """Between two attempts of a job that lacks a host or a worker."""
-STAND_EVERY_S = 1.0
-"""Between two looks at how far the job is."""
+SHOW_EVERY_S = 1.0
+"""Between two updates of how far the job is."""
 PATIENCE_S = 1.0
 """How long all that carried connections which have gone may take to end and say why; the loop is deaf meanwhile."""
 COMING_S, COMING_SAID_S = 2.0, 10.0
@@ -52,8 +52,8 @@ HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 FILES, FILES_PER_PROCESS = 256, 4
 """Open ones that a job on other hosts needs here: for all of it, and at most for a process, which may have an agent of
 its own, with three to ssh."""
-DOORS: Dict[str, Callable[[Job, Plan], Door]] = {"mpi": open_mpirun, "slurm": slurm.open_step,
-                                                 "kubernetes": pods.open_door}
+LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": pods.wait_for_pods}
 """Of the launchers whose agents come by themselves."""
 
 
@@ -62,11 +62,11 @@ def run(job: Job, console: Optional[Console] = None) -> int:
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
-    roll, restarts = Roll(job), 0
+    membership, restarts = Membership(job), 0
     root = root_uri(job)
     for warning in filter(None, (None if job.secure else exposure(root), _allow_files(job))):
         console.say(warning)
-    with early.heeded(), contextlib.closing(Notice()) as notice, console.flushed():
+    with early.exit_on_signals(), contextlib.closing(StatusFile()) as status_file, console.flushed():
         ssh.check_programs(job)
         ssh.check_tunnels(job, root)
         check_hosts(job)
@@ -76,16 +76,16 @@ def run(job: Job, console: Optional[Console] = None) -> int:
             with contextlib.closing(reserve_port(job.port)) as holder:
                 certificate = tunnel.new_certificate(ssh.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
                 saved = before.saved if before else 0
-                plan = make_plan(roll.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
-                absentees = Absentees(roll.full, *roll.missing(time.monotonic()))
-                supervisor = Supervisor(roll.job, plan, console, notice, absentees)
+                plan = make_plan(membership.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
+                missing_hosts = MissingHosts(membership.full, *membership.missing(time.monotonic()))
+                supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
             if attempt is None:
                 return exit_code
             if supervisor.judge.came_up:
-                roll.met()
-            recalled = roll.missed(supervisor.absent(), plan.processes, time.monotonic())
+                membership.met()
+            recalled = membership.missed(supervisor.absent(), plan.processes, time.monotonic())
             decision = recalled or decide(attempt, before, restarts, job.max_restarts)
             if decision.text:
                 console.say(decision.text)
@@ -96,7 +96,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 continue
             before = attempt
             if attempt.verdict.grows:
-                roll.grows()
+                membership.grows()
             else:
                 restarts += 1
     raise AssertionError("there is no end of restarts")
@@ -124,18 +124,19 @@ def root_uri(job: Job) -> str:
 
 
 class Supervisor:
-    """Opens an outpost on every host, feeds the judge with their messages, and ends the job with its verdict."""
+    """Starts an agent on every host, feeds the judge with their messages, and ends the job with its verdict."""
 
-    def __init__(self, job: Job, plan: Plan, console: Console, notice: Notice, absentees: Absentees) -> None:
+    def __init__(self, job: Job, plan: Plan, console: Console, status_file: StatusFile,
+                 missing_hosts: MissingHosts) -> None:
         self.job, self.plan, self.console = job, plan, console
         self.selector = selectors.DefaultSelector()
-        self.outposts: List[Outpost] = []
+        self.agents: List[AgentConnection] = []
         self.questions: Deque[Tuple[str, str]] = collections.deque()  # of MPI, by process
         self.mpi_asked = False
-        self.patience_s = PATIENCE_S
-        self.posted: Dict[str, Outpost] = {}  # by process
+        self.exit_wait_s = PATIENCE_S
+        self.agent_of: Dict[str, AgentConnection] = {}  # by process
         self.table = pmi.Table(job.num_workers, pmi.process_mapping([worker.host for worker in plan.workers]))
-        self.door: Optional[Door] = None
+        self.listener: Optional[AgentListener] = None
         self.carriers: List[subprocess.Popen[bytes]] = []
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
@@ -143,9 +144,9 @@ class Supervisor:
         self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), root, job.on_worker_loss,
                            job.hang_timeout_s)
         self.overview = Overview({member.name: member.host for member in members})
-        self.notice, self.absentees = notice, absentees
+        self.status_file, self.missing_hosts = status_file, missing_hosts
         self.kept = 0  # the last checkpoint that was looked at
-        self.stood_at = self.began_at = time.monotonic()
+        self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
         self.pinged_at = time.monotonic()
@@ -158,7 +159,7 @@ class Supervisor:
         with self._signals():
             try:
                 self._open()
-                verdict = self._unless_alone(self._wait())
+                verdict = self._check_stores(self._wait())
                 self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
                     self.console.say("stopping; once more to end everything at once")
@@ -178,7 +179,7 @@ class Supervisor:
         if self.verdict is None:
             return None
         saved = history.saved or (before.saved if before else 0)
-        at = self.judge.vigil.farthest()
+        at = self.judge.liveness.farthest()
         return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
 
     def absent(self) -> List[Process]:
@@ -193,10 +194,10 @@ class Supervisor:
     def _wait(self) -> Verdict:
         while True:
             self._turn()
-            verdict = self.judge.tick(time.monotonic()) or self._growth(time.monotonic())
+            verdict = self.judge.tick(time.monotonic()) or self._check_growth(time.monotonic())
             for name in self.judge.take_hung():
                 self._tell({"do": "end", "process": name})
-            for line in self.judge.vigil.take_warnings():
+            for line in self.judge.liveness.take_warnings():
                 self.console.say(f"warning: {line}")
             for lost in self.judge.take_lost():
                 self._tell({"do": "lost", "workers": lost.ranks})
@@ -207,9 +208,9 @@ class Supervisor:
             if self.judge.came_up and not self.met:
                 self.met = True
                 self._tell({"do": "met"})
-            self._stand(time.monotonic())
+            self._show_progress(time.monotonic())
 
-    def _unless_alone(self, verdict: Verdict) -> Verdict:
+    def _check_stores(self, verdict: Verdict) -> Verdict:
         """The verdict, or a failure where several workers have succeeded and none has looked for the others."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
@@ -222,30 +223,30 @@ class Supervisor:
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
 
-    def _growth(self, now: float) -> Optional[Verdict]:
+    def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""
-        self.absentees.ask(now)
+        self.missing_hosts.ask(now)
         history = self.judge.history
         if history.saved in (self.kept, history.resumed):
             return None
         self.kept = history.saved
-        back = ", ".join(dict.fromkeys(host.address for host in self.absentees.back))
+        back = ", ".join(dict.fromkeys(host.address for host in self.missing_hosts.back))
         return Verdict(0, f"back: {back}; the job ends after checkpoint {self.kept} and is started again with all",
                        grows=True) if back else None
 
-    def _stand(self, now: float) -> None:
+    def _show_progress(self, now: float) -> None:
         """Show how the job stands, on the terminal and to those who watch it."""
-        if now - self.stood_at < STAND_EVERY_S:
+        if now - self.shown_at < SHOW_EVERY_S:
             return
-        self.stood_at = now
+        self.shown_at = now
         standing, text = {}, ""  # type: overview.Facts, str
         with self._aside("the line that tells how the job stands"):
             standing = self.overview.standing(now)
             text = overview.line(standing, self.console.columns) if standing else ""
-        coming = "" if standing else self._coming(now)
+        coming = "" if standing else self._starting_text(now)
         self.console.stand(text or coming)
         with self._aside("the file for `odsgd watch`"):
-            self.notice.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
+            self.status_file.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
                                "standing": standing, "coming": coming, "out": self.overview.out(),
                                "rows": self.overview.table()})
 
@@ -253,7 +254,7 @@ class Supervisor:
         """Of those that only observe the job: an error of theirs is said, and goes no further."""
         return aside.guarded(what, self.console.say)
 
-    def _coming(self, now: float) -> str:
+    def _starting_text(self, now: float) -> str:
         """What is waited for before the first iteration; where there is no terminal to show it on, it is said."""
         coming_s = now - self.began_at
         text = self.judge.coming(coming_s) if coming_s > COMING_S else ""
@@ -266,31 +267,31 @@ class Supervisor:
 
     def _open(self) -> None:
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
-        if self.job.launcher in DOORS:
-            self.door = DOORS[self.job.launcher](self.job, self.plan)
-            self.door.serve(self.selector, self._arrived)
-            if self.door.starter:
-                self._carried_by(self.door.starter, self.door.starter_name, "stdout", "stderr")
+        if self.job.launcher in LISTENERS:
+            self.listener = LISTENERS[self.job.launcher](self.job, self.plan)
+            self.listener.serve(self.selector, self._arrived)
+            if self.listener.starter:
+                self._carried_by(self.listener.starter, self.listener.starter_name, "stdout", "stderr")
             hosts = [host for host in hosts if host.here]
         for host in hosts:
             open_at = ssh.open_local if host.here else ssh.open_ssh
             self._add(open_at(self.job, self.plan, host))
 
-    def _add(self, outpost: Outpost) -> None:
-        self.outposts.append(outpost)
-        self.posted.update(dict.fromkeys((process.name for process in outpost.processes), outpost))
-        self._listen(outpost.channel.read_fd, functools.partial(self._heard, outpost))
-        if outpost.carrier:
-            self._carried_by(outpost.carrier, outpost.host, "stderr")
+    def _add(self, agent: AgentConnection) -> None:
+        self.agents.append(agent)
+        self.agent_of.update(dict.fromkeys((process.name for process in agent.processes), agent))
+        self._listen(agent.channel.read_fd, functools.partial(self._heard, agent))
+        if agent.carrier:
+            self._carried_by(agent.carrier, agent.host, "stderr")
 
-    def _arrived(self, outpost: Outpost) -> None:
-        self._add(outpost)
+    def _arrived(self, agent: AgentConnection) -> None:
+        self._add(agent)
         if self.ending:
-            outpost.channel.send({"do": "kill"})
+            agent.channel.send({"do": "kill"})
 
-    def _introduce(self) -> None:
+    def _answer_mpi(self) -> None:
         """Answer what MPI has asked. It calls the others when it knows of them: not before the portals are there."""
-        while self.questions and not (self.job.secure and not all(outpost.opened for outpost in self.outposts)):
+        while self.questions and not (self.job.secure and not all(agent.opened for agent in self.agents)):
             self._answer(*self.questions.popleft())
 
     def _answer(self, name: str, line: str) -> None:
@@ -305,7 +306,7 @@ class Supervisor:
             self.console.say(f"{name}: its MPI asked for {refused}; it was cut off")
             answers[rank] = None
         for rank, answer in answers.items():
-            self.posted[f"worker {rank}"].channel.send({"do": "answer", "process": f"worker {rank}", "line": answer})
+            self.agent_of[f"worker {rank}"].channel.send({"do": "answer", "process": f"worker {rank}", "line": answer})
 
     # One turn of the loop
 
@@ -316,60 +317,63 @@ class Supervisor:
         if now - self.pinged_at >= PING_EVERY_S:
             self.pinged_at = now
             self._tell({"do": "ping"})
-        for outpost in self.outposts:
-            outpost.channel.flush()
-        if self.door:
-            self.door.tick()
-        if self.door and self.door.waiting and self.door.starter and self.door.starter.poll() is not None:
-            name, code = self.door.starter_name, self.door.starter.returncode
-            self._lost(f"of {self.door.family}", self.door.take_missing(),
-                       f"{name} ended with exit code {code} before they started", self.door.starter, name)
+        for agent in self.agents:
+            agent.channel.flush()
+        if self.listener:
+            self.listener.tick()
+            self._check_starter(self.listener)
 
-    def _heard(self, outpost: Outpost) -> None:
+    def _check_starter(self, listener: AgentListener) -> None:
+        starter, name = listener.starter, listener.starter_name
+        if listener.waiting and starter and starter.poll() is not None:
+            why = f"{name} ended with exit code {starter.returncode} before they started"
+            self._lost(f"of {listener.family}", listener.take_missing(), why, starter, name)
+
+    def _heard(self, agent: AgentConnection) -> None:
         now = time.monotonic()
-        self.judge.vigil.heard((process.name for process in outpost.processes), now)
-        for message in outpost.channel.receive():
-            self._act(outpost, message, now)
-        if not outpost.channel.open:
-            self.selector.unregister(outpost.channel.read_fd)
-            if not outpost.ended:
-                self._lost_outpost(outpost)
+        self.judge.liveness.heard((process.name for process in agent.processes), now)
+        for message in agent.channel.receive():
+            self._handle(agent, message, now)
+        if not agent.channel.open:
+            self.selector.unregister(agent.channel.read_fd)
+            if not agent.ended:
+                self._lost_agent(agent)
 
-    def _act(self, outpost: Outpost, message: Message, now: float) -> None:
+    def _handle(self, agent: AgentConnection, message: Message, now: float) -> None:
         event, name = message.get("event"), message.get("process", "")
         if event == "hello":
-            self._greeted(outpost, message["host"])
+            self._greeted(agent, message["host"])
         elif event == "beats":
-            self.judge.vigil.beats(message["beats"], now)
+            self.judge.liveness.beats(message["beats"], now)
             with self._aside("the overview of beats"):
                 self.overview.beats(message["beats"], now)
         elif event == "told" and not self.ending:
-            self.judge.host_told(outpost.host, [process.name for process in outpost.processes], message["signal"], now)
+            self.judge.host_told(agent.host, [process.name for process in agent.processes], message["signal"], now)
         elif name in self.judge.members:
-            self._act_on(name, message, now)
+            self._handle_process(name, message, now)
         elif event == "ended":
-            outpost.ended = True
+            agent.ended = True
             if not self.ending:
-                self._lost_outpost(outpost)
+                self._lost_agent(agent)
         elif event == "noise":
-            self._complaint(outpost.host, message["text"], "stdout")
+            self._complaint(agent.host, message["text"], "stdout")
         elif event == "warning":
-            self.console.say(f"warning: host {outpost.host}: {message['text']}")
+            self.console.say(f"warning: host {agent.host}: {message['text']}")
         elif event in ("listens", "opened"):
-            self._act_on_tunnel(outpost, message)
+            self._handle_tunnel(agent, message)
 
-    def _act_on_tunnel(self, outpost: Outpost, message: Message) -> None:
+    def _handle_tunnel(self, agent: AgentConnection, message: Message) -> None:
         """When all tunnels are there, each is told of the others; when it has made its portals, MPI may begin."""
         if message["event"] == "opened":
-            outpost.opened = True
-            self._introduce()
+            agent.opened = True
+            self._answer_mpi()
             return
-        outpost.tunnel, outpost.place = message["at"], message["place"]
-        if all(one.tunnel for one in self.outposts):
-            for one, portals in ssh.portals(self.outposts):
+        agent.tunnel, agent.place = message["at"], message["place"]
+        if all(one.tunnel for one in self.agents):
+            for one, portals in ssh.portals(self.agents):
                 one.channel.send({"do": "portals", "portals": portals})
 
-    def _act_on(self, name: str, message: Message, now: float) -> None:
+    def _handle_process(self, name: str, message: Message, now: float) -> None:
         """Something that concerns one process."""
         event = message["event"]
         if event == "started":
@@ -383,7 +387,7 @@ class Supervisor:
         elif event == "asks":
             self.mpi_asked = True
             self.questions.append((name, message["line"]))
-            self._introduce()
+            self._answer_mpi()
         elif event == "exit":
             self.judge.exited(name, message["code"], now)
             self.overview.ended(name)
@@ -395,25 +399,25 @@ class Supervisor:
             self.judge.output(name, message["text"])
             self.console.line(name, message["text"], "stderr" if message["stream"] == "stderr" else "stdout")
 
-    def _greeted(self, outpost: Outpost, host: str) -> None:
-        outpost.greeted = True
-        if outpost.carrier is None:  # mpirun has chosen the host, or Kubernetes; now we know which
-            outpost.host = host
-            for process in outpost.processes:
+    def _greeted(self, agent: AgentConnection, host: str) -> None:
+        agent.greeted = True
+        if agent.carrier is None:  # mpirun has chosen the host, or Kubernetes; now we know which
+            agent.host = host
+            for process in agent.processes:
                 self.judge.members[process.name].host = host
-                self.judge.vigil.placed(process.name, host)
+                self.judge.liveness.placed(process.name, host)
                 self.overview.placed(process.name, host)
 
-    def _lost_outpost(self, outpost: Outpost) -> None:
+    def _lost_agent(self, agent: AgentConnection) -> None:
         why = "its agent has gone"
-        if outpost.carrier:
+        if agent.carrier:
             began = time.monotonic()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                code = outpost.carrier.wait(timeout=self.patience_s)
+                code = agent.carrier.wait(timeout=self.exit_wait_s)
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                why = f"{outpost.carrier_name} {how}"
-            self.patience_s = max(0.0, self.patience_s - (time.monotonic() - began))
-        self._lost(outpost.host, outpost.processes, why, outpost.carrier, outpost.host)
+                why = f"{agent.carrier_name} {how}"
+            self.exit_wait_s = max(0.0, self.exit_wait_s - (time.monotonic() - began))
+        self._lost(agent.host, agent.processes, why, agent.carrier, agent.host)
 
     def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
               label: str) -> None:
@@ -429,12 +433,12 @@ class Supervisor:
     def _end(self) -> None:
         """Stop everything, and wait until every agent has said that nothing is left."""
         self.ending = True
-        for outpost in self.outposts:
-            outpost.wake()
+        for agent in self.agents:
+            agent.wake()
         self._tell({"do": "stop", "grace_s": self.job.grace_s})
         deadline = time.monotonic() + self.job.grace_s + ENDED_WITHIN_S
         signals_seen = self.signals_seen
-        while time.monotonic() < deadline and any(outpost.occupied for outpost in self.outposts):
+        while time.monotonic() < deadline and any(agent.occupied for agent in self.agents):
             self._turn()
             if self.signals_seen > signals_seen:  # told again: at once
                 signals_seen = self.signals_seen
@@ -443,15 +447,15 @@ class Supervisor:
 
     def _close(self) -> None:
         """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
-        self.absentees.close()
-        for outpost in self.outposts:
-            outpost.close()
-        if self.door:
-            self.door.close()
-        unheard = [outpost.carrier for outpost in self.outposts if not outpost.greeted]
-        if self.door and self.door.starter and not any(outpost.carrier is None and outpost.greeted
-                                                       for outpost in self.outposts):
-            unheard.append(self.door.starter)
+        self.missing_hosts.close()
+        for agent in self.agents:
+            agent.close()
+        if self.listener:
+            self.listener.close()
+        unheard = [agent.carrier for agent in self.agents if not agent.greeted]
+        if self.listener and self.listener.starter and not any(agent.carrier is None and agent.greeted
+                                                       for agent in self.agents):
+            unheard.append(self.listener.starter)
         closed_at = time.monotonic()
         for carrier in self.carriers:
             deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)
@@ -471,7 +475,7 @@ class Supervisor:
 
     def _announce(self, verdict: Verdict) -> None:
         with contextlib.suppress(BrokenPipeError):
-            unsure = sorted({outpost.host for outpost in self.outposts if outpost.greeted and not outpost.ended})
+            unsure = sorted({agent.host for agent in self.agents if agent.greeted and not agent.ended})
             if verdict.by_signal and not unsure:
                 self.console.say(f"{verdict.message}; nothing of the job is left")
             elif verdict.message:
@@ -483,8 +487,8 @@ class Supervisor:
     # Small things
 
     def _tell(self, message: Message) -> None:
-        for outpost in self.outposts:
-            outpost.channel.send(message)
+        for agent in self.agents:
+            agent.channel.send(message)
 
     def _listen(self, fd: int, call: Callable[[], object]) -> None:
         self.selector.register(fd, selectors.EVENT_READ, call)

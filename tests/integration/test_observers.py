@@ -23,7 +23,7 @@ SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.ser
 OBSERVED = os.path.join(ROOT, "tests", "observed.py")
 FAILED = " failed, and the job goes on without: "
 RAISES = ("odsgd.launch.supervisor:Overview:beats odsgd.launch.supervisor:Overview:standing "
-          "odsgd.launch.supervisor:Notice:write")
+          "odsgd.launch.supervisor:StatusFile:write")
 TRACES = "worker-0.json", "worker-1.json", "server-0.json"
 
 
@@ -141,7 +141,7 @@ def test_a_job_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
 
 
 def takes_the_place_of_the_notice(launch: Launch, make: Callable[[Path], None]) -> None:
-    """What the launcher opens to write its next notice is this from now on."""
+    """What the launcher opens to write its next status file is this from now on."""
     draft = status_file.folder() / f"{launch.process.pid}.new"
 
     def made() -> bool:

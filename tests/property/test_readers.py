@@ -326,8 +326,8 @@ def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
             if message["event"] == "report":
                 judge.reported("worker 0", message["report"], 1.0)
             elif message["event"] == "beats":
-                judge.vigil.heard(["worker 0"], 1.0)
-                judge.vigil.beats(message["beats"], 1.0)
+                judge.liveness.heard(["worker 0"], 1.0)
+                judge.liveness.beats(message["beats"], 1.0)
             elif message["event"] == "exit":
                 judge.exited("worker 0", message["code"], 1.0)
         os.close(read_fd)
@@ -386,14 +386,14 @@ def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dic
     holds(told)
 
 
-def _visited(said: bytes) -> bool:
-    """Whether a visitor at the agents' door, who says one thing and goes, is let in."""
+def _let_in(said: bytes) -> bool:
+    """Whether a caller at the agents' port, which says one thing and goes, is let in."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        visitor = handshake.Visitor(ours, "00" * 32)
+        caller = handshake.UnprovenConnection(ours, "00" * 32)
         theirs.sendall(said[:1000] + b"\n")
         try:
-            return visitor.heard({0, 1}) is not None
+            return caller.heard({0, 1}) is not None
         except ConnectionError:
             return False
 
@@ -402,9 +402,9 @@ def _visited(said: bytes) -> bool:
             lambda random: json.dumps({"rank": anything(random), "proof": anything(random),
                                        "nonce": anything(random)}).encode()),
      b'{"rank": 1e999, "proof": "x"}', b"[" * 990)
-def test_a_stranger_at_the_door_of_the_agents(said: bytes) -> None:
+def test_a_stranger_at_the_port_for_agents(said: bytes) -> None:
     let_in: List[bool] = []
-    holds(lambda: let_in.append(_visited(said)))
+    holds(lambda: let_in.append(_let_in(said)))
     assert let_in == [False]
 
 

@@ -40,11 +40,11 @@ def unpack(text: str) -> Dict[str, Any]:
     return orders
 
 
-def arrive(packed: str) -> Tuple[Message, int]:
+def receive_packed_orders(packed: str) -> Tuple[Message, int]:
     """The agent's side: our orders, by our rank or node, and the descriptor of the connection."""
     orders = unpack(packed)
     rank = _rank(orders["nodes"])
-    connection, _ = knock(tuple(orders["launcher"]), orders["secret"], rank)
+    connection, _ = call_launcher(tuple(orders["launcher"]), orders["secret"], rank)
     return {**orders["common"], **orders["ranks"][rank]}, connection.detach()
 
 
@@ -61,7 +61,7 @@ def _rank(nodes: Sequence[str]) -> int:
     return rank
 
 
-def knock(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
+def call_launcher(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
     """The agent's side of the connection, and the number that it has sent; OSError if nobody is there."""
     connection = socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S)
     nonce, own = _read_line(connection), secrets.token_hex(16)
@@ -71,7 +71,7 @@ def knock(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.soc
     return connection, own
 
 
-class Visitor:
+class UnprovenConnection:
     """The launcher's side: a connection until it has shown whose it is. Nothing here waits."""
 
     def __init__(self, connection: socket.socket, secret: str) -> None:

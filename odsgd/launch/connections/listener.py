@@ -1,4 +1,4 @@
-"""The launcher's door: agents that something else has started (mpirun, srun, Kubernetes) come to it by themselves."""
+"""The port at which agents call that something else has started: mpirun, srun or Kubernetes."""
 import errno
 import functools
 import os
@@ -11,139 +11,139 @@ from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
 from odsgd.launch.connections import handshake
-from odsgd.launch.hosts.ssh import AGENT, Outpost, orders
+from odsgd.launch.hosts.ssh import AGENT, AgentConnection, orders
 from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job, Plan, Process
 
 ANSWERED_WITHIN_S = 30.0
-"""How long a visitor has to prove itself; an agent may come up on a busy machine, and nobody waits for a stranger."""
+"""How long a connection has to prove that it is an agent's, which may start on a busy machine. Nothing waits for it."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
-"""Visitors beside the agents that are awaited. More wait, and who is there for so long has to make room for them."""
+"""Unproven connections beside the agents that are awaited. Beyond these, one that is as old as that makes room."""
 AGAIN_S = 0.5
 """For so long nobody is let in where too many files are open; the loop would turn for nothing else."""
 BACKLOG = 1024
 
 
-class Post(NamedTuple):
-    """Where an agent will be, and its processes. Agents say which post is theirs by its number."""
+class ExpectedAgent(NamedTuple):
+    """Where an agent will be, and its processes. An agent tells its number in the list of those expected."""
 
     label: str
     processes: List[Process]
 
 
-class Door:
-    """Where they knock. Invariant: `waiting` has the numbers of the posts whose agents are still to come."""
+class AgentListener:
+    """Where they call. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
 
-    def __init__(self, posts: Sequence[Post], secret: str, address: str, port: int = 0) -> None:
-        self.posts, self.secret = posts, secret
-        self.waiting = {number for number, post in enumerate(posts) if post.processes}
+    def __init__(self, expected: Sequence[ExpectedAgent], secret: str, address: str, port: int = 0) -> None:
+        self.expected, self.secret = expected, secret
+        self.waiting = {number for number, agent in enumerate(expected) if agent.processes}
         self.starter: Optional[subprocess.Popen[bytes]] = None  # the local program that starts them, if there is one
         self.starter_name = self.family = ""  # as `mpirun` and `MPI`
-        self.listener = socket.create_server((address, port), backlog=BACKLOG)
-        self.listener.setblocking(False)
-        self._visitors: List[handshake.Visitor] = []
+        self.socket = socket.create_server((address, port), backlog=BACKLOG)
+        self.socket.setblocking(False)
+        self._unproven: List[handshake.UnprovenConnection] = []
         self._full, self._again_at = False, 0.0
 
-    def serve(self, selector: selectors.BaseSelector, arrived: Callable[[Outpost], object]) -> None:
+    def serve(self, selector: selectors.BaseSelector, arrived: Callable[[AgentConnection], object]) -> None:
         """Become a part of the loop that asks `selector` and calls the functions it finds there.
 
         `arrived` is called with each agent that has come and proved that it is one. Nothing here waits.
         """
         self._selector, self._arrived = selector, arrived
-        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
         """Turn away those who have been silent for too long, and make room for those who wait to be taken."""
         within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
-        for visitor in self._visitors[:]:
-            if time.monotonic() - visitor.since > within_s:
-                self._take(visitor).close()
-        if self._full and len(self._visitors) < self._room() and time.monotonic() >= self._again_at:
+        for unproven in self._unproven[:]:
+            if time.monotonic() - unproven.since > within_s:
+                self._take(unproven).close()
+        if self._full and len(self._unproven) < self._room() and time.monotonic() >= self._again_at:
             self._full = False
-            self._selector.register(self.listener, selectors.EVENT_READ, self._accept)
+            self._selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
     def _room(self) -> int:
         return MOST_STRANGERS + len(self.waiting)
 
     def _accept(self) -> None:
         try:
-            connection, _ = self.listener.accept()
+            connection, _ = self.socket.accept()
         except OSError as error:  # else it has gone again
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._again_at = time.monotonic() + AGAIN_S
                 self._fill()
             return
-        visitor = handshake.Visitor(connection, self.secret)
-        self._visitors.append(visitor)
-        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, visitor))
-        if len(self._visitors) >= self._room():
+        unproven = handshake.UnprovenConnection(connection, self.secret)
+        self._unproven.append(unproven)
+        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._heard, unproven))
+        if len(self._unproven) >= self._room():
             self._fill()
 
     def _fill(self) -> None:
         """Nobody else is let in for now."""
         self._full = True
-        self._selector.unregister(self.listener)
+        self._selector.unregister(self.socket)
 
-    def _heard(self, visitor: handshake.Visitor) -> None:
-        if visitor not in self._visitors:  # turned away in this very turn of the loop
+    def _heard(self, unproven: handshake.UnprovenConnection) -> None:
+        if unproven not in self._unproven:  # turned away in this very turn of the loop
             return
         try:
-            agent = visitor.heard(self.waiting)
+            agent = unproven.heard(self.waiting)
         except OSError:
-            self._take(visitor).close()
+            self._take(unproven).close()
             return
         if agent:
-            self._arrived(self._outpost(self._take(visitor), *agent))
+            self._arrived(self._connected(self._take(unproven), *agent))
 
-    def _take(self, visitor: handshake.Visitor) -> socket.socket:
-        """Its connection, which is then no visitor's any more."""
-        self._visitors.remove(visitor)
-        self._selector.unregister(visitor.connection)
-        return visitor.connection
+    def _take(self, unproven: handshake.UnprovenConnection) -> socket.socket:
+        """Its socket, which is then not among the unproven ones any more."""
+        self._unproven.remove(unproven)
+        self._selector.unregister(unproven.connection)
+        return unproven.connection
 
     def take_missing(self) -> List[Process]:
-        """The processes of the posts whose agents have not come, which are not waited for any more."""
-        missing = [process for number in sorted(self.waiting) for process in self.posts[number].processes]
+        """The processes of the agents that have not come, which are not waited for any more."""
+        missing = [process for number in sorted(self.waiting) for process in self.expected[number].processes]
         self.waiting.clear()
         return missing
 
     def close(self) -> None:
         """Nobody is let in any more."""
-        for visitor in self._visitors:
-            visitor.connection.close()
-        self.listener.close()
+        for unproven in self._unproven:
+            unproven.connection.close()
+        self.socket.close()
 
-    def _outpost(self, connection: socket.socket, number: int, nonce: str) -> Outpost:
+    def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
         self.waiting.remove(number)
-        label, processes = self.posts[number]
+        label, processes = self.expected[number]
         fd = connection.detach()
-        return Outpost(label, processes, Channel(fd, fd))
+        return AgentConnection(label, processes, Channel(fd, fd))
 
 
-def start(family: str, command: Sequence[str], job: Job, plan: Plan, posts: Sequence[Post],
-          nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> Door:
+def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: Sequence[ExpectedAgent],
+          nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> AgentListener:
     """Have a program start the agents; it carries their orders in its environment, and nothing on its command line.
 
-    `command`: without the agent's own; `family`: what it belongs to, for messages. `nodes`: the posts' names, where
+    `command`: without the agent's own; `family`: what it belongs to, for messages. `nodes`: the agents' names, where
     agents know theirs and no number. `env`: on top of the program's environment.
     """
-    door = Door(posts, plan.secret, plan.root[0])
+    listener = AgentListener(expected, plan.secret, plan.root[0])
     packed = handshake.pack({
-        "launcher": list(door.listener.getsockname()), "secret": plan.secret,
-        "ranks": [orders(job, post.processes, remote=True) for post in posts],
+        "launcher": list(listener.socket.getsockname()), "secret": plan.secret,
+        "ranks": [orders(job, agent.processes, remote=True) for agent in expected],
         "common": {"directory": os.getcwd()}, "nodes": list(nodes)})
     exported = {"PYTHONPATH": planning.package_path(job), handshake.VARIABLE: packed}
     # In front: MPICH's mpirun does not see the last variable of its environment when it exports by name.
     environment = {**exported, **planning.scrubbed(os.environ), **(env or {}), **exported}
-    door.starter_name, door.family = os.path.basename(command[0]), family
+    listener.starter_name, listener.family = os.path.basename(command[0]), family
     try:
-        door.starter = subprocess.Popen([*command, job.remote_python, *AGENT], stdin=subprocess.DEVNULL,
+        listener.starter = subprocess.Popen([*command, job.remote_python, *AGENT], stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
                                         env=environment, start_new_session=True)
     except OSError as error:
-        door.close()
+        listener.close()
         why = error.strerror if error.errno != errno.E2BIG else (
-            f"the orders of {len(posts)} agents have {len(packed) // 1024} KiB, and Linux hands on at most 128 in a "
+            f"the orders of {len(expected)} agents have {len(packed) // 1024} KiB, and Linux hands on at most 128 in a "
             "variable; take fewer workers, or --launcher ssh, whose agents are told on their own")
         raise ConfigError(f"cannot run {command[0]}: {why}") from None
-    return door
+    return listener

@@ -9,7 +9,7 @@ process asks one question at a time, a line each, and is answered with a line:
 Others ask for the limits, for the name of the table, and to leave.
 
 A process asks at PMI_FD, a socket without an address, of which its agent has the other end. The agent passes the lines
-on, as it does with all that a process says (`channel.py`); so nobody else can ask. Here is the launcher's part: a line
+on, as it does with all that a process says (`messages.py`); so nobody else can ask. Here is the launcher's part: a line
 and its sender go in, answers by rank come out.
 """
 import itertools

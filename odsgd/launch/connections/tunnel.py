@@ -17,8 +17,8 @@ Its key goes the way of the job's secret, by ssh to the agents' standard input. 
 OpenSSL in Python's `ssl`.
 
 A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
-outside Python's lock. Orders come from the agent, and words go to it, as lines of `channel.py`; when that ends, so does
-the tunnel.
+outside Python's lock. Orders come from the agent, and words go to it, as lines of `messages.py`; when that
+ends, so does the tunnel.
 """
 import contextlib
 import errno
@@ -53,18 +53,18 @@ IGNORE_CLOCKS = 0x200000
 MADE_WITHIN_S = 30.0
 LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
 REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
-"""Until the other tunnel has been reached, and until a visitor has shown the certificate and asked for a socket."""
+"""Until the other tunnel has been reached, and until a caller has shown the certificate and asked for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
 """How long a socket may take to appear, whose process is still coming up."""
-MOST_VISITORS, UNDISTURBED_S = 64, 2.0
-"""Visitors who have not shown the certificate yet; more wait to be taken. Who is there for so long has to go for them,
-and asks again if it is one of ours."""
+MOST_UNPROVEN, UNDISTURBED_S = 64, 2.0
+"""Callers that have not shown the certificate yet; more wait to be accepted. One that is as old as that is closed for
+them; a tunnel of this job then calls again."""
 ROOM_NBYTES = 128 * 1024
 """Received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
 """After a way that was closed. ps-lite tries again at once."""
 FULL_S = 0.05
-"""Where there is no room for another visitor, or no descriptor."""
+"""Where there is no room for another caller, or no descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
@@ -96,16 +96,16 @@ def place(sockets: Sequence[str]) -> str:
 
 
 class Tunnel:
-    """One host's end of it. Invariant: a visitor reaches nothing but `sockets`, and only with the certificate."""
+    """One host's end of it. Invariant: a caller reaches nothing but `sockets`, and only with the certificate."""
 
     def __init__(self, certificate: str, sockets: Sequence[str], address: str, port: int = 0) -> None:
         self._sockets = {_number(name): name for name in sockets}
         self._taking, self._calling = _contexts(certificate)
         self._listener = socket.create_server((address, port), backlog=BACKLOG)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._portals: Dict[str, Tuple[socket.socket, bool]] = {}
-        self._visitors: Dict[ssl.SSLSocket, float] = {}
+        self._unproven: Dict[ssl.SSLSocket, float] = {}
         """Who have not shown the certificate, in their order, and since when. Their threads take them out."""
         self._full = False
         self._warned: Set[str] = set()
@@ -118,7 +118,7 @@ class Tunnel:
 
     def serve(self, channel: Channel) -> None:
         """Until the agent hangs up take those who come, and its orders."""
-        self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._told, channel))
+        self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._read_orders, channel))
         beat_at = -math.inf
         while channel.open:
             for key, _ in self._selector.select(FULL_S if self._full else LOOK_EVERY_S):
@@ -137,7 +137,7 @@ class Tunnel:
         self._selector.close()
         self._listener.close()
 
-    def _told(self, channel: Channel) -> None:
+    def _read_orders(self, channel: Channel) -> None:
         for message in channel.receive():
             if message.get("do") == "portals":
                 self._open_portals(message["portals"])
@@ -152,8 +152,8 @@ class Tunnel:
                 listener = bound(portal["socket"])
                 listener.listen(BACKLOG)
                 self._portals[portal["socket"]] = listener, portal["lasting"]
-                knocked = functools.partial(self._knocked, listener, portal)
-                self._selector.register(listener, selectors.EVENT_READ, knocked)
+                accept = functools.partial(self._accept_at, listener, portal)
+                self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def _close_portals(self, lasting: bool) -> None:
         """Close the portals, or only those that nobody needs when all have met."""
@@ -165,11 +165,11 @@ class Tunnel:
             self._selector.unregister(listener)
             listener.close()
 
-    def _knocked(self, listener: socket.socket, portal: Message) -> None:
+    def _accept_at(self, listener: socket.socket, portal: Message) -> None:
         plain, _ = listener.accept()
-        _beside(self._lead_out, plain, portal)
+        _beside(self._carry_out, plain, portal)
 
-    def _lead_out(self, plain: socket.socket, portal: Message) -> None:
+    def _carry_out(self, plain: socket.socket, portal: Message) -> None:
         """Lead a connection to a portal on to the tunnel beside the socket that it stands for.
 
         Nothing of it leaves before that tunnel has let us in, so that nothing is lost where we have to ask again.
@@ -216,14 +216,14 @@ class Tunnel:
         time.sleep(AGAIN_S)
         return None
 
-    def _visited(self) -> None:
-        way, (visitor, _) = self._listener.accept()
+    def _accept(self) -> None:
+        way, (caller, _) = self._listener.accept()
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
-        self._visitors[guarded] = time.monotonic()
-        if not _beside(self._lead_in, guarded, visitor):
-            del self._visitors[guarded]
-        if len(self._visitors) >= MOST_VISITORS:
+        self._unproven[guarded] = time.monotonic()
+        if not _beside(self._carry_in, guarded, caller):
+            del self._unproven[guarded]
+        if len(self._unproven) >= MOST_UNPROVEN:
             self._full = True
             self._selector.unregister(self._listener)
 
@@ -231,36 +231,36 @@ class Tunnel:
         """For those who wait to be taken."""
         if not self._full:
             return
-        for guarded, since in list(self._visitors.items()):
-            if time.monotonic() - since > UNDISTURBED_S and self._visitors.pop(guarded, 0.0):
+        for guarded, since in list(self._unproven.items()):
+            if time.monotonic() - since > UNDISTURBED_S and self._unproven.pop(guarded, 0.0):
                 with contextlib.suppress(OSError):
                     socket.socket.shutdown(guarded, socket.SHUT_RDWR)  # its thread then ends
-        if len(self._visitors) < MOST_VISITORS:
+        if len(self._unproven) < MOST_UNPROVEN:
             self._full = False
-            self._selector.register(self._listener, selectors.EVENT_READ, self._visited)
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
-    def _lead_in(self, guarded: ssl.SSLSocket, visitor: str) -> None:
-        """Lead a visitor who shows the certificate to the socket that it asks for."""
+    def _carry_in(self, guarded: ssl.SSLSocket, caller: str) -> None:
+        """Lead a caller that shows the certificate to the socket that it asks for."""
         with guarded, contextlib.suppress(OSError):
-            name = self._asked(guarded, visitor)
+            name = self._asked(guarded, caller)
             if name:
                 with _reached(name) as plain:
                     carry(guarded, plain)
 
-    def _asked(self, guarded: ssl.SSLSocket, visitor: str) -> Optional[str]:
-        """The socket that a visitor may go to; from then on it is none any more."""
+    def _asked(self, guarded: ssl.SSLSocket, caller: str) -> Optional[str]:
+        """The socket that a caller may go to; from then on it is not among the unproven ones."""
         try:
             guarded.do_handshake()
             name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
-            if name and self._visitors.pop(guarded, 0.0):  # else it had to go
+            if name and self._unproven.pop(guarded, 0.0):  # else it had to go
                 guarded.sendall(LET_IN)
                 return name
         except ssl.SSLEOFError:  # it has gone
             pass
         except ssl.SSLError:
-            self._warn("", f"{visitor} came to the tunnel's port without this job's certificate, and was turned away")
+            self._warn("", f"{caller} came to the tunnel's port without this job's certificate, and was turned away")
         finally:
-            self._visitors.pop(guarded, 0.0)
+            self._unproven.pop(guarded, 0.0)
         return None
 
     def _warn(self, about: str, text: str) -> None:

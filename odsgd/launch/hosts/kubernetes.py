@@ -24,7 +24,7 @@ from odsgd.launch.hosts.ssh import program
 from odsgd.launch.plan import Job
 
 Manifest = Dict[str, Any]
-DOOR_PORT = 9370
+AGENTS_PORT = 9370
 """Of pod 0; below the ports that processes choose freely."""
 APPLIED_WITHIN_S = 120.0
 LONGEST_NAME = 52  # a pod's name is the job's with its number and a few letters; 63 are allowed
@@ -91,7 +91,7 @@ def manifests(job: Job, container: Container) -> List[Manifest]:
          "stringData": {"secret": secrets.token_hex(32)}},
         {"apiVersion": "v1", "kind": "Service", "metadata": _about(container),
          "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {OURS: container.name},
-                  "ports": [{"name": "launcher", "port": DOOR_PORT}]}},
+                  "ports": [{"name": "launcher", "port": AGENTS_PORT}]}},
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": _about(container), "spec": _job_spec(job, container)}]
 
 
@@ -135,7 +135,7 @@ def _environment(job: Job, container: Container) -> List[Manifest]:
     first = pods.pod_names(name, 1)[0]
     launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
     return [{"name": "ODSGD_LAUNCH", "value": launch},
-            {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{DOOR_PORT}"},
+            {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{AGENTS_PORT}"},
             {"name": "ODSGD_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}},
             {"name": "ODSGD_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 

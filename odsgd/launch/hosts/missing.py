@@ -11,7 +11,7 @@ ANSWERED_WITHIN_S = 30.0
 """A host that lets us in and then says nothing is not back."""
 
 
-class Absentees:
+class MissingHosts:
     """Each is asked by ssh now and then, from `since` on; the launching machine is always there."""
 
     def __init__(self, job: Job, hosts: Iterable[Host], since: float) -> None:

@@ -1,4 +1,4 @@
-"""mpirun, Open MPI's or MPICH's, places one agent per worker; they then come to this machine's `Door`."""
+"""mpirun, Open MPI's or MPICH's, places one agent per worker; the agents call this machine's `AgentListener`."""
 import os
 import shutil
 import subprocess
@@ -12,11 +12,11 @@ from odsgd.launch.hosts.ssh import program
 from odsgd.launch.plan import Job, Plan
 
 
-def open_mpirun(job: Job, plan: Plan) -> listener.Door:
+def open_mpirun(job: Job, plan: Plan) -> listener.AgentListener:
     """Start the agents by mpirun."""
     labels = [f"MPI rank {rank}" for rank in range(job.num_workers)]
     return listener.start("MPI", mpirun_command(job), job, plan,
-                      [listener.Post(label, plan.on(Host(label))) for label in labels])
+                      [listener.ExpectedAgent(label, plan.on(Host(label))) for label in labels])
 
 
 def mpirun_command(job: Job) -> List[str]:

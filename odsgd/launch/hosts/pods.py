@@ -8,9 +8,9 @@ It needs its environment alone. `kubernetes.py` writes it into the job's manifes
     ODSGD_POD_IP          this pod's address
     JOB_COMPLETION_INDEX  this pod's number, from Kubernetes itself
 
-Pod 0 is the supervised job's launching machine, and has an agent of its own. The agents of the other pods come to its
-`Door`. They come again when one has ended, since the job may be started again (--max-restarts); when nobody is there
-any more the job is over. Whether it has succeeded is pod 0's to say, by its exit code.
+Pod 0 is the supervised job's launching machine, and has an agent of its own. The agents of the other pods call
+its `AgentListener`. They call again when one has ended, since the job may be started again (--max-restarts); when
+nobody answers any more the job is over. Whether it has succeeded is pod 0's to say, by its exit code.
 """
 import contextlib
 import dataclasses
@@ -25,9 +25,9 @@ from typing import List, Mapping, Optional, Tuple
 from kvstore.errors import EXIT_DEADLINE, EXIT_USAGE, ConfigError, shown
 from odsgd.launch.agent import Agent
 from odsgd.launch.connections import handshake
-from odsgd.launch.connections.listener import Door, Post
+from odsgd.launch.connections.listener import AgentListener, ExpectedAgent
 from odsgd.launch.hosts.hostfile import Host
-from odsgd.launch.hosts.ssh import Outpost, orders
+from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import Job, Plan
 
@@ -37,25 +37,25 @@ OVER_S = 5.0
 AGAIN_S = 0.5
 
 
-class PodDoor(Door):
+class PodListener(AgentListener):
     """Its agents bring nothing but the secret: they are given their orders, without it."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self.job = job
-        super().__init__([Post(host.address, [] if host.here else plan.on(host)) for host in job.slots],
-                         plan.secret, "", job.door_port)
+        super().__init__([ExpectedAgent(host.address, [] if host.here else plan.on(host)) for host in job.slots],
+                         plan.secret, "", job.agents_port)
 
-    def _outpost(self, connection: socket.socket, number: int, nonce: str) -> Outpost:
-        outpost = super()._outpost(connection, number, nonce)
-        told = orders(self.job, outpost.processes, remote=True)
+    def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
+        agent = super()._connected(connection, number, nonce)
+        told = orders(self.job, agent.processes, remote=True)
         del told["env"]["ODSGD_SECRET"]
-        outpost.channel.send(handshake.seal(told, self.secret, nonce))
-        return outpost
+        agent.channel.send(handshake.seal(told, self.secret, nonce))
+        return agent
 
 
-def open_door(job: Job, plan: Plan) -> Door:
+def wait_for_pods(job: Job, plan: Plan) -> AgentListener:
     """Wait for the agents of the other pods."""
-    return PodDoor(job, plan)
+    return PodListener(job, plan)
 
 
 def pod_names(name: str, count: int) -> List[str]:
@@ -85,7 +85,7 @@ def job_of(environ: Mapping[str, str]) -> Job:
     rest = pod_names(first.rpartition("-")[0], job.num_workers)[1:]
     return dataclasses.replace(
         job, launcher="kubernetes", slots=(Host(first, here=True), *map(Host, rest)), secret=_secret(environ),
-        host_ip=job.host_ip or environ.get("ODSGD_POD_IP"), door_port=port)
+        host_ip=job.host_ip or environ.get("ODSGD_POD_IP"), agents_port=port)
 
 
 def serve(number: int, environ: Mapping[str, str]) -> int:
@@ -105,17 +105,17 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
         os.close(fd)
         if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
             return 128 + agent.ended_by
-        _heed_signals()
+        _end_on_signals()
         called = call(number, launcher, secret, OVER_S)
     return 0
 
 
 def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float) -> Optional[Tuple[Message, int]]:
-    """Knock until somebody answers with orders; those, and the descriptor of the connection. None: nobody has."""
+    """Call until somebody answers with orders; those, and the descriptor of the connection. None: nobody has."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # not there yet, or not any more
-            connection, nonce = handshake.knock(launcher, secret, number)
+            connection, nonce = handshake.call_launcher(launcher, secret, number)
             deadline = time.monotonic() + patience_s  # it is there, and may be busy with the end of the last attempt
             with connection:
                 told = handshake.receive_orders(connection, secret, nonce)
@@ -125,7 +125,7 @@ def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float)
     return None
 
 
-def _heed_signals() -> None:
+def _end_on_signals() -> None:
     """The first process of a container does not end by them otherwise."""
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
@@ -133,7 +133,7 @@ def _heed_signals() -> None:
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
     """``python -m odsgd.launch.hosts.pods``."""
-    _heed_signals()
+    _end_on_signals()
     try:
         number = _needed(environ, "JOB_COMPLETION_INDEX")
         if not number.isdecimal():

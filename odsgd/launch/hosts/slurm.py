@@ -1,4 +1,4 @@
-"""Slurm: one step of srun with one agent on each node of an allocation; they then come to this machine's `Door`.
+"""Slurm: one step of srun with one agent on each node of an allocation; they call this machine's `AgentListener`.
 
 The launcher runs where srun does: in an sbatch script, or beside it on a login node (salloc). Nodes and their slots are
 those of the allocation, so that a job's processes are placed as by a hostfile with these nodes in it.
@@ -43,12 +43,12 @@ def _slots(text: str) -> int:
     return int(text)
 
 
-def open_step(job: Job, plan: Plan) -> listener.Door:
+def open_step(job: Job, plan: Plan) -> listener.AgentListener:
     """Start the agents by one srun."""
     nodes = [host for host in dict.fromkeys(process.host for process in plan.processes) if not host.here]
     names = [node.address for node in nodes]
     return listener.start("Slurm", srun_command(names), job, plan,
-                      [listener.Post(node.address, plan.on(node)) for node in nodes], names, {PER_NODE: "1"})
+                      [listener.ExpectedAgent(node.address, plan.on(node)) for node in nodes], names, {PER_NODE: "1"})
 
 
 def srun_command(nodes: List[str]) -> List[str]:

@@ -1,7 +1,7 @@
-"""How an agent gets onto a host: a subprocess or ssh, or something that has it come to us (`door.py`).
+"""How an agent gets onto a host: a subprocess or ssh, or a program that has it call us (`listener.py`).
 
-Each way ends in an `Outpost`. The job's secret never stands on a command line, where every user of a machine can read
-it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
+Each way ends in an `AgentConnection`. The job's secret never stands on a command line, where every user of a machine
+can read it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
 """
 import os
 import shlex
@@ -37,7 +37,7 @@ class ReachError(KVStoreError):
 
 
 @dataclass
-class Outpost:
+class AgentConnection:
     """One agent, as the launcher sees it."""
 
     host: str
@@ -124,21 +124,21 @@ def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
             "sockets": [name for process in plan.on(host) for name in process.sockets]}
 
 
-def portals(outposts: Sequence[Outpost]) -> List[Tuple[Outpost, List[Message]]]:
+def portals(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[Message]]]:
     """The portals that each tunnel has to make. Where agents share their sockets the first makes them for all."""
-    firsts = {outpost.place: outpost for outpost in reversed(outposts)}
-    return [(one, [{"socket": name, "at": other.tunnel, "lasting": lasting} for other in outposts
+    firsts = {agent.place: agent for agent in reversed(agents)}
+    return [(one, [{"socket": name, "at": other.tunnel, "lasting": lasting} for other in agents
                    if one is firsts[one.place] and other.place != one.place for process in other.processes
-                   for name, lasting in process.sockets.items()]) for one in outposts]
+                   for name, lasting in process.sockets.items()]) for one in agents]
 
 
-def open_local(job: Job, plan: Plan, host: Host) -> Outpost:
+def open_local(job: Job, plan: Plan, host: Host) -> AgentConnection:
     """An agent on this machine."""
     env = {**planning.scrubbed(os.environ), "PYTHONPATH": planning.package_path(job)}
     return _open(job, plan, host, [sys.executable, *AGENT], env, "its agent")
 
 
-def open_ssh(job: Job, plan: Plan, host: Host) -> Outpost:
+def open_ssh(job: Job, plan: Plan, host: Host) -> AgentConnection:
     """An agent on another host."""
     return _open(job, plan, host, [*ssh_to(job, host), host.target, remote_command(job)], dict(os.environ), "ssh")
 
@@ -169,7 +169,8 @@ def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str
             *(["-p", str(host.port)] if host.port else [])]
 
 
-def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str], carrier_name: str) -> Outpost:
+def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str],
+          carrier_name: str) -> AgentConnection:
     try:
         carrier = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    bufsize=0, env=env, start_new_session=True)  # Ctrl-C is for the launcher alone
@@ -180,7 +181,7 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
     processes = plan.on(host)
     tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
     channel.send({**orders(job, processes, remote=not host.here), "tunnel": tunnel})
-    return Outpost(host.address, processes, channel, carrier, carrier_name)
+    return AgentConnection(host.address, processes, channel, carrier, carrier_name)
 
 
 def synchronise(job: Job) -> None:

@@ -18,7 +18,7 @@ The rules, in the order in which `tick` applies them:
 3. All workers that are not lost ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
    succeeded, unless one of them has ended badly: the exit code is then that one's. The scheduler, which only introduced
    the others to each other and hears no farewell, is not waited for.
-   A process or an agent that hangs (`vigil.py`) has failed, too: `take_hung` tells which are to be ended.
+   A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` tells which are to be ended.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
 5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
    scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
-from odsgd.launch.policy.liveness import Vigil
+from odsgd.launch.policy.liveness import LivenessMonitor
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
@@ -90,7 +90,7 @@ class Member:
                 }.get(self.phase, "joined")
 
     @property
-    def manner_of_death(self) -> Tuple[str, int]:
+    def how_it_ended(self) -> Tuple[str, int]:
         """How it ended in words, and the exit code a shell would give for it; never 0."""
         if self.code is None:
             return "has reported a failure", EXIT_FAILURE
@@ -161,22 +161,22 @@ class _Failure:
         return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
 
     @property
-    def struck(self) -> bool:
+    def killed(self) -> bool:
         """Whether it was killed by somebody else, which no process does to itself."""
         return self.member is not None and self.member.code == -signal.SIGKILL
 
     @property
     def crashed(self) -> bool:
         """Whether it touched memory that is not its own, without a word: by itself, or in MPI that has lost another."""
-        return self._wordless in (-signal.SIGSEGV, -signal.SIGBUS)
+        return self._unexplained_code in (-signal.SIGSEGV, -signal.SIGBUS)
 
     @property
-    def mute(self) -> bool:
+    def wordless(self) -> bool:
         """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
-        return self.crashed or self._wordless > 0 or self._wordless == -signal.SIGABRT
+        return self.crashed or self._unexplained_code > 0 or self._unexplained_code == -signal.SIGABRT
 
     @property
-    def _wordless(self) -> int:
+    def _unexplained_code(self) -> int:
         """The exit code of a process, or of its MPI, that has not reported why; else 0."""
         return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
 
@@ -215,7 +215,7 @@ class Judge:
         self.others = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
         self.goes_on = on_worker_loss == "continue"
-        self.vigil = Vigil({member.name: member.host for member in members}, hang_timeout_s, now)
+        self.liveness = LivenessMonitor({member.name: member.host for member in members}, hang_timeout_s, now)
         self.failures: List[_Failure] = []
         self.history = History(now)
         self.lost: List[Lost] = []
@@ -247,7 +247,7 @@ class Judge:
             if self.asked_at is None:
                 self.asked_at = now
             if event == "done":
-                self.vigil.leaving(name)
+                self.liveness.leaving(name)
         elif event in ("saved", "resumed"):
             self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
@@ -259,7 +259,7 @@ class Judge:
         member = self.members[name]
         member.code = code
         member.reached("ended")
-        self.vigil.ended(name)
+        self.liveness.ended(name)
         if code and (member.role == "worker" or self.workers_ended_at is None):
             self._fail(_Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
@@ -286,7 +286,7 @@ class Judge:
         """The agent of a host, or the way to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
         for name in names:
-            self.vigil.ended(name)
+            self.liveness.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
             if len(tail) == 1:  # as of ssh, whose one line has the reason
@@ -309,8 +309,8 @@ class Judge:
         if self.failures:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
-            return self._farewell(now)
-        return self._desertion(now) or self._lateness(now)
+            return self._success(now)
+        return self._servers_left(now) or self._startup_timeout(now)
 
     @property
     def met(self) -> bool:
@@ -329,7 +329,7 @@ class Judge:
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
         searched = not self.others and all(
-            failure.mute and failure.member and failure.member.asked for failure in self.failures)
+            failure.wordless and failure.member and failure.member.asked for failure in self.failures)
         if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
             return []
         absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
@@ -357,7 +357,7 @@ class Judge:
 
     def _watch(self, now: float) -> None:
         """Look for what hangs. A process that fails is not told twice."""
-        hung = None if self.failures else self.vigil.look(now)
+        hung = None if self.failures else self.liveness.look(now)
         if hung is None:
             return
         if hung.host is not None:
@@ -366,7 +366,7 @@ class Judge:
         members = [self.members[name] for name in hung.names]
         for member in members:
             member.hung = True
-            self.vigil.ended(member.name)
+            self.liveness.ended(member.name)
         self.hung += hung.names
         if len(members) == 1:
             self._fail(_Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
@@ -386,7 +386,7 @@ class Judge:
         speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
         if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
             return None
-        reasons = [reason for failure in self.failures for reason in [self._indispensable(failure)] if reason]
+        reasons = [reason for failure in self.failures for reason in [self._why_needed(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
         if all(worker.lost or worker.name in failed for worker in self.workers):
             reasons.append("no worker is left")
@@ -396,18 +396,19 @@ class Judge:
         remarks = [f"  --on-worker-loss continue does not help: {reasons[0]}"] if self.goes_on else []
         if self._lost_ranks():
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
-        return self._blame(cause, remarks)
+        return self._verdict_on(cause, remarks)
 
     def _cause(self) -> _Failure:
-        struck = any(failure.struck for failure in self.failures)
+        killed = any(failure.killed for failure in self.failures)
         crashed = any(failure.crashed for failure in self.failures)
 
         def doubt(failure: _Failure) -> Tuple[bool, bool, bool]:
-            return failure.consequence, struck and failure.mute, crashed and failure.mute and not failure.crashed
+            wordless = failure.wordless
+            return failure.consequence, killed and wordless, crashed and wordless and not failure.crashed
 
         return min(self.failures, key=doubt)  # stable
 
-    def _indispensable(self, failure: _Failure) -> Optional[str]:
+    def _why_needed(self, failure: _Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""
         for member in failure.members:
             if member.role != "worker":
@@ -429,24 +430,24 @@ class Judge:
                    f"the job goes on with {going} of {len(self.workers)} workers")
             text = failure.text
             if failure.member:
-                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.manner_of_death[0]}"
+                text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.how_it_ended[0]}"
             self.lost.append(Lost([member.rank for member in failure.members], failure.told(f"{text}; {how}")))
         self.failures, self.failed_at = [], None
         if self._workers_ended():
             self.workers_ended_at = now
 
-    def _blame(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
+    def _verdict_on(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
         member = cause.member
         if member is None:
             return Verdict(cause.exit_code or EXIT_FAILURE, cause.told(cause.text, *remarks))
-        how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.manner_of_death
-        others = [f"{other.member.name}: {other.text or other.member.manner_of_death[0]}"
+        how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
+        others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
                   for other in self.failures if other.member and other is not cause]
         after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
         return Verdict(exit_code, cause.told(text, *after, *remarks), member.name)
 
-    def _farewell(self, now: float) -> Optional[Verdict]:
+    def _success(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
         staying = [member.name for member in self.others  # one that is not called waits for nothing
                    if member.code is None and member.role == "server" and member.phase != "done"
@@ -455,14 +456,14 @@ class Judge:
             return None
         bad = [member for member in self.others if member.code]
         remarks = [f"{member.name} ended badly after the last worker had succeeded ({member.where}): "
-                   f"{member.manner_of_death[0]}" for member in bad]
+                   f"{member.how_it_ended[0]}" for member in bad]
         if staying:
             remarks.append(f"{', '.join(staying)} had not ended {FAREWELL_S:g} s after the last worker; stopped")
         if self._lost_ranks():
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
-        return Verdict(bad[0].manner_of_death[1] if bad else 0, "\n".join(remarks), finished=True)
+        return Verdict(bad[0].how_it_ended[1] if bad else 0, "\n".join(remarks), finished=True)
 
-    def _desertion(self, now: float) -> Optional[Verdict]:
+    def _servers_left(self, now: float) -> Optional[Verdict]:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
             return None
         left = [worker for worker in self.workers if not worker.lost]
@@ -483,7 +484,7 @@ class Judge:
             return all(member.joined for member in self.others)
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
-    def _lateness(self, now: float) -> Optional[Verdict]:
+    def _startup_timeout(self, now: float) -> Optional[Verdict]:
         since = self.asked_at if not self.others and self.asked_at is not None else self.started_at
         if self.up or not 0 < self.startup_timeout_s <= now - since:
             return None

@@ -44,7 +44,7 @@ class Hung(NamedTuple):
 
 
 @dataclass
-class _Signs:
+class _ProcessState:
     """What is known of one process by its beats."""
 
     name: str
@@ -82,11 +82,11 @@ class _Signs:
         return max(base_s * (1 if going or self.activity == "serving" else SLOW), PATIENCE * self.slowest_s)
 
 
-class Vigil:
+class LivenessMonitor:
     """Over the processes of one job: name -> host."""
 
     def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
-        self._signs = {name: _Signs(name, host, host, moved_at=now) for name, host in hosts.items()}
+        self._processes = {name: _ProcessState(name, host, host, moved_at=now) for name, host in hosts.items()}
         self._limit_s, self._warn_s = hang_timeout_s or math.inf, warn_s(hang_timeout_s)
         self._looked_at = now
         self._warnings: List[str] = []
@@ -100,32 +100,32 @@ class Vigil:
     def heard(self, names: Iterable[str], now: float) -> None:
         """The agent of these processes has said something."""
         for name in names:
-            if name in self._signs:
-                self._signs[name].agent_at = now
+            if name in self._processes:
+                self._processes[name].agent_at = now
 
     def placed(self, name: str, host: str) -> None:
         """Now it is known where it runs."""
-        if name in self._signs:
-            self._signs[name].host = host
+        if name in self._processes:
+            self._processes[name].host = host
 
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
         """An agent has passed on the beats of its processes."""
         for name, beat in beats.items():
-            if name in self._signs and isinstance(beat, dict):
-                self._signs[name].beat(beat, now)
+            if name in self._processes and isinstance(beat, dict):
+                self._processes[name].beat(beat, now)
                 if name.startswith("worker"):
-                    self._farthest = max(self._farthest, self._signs[name].at)
+                    self._farthest = max(self._farthest, self._processes[name].at)
 
     def leaving(self, name: str) -> None:
         """It has done its part, and ends by itself."""
-        if name in self._signs:
-            self._signs[name].leaving = True
+        if name in self._processes:
+            self._processes[name].leaving = True
 
     def ended(self, name: str) -> None:
         """It is not watched any more."""
-        signs = self._signs.pop(name, None)
-        if signs is not None and name.startswith("worker"):
-            self._finished[name] = signs.at
+        process = self._processes.pop(name, None)
+        if process is not None and name.startswith("worker"):
+            self._finished[name] = process.at
 
     def farthest(self) -> int:
         """The greatest iteration that a worker has told of."""
@@ -142,20 +142,20 @@ class Vigil:
         """The first failure there is."""
         held_up_s, self._looked_at = now - self._looked_at, now
         if held_up_s > HELD_UP_S:
-            for signs in self._signs.values():
-                signs.moved_at += held_up_s
-                signs.agent_at = None if signs.agent_at is None else signs.agent_at + held_up_s
+            for process in self._processes.values():
+                process.moved_at += held_up_s
+                process.agent_at = None if process.agent_at is None else process.agent_at + held_up_s
         self._compare_lengths(now)
         return self._silent_agent(now) or self._silent(now) or self._still(now) or self._all_wait(now)
 
     def _silent_agent(self, now: float) -> Optional[Hung]:
-        agents: Dict[str, List[_Signs]] = {}
-        for signs in self._signs.values():
-            agents.setdefault(signs.agent, []).append(signs)
+        agents: Dict[str, List[_ProcessState]] = {}
+        for process in self._processes.values():
+            agents.setdefault(process.agent, []).append(process)
         for agent, there in agents.items():
             if there[0].agent_at is None:
                 continue
-            silent_s, names, host = now - there[0].agent_at, [signs.name for signs in there], there[0].host
+            silent_s, names, host = now - there[0].agent_at, [process.name for process in there], there[0].host
             if silent_s > self._limit_s:
                 return Hung(names, f"its agent has not answered for {silent_s:.0f} s", host)
             if silent_s > self._warn_s and agent not in self._silent_agents:
@@ -168,58 +168,58 @@ class Vigil:
         return None
 
     def _silent(self, now: float) -> Optional[Hung]:
-        for signs in self._fresh(now):
-            times = SLOW if signs.leaving and signs.state not in ("T", "t") else 1
-            if signs.silent_s is None or signs.silent_s <= min(FRESH_S, self._warn_s):
-                self._well(signs, "answer")
-            elif signs.silent_s > times * self._warn_s:
-                text = f"has not answered for {signs.silent_s:.0f} s" + self._because(signs)
-                if signs.silent_s > times * self._limit_s:
-                    return Hung([signs.name], text)
-                self._warn(signs, "answer", text)
+        for process in self._fresh(now):
+            times = SLOW if process.leaving and process.state not in ("T", "t") else 1
+            if process.silent_s is None or process.silent_s <= min(FRESH_S, self._warn_s):
+                self._recovered(process, "answer")
+            elif process.silent_s > times * self._warn_s:
+                text = f"has not answered for {process.silent_s:.0f} s" + self._because(process)
+                if process.silent_s > times * self._limit_s:
+                    return Hung([process.name], text)
+                self._warn(process, "answer", text)
         return None
 
     def _still(self, now: float) -> Optional[Hung]:
-        for signs in self._answering(now):
-            if not signs.activity or signs.waits_s is not None:
+        for process in self._answering(now):
+            if not process.activity or process.waits_s is not None:
                 continue
-            still_s = now - signs.moved_at
-            verb = "carried out message" if signs.activity == "serving" else "been at iteration"
-            text = f"has {verb} {signs.at} for {still_s:.0f} s ({signs.activity}), and waits for nobody"
-            if still_s > signs.limit_s(self._limit_s):
-                return Hung([signs.name], text + self._waiters(signs))
-            if still_s > signs.limit_s(self._warn_s) and signs.activity in ("training", "serving"):
-                self._warn(signs, "move", text + self._waiters(signs))
+            still_s = now - process.moved_at
+            verb = "carried out message" if process.activity == "serving" else "been at iteration"
+            text = f"has {verb} {process.at} for {still_s:.0f} s ({process.activity}), and waits for nobody"
+            if still_s > process.limit_s(self._limit_s):
+                return Hung([process.name], text + self._waiters(process))
+            if still_s > process.limit_s(self._warn_s) and process.activity in ("training", "serving"):
+                self._warn(process, "move", text + self._waiters(process))
             elif still_s < min(FRESH_S, self._warn_s):
-                self._well(signs, "move")
+                self._recovered(process, "move")
         return None
 
     def _all_wait(self, now: float) -> Optional[Hung]:
         """A deadlock, or messages that do not come through."""
-        workers = [signs for signs in self._signs.values() if signs.name.startswith("worker")]
+        workers = [process for process in self._processes.values() if process.name.startswith("worker")]
         answering = self._answering(now)
-        stuck = [signs for signs in workers if signs.activity and signs.waits_s is not None
-                 and min(signs.waits_s, now - signs.moved_at) > signs.limit_s(self._limit_s, waits=True)]
-        if not workers or len(stuck) < len(workers) or any(signs not in answering for signs in stuck):
+        stuck = [process for process in workers if process.activity and process.waits_s is not None
+                 and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
+        if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
             return None
-        where = ", ".join(f"{signs.name} at iteration {signs.at}" for signs in workers)
-        return Hung([signs.name for signs in answering],
-                    f"for {min(now - signs.moved_at for signs in stuck):.0f} s every process has answered and every "
-                    f"worker has waited ({where}): messages between them do not come through, or they wait for each "
-                    "other")
+        where = ", ".join(f"{process.name} at iteration {process.at}" for process in workers)
+        return Hung([process.name for process in answering],
+                    f"for {min(now - process.moved_at for process in stuck):.0f} s every process has answered and "
+                    f"every worker has waited ({where}): messages between them do not come through, or they wait "
+                    "for each other")
 
     def _compare_lengths(self, now: float) -> None:
         """Name the workers that have taken fewer steps than one that waits."""
-        workers = [signs for signs in self._answering(now) if signs.name.startswith("worker")]
-        waiting = [signs for signs in workers if (signs.waits_s or 0) > LEFT_S]
-        if self._uneven or not waiting or any(signs.asynchronous for signs in workers):
+        workers = [process for process in self._answering(now) if process.name.startswith("worker")]
+        waiting = [process for process in workers if (process.waits_s or 0) > LEFT_S]
+        if self._uneven or not waiting or any(process.asynchronous for process in workers):
             return
-        farthest = max(waiting, key=lambda signs: signs.at)
+        farthest = max(waiting, key=lambda process: process.at)
         fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
         have = "has ended" if len(fewer) == 1 else "have ended"  # its last iterations may not have been told any more
         calls = ""
-        if not fewer and all(min(signs.waits_s or 0, now - signs.moved_at) > self._warn_s for signs in workers):
-            fewer = {signs.name: signs.at for signs in workers if signs.at < farthest.at}
+        if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
+            fewer = {process.name: process.at for process in workers if process.at < farthest.at}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
             calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
@@ -231,19 +231,20 @@ class Vigil:
 
     # Small things
 
-    def _fresh(self, now: float) -> List[_Signs]:
+    def _fresh(self, now: float) -> List[_ProcessState]:
         """Those whose agent speaks."""
-        return [signs for signs in self._signs.values()
-                if signs.agent_at is not None and now - signs.agent_at < FRESH_S]
+        return [process for process in self._processes.values()
+                if process.agent_at is not None and now - process.agent_at < FRESH_S]
 
-    def _answering(self, now: float) -> List[_Signs]:
-        return [signs for signs in self._fresh(now) if signs.silent_s is not None and signs.silent_s < FRESH_S]
+    def _answering(self, now: float) -> List[_ProcessState]:
+        return [process for process in self._fresh(now) if process.silent_s is not None and process.silent_s < FRESH_S]
 
-    def _because(self, signs: _Signs) -> str:
-        return (f": {STATES[signs.state]}" if signs.state in STATES else "") + self._waiters(signs)
+    def _because(self, process: _ProcessState) -> str:
+        return (f": {STATES[process.state]}" if process.state in STATES else "") + self._waiters(process)
 
-    def _waiters(self, signs: _Signs) -> str:
-        waiting = [other for other in self._signs.values() if other.name.startswith("worker") and other is not signs
+    def _waiters(self, process: _ProcessState) -> str:
+        waiting = [other for other in self._processes.values()
+                   if other.name.startswith("worker") and other is not process
                    and (other.silent_s or 0) < FRESH_S and (other.waits_s or 0) > 1]
         if not waiting:
             return ""
@@ -251,15 +252,15 @@ class Vigil:
         return (f"; {listed([other.name for other in waiting])} wait{'s' * (len(waiting) == 1)} for it"
                 + (f" since iteration {since}" if since else ""))
 
-    def _warn(self, signs: _Signs, kind: str, text: str) -> None:
-        if not signs.warned:
-            signs.warned = kind
-            self._warnings.append(f"{signs.name} on host {signs.host} {text}")
+    def _warn(self, process: _ProcessState, kind: str, text: str) -> None:
+        if not process.warned:
+            process.warned = kind
+            self._warnings.append(f"{process.name} on host {process.host} {text}")
 
-    def _well(self, signs: _Signs, kind: str) -> None:
-        if signs.warned == kind:
-            signs.warned = ""
-            self._warnings.append(f"{signs.name} on host {signs.host} {kind}s again")
+    def _recovered(self, process: _ProcessState, kind: str) -> None:
+        if process.warned == kind:
+            process.warned = ""
+            self._warnings.append(f"{process.name} on host {process.host} {kind}s again")
 
 
 def warn_s(hang_timeout_s: float) -> float:

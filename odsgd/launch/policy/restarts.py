@@ -4,7 +4,7 @@ Not started again: a mistake in the options (exit code 64), a signal to the laun
 succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
 in the same words, from the same checkpoint, and no farther than before.
 
-A job (`Roll`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
+A job (`Membership`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
 passed; that counts as no restart. Then one of MIN:MAX workers goes on without them. At the next restart all are called
 again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their
 hosts answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
@@ -68,7 +68,7 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
                     f"{iterations} iterations")
 
 
-class Roll:
+class Membership:
     """Which workers of a job take part in the next attempt. They are numbered anew; here they keep their first ranks.
 
     Invariant: `present` rises, and has at least `job.least_workers` ranks.

@@ -27,7 +27,7 @@ FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{p
 Facts = Dict[str, Any]
 
 
-class _Sign(NamedTuple):
+class _Sample(NamedTuple):
     """What one beat said, and when."""
 
     at_s: float
@@ -43,7 +43,7 @@ class Overview:
 
     def __init__(self, hosts: Mapping[str, str]) -> None:
         self._hosts = dict(hosts)
-        self._signs: Dict[str, Deque[_Sign]] = {}
+        self._samples: Dict[str, Deque[_Sample]] = {}
         self._beats: Dict[str, Facts] = {}
         self._stale: Dict[int, Deque[Tuple[float, float, float]]] = {}  # worker rank -> time, pushes, sum of staleness
         self._began: Optional[Tuple[float, int]] = None  # the first iteration that was told of, and when
@@ -70,20 +70,20 @@ class Overview:
     def ended(self, name: str) -> None:
         """It is not shown any more."""
         self._beats.pop(name, None)
-        self._signs.pop(name, None)
+        self._samples.pop(name, None)
         self._hosts.pop(name, None)
 
     def _add(self, name: str, beat: Facts, at_s: float) -> None:
         """What the process said at `at_s`, however late it came."""
-        signs = self._signs.setdefault(name, collections.deque())
-        if signs and at_s - signs[-1].at_s < SAME_S:
+        samples = self._samples.setdefault(name, collections.deque())
+        if samples and at_s - samples[-1].at_s < SAME_S:
             return
         stale = _stale(beat)
         at, waited_s, nbytes = (number(beat.get(key)) or 0.0 for key in ("at", "waited_s", "nbytes"))
-        signs.append(_Sign(at_s, max(int(at), 0), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
+        samples.append(_Sample(at_s, max(int(at), 0), waited_s, nbytes, sum(pushes for _, pushes, _ in stale),
                           sum(taus for _, _, taus in stale)))
-        while signs[-1].at_s - signs[0].at_s > WINDOW_S:
-            signs.popleft()
+        while samples[-1].at_s - samples[0].at_s > WINDOW_S:
+            samples.popleft()
         if self._began is None and at and name.startswith("worker"):
             self._began = at_s, int(at)
 
@@ -106,13 +106,13 @@ class Overview:
 
     def standing(self, now: float) -> Facts:
         """How far the job is, for `line`; empty until a worker has begun to train."""
-        name = self._speaker or min((name for name in self._signs if name.startswith("worker")), default="")
-        if self._began is None or name not in self._signs:
+        name = self._speaker or min((name for name in self._samples if name.startswith("worker")), default="")
+        if self._began is None or name not in self._samples:
             return {}
         run = self._run(name)
         doing = _text(self._beats[name].get("activity"))
         total = max(number(run.get("total")) or 0, 0) or None
-        return {"at": self._signs[name][-1].at, "total": total, "rate": self._rate(name),
+        return {"at": self._samples[name][-1].at, "total": total, "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
                 "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
                 "tail": _text(run.get("tail")) or self._waiting_words(name)}
@@ -147,9 +147,9 @@ class Overview:
 
     def _row(self, name: str) -> Facts:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
-        signs = self._signs.get(name)
+        samples = self._samples.get(name)
         own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
-        return {"name": name, "host": self._hosts[name], "at": signs[-1].at if signs else 0, "rate": rate,
+        return {"name": name, "host": self._hosts[name], "at": samples[-1].at if samples else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
                 "staleness": self._staleness(name), "doing": self._doing(beat)}
 
@@ -167,11 +167,11 @@ class Overview:
 
     def _per_s(self, name: str, field: str) -> Optional[float]:
         """None where nothing can be said: after less than two beats, or by counts that began anew."""
-        signs = self._signs.get(name)
-        if not signs or signs[-1].at_s <= signs[0].at_s:
+        samples = self._samples.get(name)
+        if not samples or samples[-1].at_s <= samples[0].at_s:
             return None
-        change = getattr(signs[-1], field) - getattr(signs[0], field)
-        return None if change < 0 else float(change) / (signs[-1].at_s - signs[0].at_s)
+        change = getattr(samples[-1], field) - getattr(samples[0], field)
+        return None if change < 0 else float(change) / (samples[-1].at_s - samples[0].at_s)
 
     def _rate(self, name: str) -> Optional[float]:
         return self._per_s(name, "at")
@@ -186,7 +186,7 @@ class Overview:
     def _staleness(self, name: str) -> Optional[float]:
         """The mean of a worker's gradients, or of those that a server got."""
         if name.startswith("server"):
-            counted = [(sign.pushes, sign.taus) for sign in self._signs.get(name, ())]
+            counted = [(sample.pushes, sample.taus) for sample in self._samples.get(name, ())]
         else:
             counted = [(pushes, taus) for _, pushes, taus in self._stale.get(_rank(name), ())]
         if not counted or counted[-1][0] <= counted[0][0]:

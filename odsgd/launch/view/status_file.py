@@ -23,7 +23,7 @@ def folder() -> Path:
     return Path(SHARED) / f"odsgd-{os.getuid()}"
 
 
-class Notice:
+class StatusFile:
     """This process's."""
 
     def __init__(self) -> None:
@@ -31,14 +31,14 @@ class Notice:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ours = _is_ours(self._path.parent)
-        self._born = linux.born(os.getpid())
+        self._born = linux.start_time(os.getpid())
 
     def write(self, facts: Facts) -> None:
         """Say this from now on. Waits for no reader, whatever lies there; OSError where it cannot be written."""
         if self._ours:
             draft = self._path.with_suffix(".new")
             with open(draft, "w", encoding="utf-8", opener=without_waiting) as file:
-                file.write(json.dumps({**facts, "born": self._born}))
+                file.write(json.dumps({**facts, "start_time": self._born}))
             os.replace(draft, self._path)
 
     def close(self) -> None:
@@ -84,4 +84,4 @@ def _runs(pid: int, facts: Facts) -> bool:
         os.kill(pid, 0)
     except OSError:
         return False
-    return facts.get("born") == linux.born(pid)
+    return facts.get("start_time") == linux.start_time(pid)

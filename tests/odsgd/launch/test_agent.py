@@ -44,13 +44,14 @@ def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -
               "hang_timeout_s": 600.0}
     agent = Agent({"tells_losses": False, "tunnel": orders}, Channel(*os.pipe()))
     agent._open_tunnel(orders)
-    assert agent.tunnel and agent.tunnel.stdout and agent.passage
+    assert agent.tunnel and agent.tunnel.stdout and agent.tunnel_channel
     os.kill(agent.tunnel.pid, signal.SIGSTOP)
     until(lambda: agent.tunnel and linux.state(agent.tunnel.pid) == "T")
     agent._watch_tunnel()
     os.kill(agent.tunnel.pid, signal.SIGCONT)
     said: List[Message] = []
-    until(lambda: agent.passage and (said.extend(agent.passage.receive()) or said or not agent.passage.open))
+    channel = agent.tunnel_channel
+    until(lambda: said.extend(channel.receive()) or said or not channel.open)
     assert said[0]["event"] == "listens"
     agent._close_tunnel()
     agent.tunnel.wait(60)

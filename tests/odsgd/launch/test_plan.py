@@ -9,7 +9,7 @@ from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.hostfile import Host
-from odsgd.launch.hosts.ssh import Outpost, orders
+from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
@@ -56,9 +56,10 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
     for process in plan.processes:
         assert (process.env["DMLC_LOCAL"], process.env["DMLC_NODE_HOST"], process.env["DMLC_PS_ROOT_URI"]) == (
             "1", "127.0.0.1", "127.0.0.1")
-    outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place) for host, at, place in (
+    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place)
+              for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
-    portals, none, others = (made for _, made in ssh.portals(outposts))
+    portals, none, others = (made for _, made in ssh.portals(agents))
     assert none == []  # the launching machine and A have one folder, and portals once
     sockets = {process.name: process.sockets for process in plan.processes}
     assert portals == [{"socket": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
@@ -78,9 +79,9 @@ def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_portals_lead_
         assert process.env["FI_TCP_PORT_HIGH_RANGE"] == str(port) and process.env["FI_TCP_IFACE"] == "lo"
         assert process.env["DMLC_NODE_HOST"] == "127.0.0.1" and process.env["X"] == "1"
         assert process.sockets == {f"127.0.0.1:{port}": True} and not process.files
-    outposts = [Outpost(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
+    agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
                 for host in (A, B)]
-    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in ssh.portals(outposts)] == [
+    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in ssh.portals(agents)] == [
         [(f"127.0.0.1:{ports[1]}", B.address)], [(f"127.0.0.1:{port}", A.address) for port in (ports[0], ports[2])]]
     assert ssh.orders(asked, plan.on(A), remote=True)["sockets"] == {}  # files, which it would take away
 

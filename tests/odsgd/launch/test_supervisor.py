@@ -9,13 +9,13 @@ from typing import Dict, Iterator, List
 
 import pytest
 
-from odsgd.launch.hosts.missing import Absentees
-from odsgd.launch.hosts.ssh import Outpost
+from odsgd.launch.hosts.missing import MissingHosts
+from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import make_plan
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
-from odsgd.launch.view.status_file import Notice
+from odsgd.launch.view.status_file import StatusFile
 from tests.odsgd.launch.jobs import ROOT, A, B, job
 
 
@@ -26,22 +26,23 @@ class Agents:
         asked = job(2, 0, A, B, secure=secure)
         plan = make_plan(asked, ROOT, certificate="PEM" if secure else "")
         self.errors = io.StringIO()
-        self.supervisor = Supervisor(asked, plan, Console(stderr=self.errors), Notice(), Absentees(asked, [], 0.0))
+        self.supervisor = Supervisor(asked, plan, Console(stderr=self.errors), StatusFile(),
+                                     MissingHosts(asked, [], 0.0))
         self.ends: Dict[str, Channel] = {}
         for host in (A, B):
             ours, theirs = (end.detach() for end in socket.socketpair())
             self.ends[host.address] = Channel(theirs, theirs)
-            self.supervisor._add(Outpost(host.address, plan.on(host), Channel(ours, ours)))
+            self.supervisor._add(AgentConnection(host.address, plan.on(host), Channel(ours, ours)))
 
     def ask(self, line: str) -> None:
         """Both, for the MPI of their worker."""
-        for rank, outpost in enumerate(self.supervisor.outposts):
-            self.supervisor._act(outpost, {"event": "asks", "process": f"worker {rank}", "line": line}, 0.0)
+        for rank, agent in enumerate(self.supervisor.agents):
+            self.supervisor._handle(agent, {"event": "asks", "process": f"worker {rank}", "line": line}, 0.0)
 
     def tunnel(self, host: int, event: str) -> None:
         """A word of a host's tunnel."""
         told = {"event": event, "at": f"10.0.0.{host + 1}:7", "place": str(host)}
-        self.supervisor._act(self.supervisor.outposts[host], told, 0.0)
+        self.supervisor._handle(self.supervisor.agents[host], told, 0.0)
 
     def told(self, kind: str) -> List[List[Message]]:
         """What each of them has been told of this kind since the last look."""
@@ -49,8 +50,8 @@ class Agents:
 
     def close(self) -> None:
         self.supervisor.selector.close()
-        self.supervisor.notice.close()
-        for channel in (*self.ends.values(), *(outpost.channel for outpost in self.supervisor.outposts)):
+        self.supervisor.status_file.close()
+        for channel in (*self.ends.values(), *(agent.channel for agent in self.supervisor.agents)):
             os.close(channel.read_fd)
 
 
@@ -89,8 +90,8 @@ def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_
     carriers = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
     began = time.monotonic()
     for carrier in carriers:
-        outpost = agents.supervisor.outposts[0]
-        agents.supervisor._lost_outpost(Outpost(outpost.host, outpost.processes, outpost.channel, carrier, "ssh"))
+        agent = agents.supervisor.agents[0]
+        agents.supervisor._lost_agent(AgentConnection(agent.host, agent.processes, agent.channel, carrier, "ssh"))
     assert time.monotonic() - began < 15.0  # each had a second
     for carrier in carriers:
         carrier.kill()

@@ -13,10 +13,10 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.connections import listener as doors
-from odsgd.launch.connections.handshake import NODE, RANKS, arrive, pack, receive_orders, unpack
-from odsgd.launch.connections.listener import Door, Post
-from odsgd.launch.hosts.ssh import Outpost
+from odsgd.launch.connections import listener as listening
+from odsgd.launch.connections.handshake import NODE, RANKS, pack, receive_orders, receive_packed_orders, unpack
+from odsgd.launch.connections.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.plan import LOCAL, Process
 
 SECRET = 64 * "a"
@@ -25,33 +25,34 @@ PROCESSES = [Process("worker", rank, LOCAL, ("true",), {}) for rank in range(3)]
 
 
 class Launcher:
-    """A launcher's door for three agents, and the loop that it is a part of."""
+    """A launcher's port for three agents, and the loop that it is a part of."""
 
     def __init__(self) -> None:
-        self.door = Door([Post(process.name, [process]) for process in PROCESSES], SECRET, "127.0.0.1")
-        self.at = self.door.listener.getsockname()
-        self.arrived: List[Outpost] = []
+        expected = [ExpectedAgent(process.name, [process]) for process in PROCESSES]
+        self.listener = AgentListener(expected, SECRET, "127.0.0.1")
+        self.at = self.listener.socket.getsockname()
+        self.arrived: List[AgentConnection] = []
         self.over = threading.Event()
         self.selector = selectors.DefaultSelector()
-        self.door.serve(self.selector, self._greet)
+        self.listener.serve(self.selector, self._greet)
         self.thread = threading.Thread(target=self._run, daemon=True)
 
-    def _greet(self, outpost: Outpost) -> None:
-        self.arrived.append(outpost)  # before the test hears of it
-        outpost.channel.send({"do": "ping"})
+    def _greet(self, agent: AgentConnection) -> None:
+        self.arrived.append(agent)  # before the test hears of it
+        agent.channel.send({"do": "ping"})
 
     def _run(self) -> None:
         while not self.over.is_set():
             for key, _ in self.selector.select(0.01):
                 key.data()
-            self.door.tick()
+            self.listener.tick()
 
     def close(self) -> None:
         self.over.set()
         self.thread.join(PATIENCE_S)
-        self.door.close()
-        for outpost in self.arrived:
-            outpost.close()
+        self.listener.close()
+        for agent in self.arrived:
+            agent.close()
         self.selector.close()
 
     def orders(self, secret: str = SECRET, nodes: Sequence[str] = ()) -> str:
@@ -61,7 +62,7 @@ class Launcher:
 
     @property
     def let_in(self) -> List[str]:
-        return [process.name for outpost in self.arrived for process in outpost.processes]
+        return [process.name for agent in self.arrived for process in agent.processes]
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_jobs_survive_the_way_through_an_environment_variable() -> None:
 
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
-    orders, fd = arrive(launcher.orders())
+    orders, fd = receive_packed_orders(launcher.orders())
     assert json.loads(heard(fd)) == {"do": "ping"}
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
 
@@ -105,81 +106,81 @@ def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(laun
 @pytest.mark.usefixtures("rank_1")
 def test_a_launcher_that_may_open_no_more_files_lets_agents_in_when_it_may(launcher: Launcher) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as visitor:
-        free = os.dup(visitor.fileno())
+    with socket.socket() as caller:
+        free = os.dup(caller.fileno())
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
         try:
-            visitor.connect(launcher.at)
+            caller.connect(launcher.at)
             deadline = time.monotonic() + PATIENCE_S / 6
-            while launcher.door.listener in launcher.selector.get_map():
-                assert time.monotonic() < deadline, "the loop does nothing but ask who is at the door"
+            while launcher.listener.socket in launcher.selector.get_map():
+                assert time.monotonic() < deadline, "the loop does nothing but ask who is at the port"
                 time.sleep(0.001)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        _, fd = arrive(launcher.orders())
+        _, fd = receive_packed_orders(launcher.orders())
         assert heard(fd) and launcher.let_in == ["worker 1"]
 
 
 def test_an_agent_of_slurm_gets_the_orders_of_its_node(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NODE, "b")
-    orders, fd = arrive(launcher.orders(nodes=["a", "b", "c"]))
+    orders, fd = receive_packed_orders(launcher.orders(nodes=["a", "b", "c"]))
     assert heard(fd) and orders["processes"] == [{"name": "worker 1"}] and launcher.let_in == ["worker 1"]
     with pytest.raises(SystemExit, match="SLURMD_NODENAME is b"):
-        arrive(launcher.orders(nodes=["a", "c"]))
+        receive_packed_orders(launcher.orders(nodes=["a", "c"]))
 
 
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_of_another_job_or_one_that_has_been_here_is_not_let_in(launcher: Launcher) -> None:
-    assert heard(arrive(launcher.orders(secret=64 * "b"))[1]) == b""
-    assert heard(arrive(launcher.orders())[1])
-    assert heard(arrive(launcher.orders())[1]) == b""
+    assert heard(receive_packed_orders(launcher.orders(secret=64 * "b"))[1]) == b""
+    assert heard(receive_packed_orders(launcher.orders())[1])
+    assert heard(receive_packed_orders(launcher.orders())[1]) == b""
     assert launcher.let_in == ["worker 1"]
 
 
 def visit(launcher: Launcher, answer: Optional[bytes] = None) -> socket.socket:
-    """A visitor that is no agent, and says this, or nothing."""
-    visitor = socket.create_connection(launcher.at, PATIENCE_S)
-    assert len(visitor.recv(100)) == 33
+    """A caller that is no agent, and says this, or nothing."""
+    caller = socket.create_connection(launcher.at, PATIENCE_S)
+    assert len(caller.recv(100)) == 33
     if answer is not None:
-        visitor.sendall(answer)
-    return visitor
+        caller.sendall(answer)
+    return caller
 
 
 @pytest.mark.parametrize("answer", [b"GET / HTTP/1.1\r\n", b"{}\n", b"[1]\n",
                                     b'{"rank": "x", "proof": "", "nonce": ""}\n', b"\xff\n", 1100 * b"x", b""])
-def test_a_visitor_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: bytes) -> None:
-    with visit(launcher, answer) as visitor:
+def test_a_caller_that_is_no_agent_is_not_let_in(launcher: Launcher, answer: bytes) -> None:
+    with visit(launcher, answer) as caller:
         with contextlib.suppress(OSError):  # it may have been hung up on already
-            visitor.shutdown(socket.SHUT_WR)
+            caller.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
-            assert visitor.recv(1) == b""
+            assert caller.recv(1) == b""
     assert launcher.let_in == []
 
 
 @pytest.mark.usefixtures("rank_1")
-def test_a_silent_visitor_holds_nobody_up_and_has_to_go(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_caller_holds_nobody_up_and_has_to_go(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
     with visit(launcher) as silent:
-        assert heard(arrive(launcher.orders())[1])
-        monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 0.0)
+        assert heard(receive_packed_orders(launcher.orders())[1])
+        monkeypatch.setattr(listening, "ANSWERED_WITHIN_S", 0.0)
         assert silent.recv(1) == b""
 
 
 @pytest.mark.usefixtures("rank_1")
 def test_however_many_strangers_there_are_an_agent_comes_in(launcher: Launcher, monkeypatch: pytest.MonkeyPatch
                                                             ) -> None:
-    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
-    monkeypatch.setattr(doors, "ANSWERED_WITHIN_S", 1e6)
-    monkeypatch.setattr(doors, "UNDISTURBED_S", 0.5)
+    monkeypatch.setattr(listening, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(listening, "ANSWERED_WITHIN_S", 1e6)
+    monkeypatch.setattr(listening, "UNDISTURBED_S", 0.5)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(visit(launcher)) for _ in range(4)]  # three agents are awaited
-        assert heard(arrive(launcher.orders())[1])
-        assert [visitor.recv(1) for visitor in silent[:3]] == [b"", b"", b""]
+        assert heard(receive_packed_orders(launcher.orders())[1])
+        assert [caller.recv(1) for caller in silent[:3]] == [b"", b"", b""]
 
 
 def test_strangers_who_come_later_do_not_push_an_agent_out(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MOST_STRANGERS", 0)
-    monkeypatch.setattr(doors, "UNDISTURBED_S", 1e6)
+    monkeypatch.setattr(listening, "MOST_STRANGERS", 0)
+    monkeypatch.setattr(listening, "UNDISTURBED_S", 1e6)
     with contextlib.ExitStack() as stack:
         agent = stack.enter_context(socket.create_connection(launcher.at, timeout=PATIENCE_S))
         nonce = agent.recv(100).decode().strip()

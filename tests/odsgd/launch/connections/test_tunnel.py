@@ -225,8 +225,8 @@ def test_nobody_comes_in_without_the_jobs_certificate(ends: Ends) -> None:
         ends.listening[0].accept()
 
 
-def test_silent_visitors_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel, "MOST_VISITORS", 2)
+def test_silent_callers_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "MOST_UNPROVEN", 2)
     monkeypatch.setattr(tunnel, "UNDISTURBED_S", 0.1)
     host, _, port = ends.at.rpartition(":")
     with contextlib.ExitStack() as stack:
@@ -239,7 +239,7 @@ def test_silent_visitors_hold_nobody_up(ends: Ends, folder: Path, monkeypatch: p
 
 def test_more_processes_of_the_job_than_may_come_at_once_all_come_in(ends: Ends, folder: Path,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel, "MOST_VISITORS", 4)
+    monkeypatch.setattr(tunnel, "MOST_UNPROVEN", 4)
     words = {f"process {number}".encode() for number in range(40)}
     with contextlib.ExitStack() as stack:
         for word in words:

@@ -29,7 +29,7 @@ def test_a_pod_launches_the_job_that_was_asked_for() -> None:
                            "--grace", "7.5", "--on-worker-loss", "continue", "--port", "5000", sys.executable,
                            "train.py", "--lr", "it's"])
     job = pods.job_of(environ(*kubernetes.words(asked)))
-    assert (job.launcher, job.secret, job.host_ip, job.door_port) == ("kubernetes", SECRET, "10.1.2.3", 9370)
+    assert (job.launcher, job.secret, job.host_ip, job.agents_port) == ("kubernetes", SECRET, "10.1.2.3", 9370)
     assert job.slots == (Host("digits-0", here=True), Host("digits-1"), Host("digits-2"))
     same = ("command", "num_workers", "num_servers", "servers_beside_workers", "env", "env_worker", "max_restarts",
             "rejoin_timeout_s", "grace_s", "on_worker_loss", "port", "startup_timeout_s", "hang_timeout_s")

@@ -107,9 +107,9 @@ def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 0"
 
 
-@pytest.mark.parametrize("struck", [-signal.SIGKILL, -signal.SIGSEGV])
-def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(struck: int) -> None:
-    for other, culprit, exit_code in ((struck, "worker 0", 128 - struck), (7, "worker 1", 15)):
+@pytest.mark.parametrize("killed", [-signal.SIGKILL, -signal.SIGSEGV])
+def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(killed: int) -> None:
+    for other, culprit, exit_code in ((killed, "worker 0", 128 - killed), (7, "worker 1", 15)):
         judge = running(*NAMES)
         judge.aborted("worker 1", 0x30290F, 10.0)
         judge.exited("worker 1", 0, 10.1)
@@ -456,8 +456,8 @@ def test_servers_that_leave_are_missed_though_a_worker_was_lost() -> None:
 def silence(judge: Judge, name: str, until_s: int) -> None:
     """Everyone beats from time 1 on, but for this one."""
     for now in range(1, until_s + 1):
-        judge.vigil.heard(NAMES, now)
-        judge.vigil.beats({other: {"at": now, "activity": "training" if "worker" in other else "", "waits_s": 0.5,
+        judge.liveness.heard(NAMES, now)
+        judge.liveness.beats({other: {"at": now, "activity": "training" if "worker" in other else "", "waits_s": 0.5,
                                    "silent_s": float(now) if other == name else 0.5, "state": "T"}
                            for other in NAMES}, now)
         assert judge.tick(now) is None
@@ -487,7 +487,7 @@ def test_a_hanging_worker_of_an_asynchronous_job_is_lost() -> None:
 
 def test_a_silent_agent_is_a_lost_host() -> None:
     judge = running(*NAMES, hang_timeout_s=30.0)
-    judge.vigil.heard(NAMES, 1.0)
+    judge.liveness.heard(NAMES, 1.0)
     for now in range(2, 32):
         assert judge.tick(now) is None
     assert judge.tick(31.5) is None

@@ -3,7 +3,7 @@ from typing import Any, Dict, Optional, Set
 
 import pytest
 
-from odsgd.launch.policy.liveness import LEAST_HANG_TIMEOUT_S, PATIENCE, WARN_S, Hung, Vigil
+from odsgd.launch.policy.liveness import LEAST_HANG_TIMEOUT_S, PATIENCE, WARN_S, Hung, LivenessMonitor
 
 HOSTS = {"scheduler": "head", "server 0": "node1", "server 1": "node2", "worker 0": "node1", "worker 1": "node2"}
 
@@ -13,11 +13,11 @@ class Story:
 
     def __init__(self, hang_timeout_s: float = 60.0, hosts: Optional[Dict[str, str]] = None) -> None:
         self.hosts = dict(hosts or HOSTS)
-        self.vigil = Vigil(self.hosts, hang_timeout_s, 0.0)
+        self.liveness = LivenessMonitor(self.hosts, hang_timeout_s, 0.0)
         self.now = 0.0
         self.at = 0
         self.states: Dict[str, Dict[str, Any]] = {}
-        self.mute: Set[str] = set()  # hosts whose agent says nothing
+        self.wordless: Set[str] = set()  # hosts whose agent says nothing
 
     def beat(self, name: str) -> Dict[str, Any]:
         idle = {"at": self.at, "moves": self.at, "activity": "", "waits_s": 0.2, "silent_s": 0.4}
@@ -28,14 +28,14 @@ class Story:
         for _ in range(seconds):
             self.now += 1
             self.at += moves and self.now % every == 0
-            for host in set(self.hosts.values()) - self.mute:
+            for host in set(self.hosts.values()) - self.wordless:
                 names = [name for name, other in self.hosts.items() if other == host]
-                self.vigil.heard(names, self.now)
-                self.vigil.beats({name: self.beat(name) for name in names}, self.now)
+                self.liveness.heard(names, self.now)
+                self.liveness.beats({name: self.beat(name) for name in names}, self.now)
             for name in self.states:
                 if "silent_s" in self.states[name]:
                     self.states[name]["silent_s"] += 1.0
-            hung = self.vigil.look(self.now)
+            hung = self.liveness.look(self.now)
             if hung:
                 return hung
         return None
@@ -44,7 +44,7 @@ class Story:
 def test_a_job_that_is_well_is_left_alone() -> None:
     story = Story()
     assert story.goes_on(1000) is None
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []
 
 
 @pytest.mark.parametrize("name, others", [("server 1", "workers 0 and 1 wait for it since iteration 20"),
@@ -54,14 +54,14 @@ def test_a_stopped_process_is_named_after_10_s_and_has_failed_after_60(name: str
     story.goes_on(20)
     story.states = {"worker 0": {"waits_s": 5.0}, "worker 1": {"waits_s": 5.0}, name: {"silent_s": 0.5, "state": "T"}}
     began = story.now
-    while not story.vigil._warnings:
+    while not story.liveness._warnings:
         assert story.goes_on(1, moves=False) is None
     assert WARN_S <= story.now - began <= WARN_S + 2
     host = HOSTS[name]
     stopped = "it is stopped (SIGSTOP, Ctrl-Z or a debugger)"
-    assert story.vigil.take_warnings() == [f"{name} on host {host} has not answered for 10 s: {stopped}; {others}"]
+    assert story.liveness.take_warnings() == [f"{name} on host {host} has not answered for 10 s: {stopped}; {others}"]
     assert story.goes_on(100, moves=False) == Hung([name], f"has not answered for 60 s: {stopped}; {others}")
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []
 
 
 @pytest.mark.parametrize("limit_s", [LEAST_HANG_TIMEOUT_S, 4.0, 8.0, 15.0, 25.0])
@@ -72,7 +72,7 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
     if trouble == "stopped":
         story.states = {"worker 1": {"silent_s": 0.0, "state": "T"}}
     elif trouble == "agent":
-        story.mute = {"node1"}
+        story.wordless = {"node1"}
     elif trouble == "still":
         story.states = {"worker 1": {"at": 20, "moves": 20}}
     else:
@@ -84,7 +84,7 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
         limit_s = max(limit_s, PATIENCE * 1.0)  # iterations took a second
     assert hung is not None and limit_s < story.now - began <= limit_s + 2
     named = limit_s > PATIENCE if trouble == "still" else trouble != "all"
-    assert len(story.vigil.take_warnings()) == named
+    assert len(story.liveness.take_warnings()) == named
 
 
 def test_a_process_that_answers_again_is_told() -> None:
@@ -93,20 +93,20 @@ def test_a_process_that_answers_again_is_told() -> None:
     story.goes_on(15)
     del story.states["server 0"]
     story.goes_on(2)
-    assert story.vigil.take_warnings()[1:] == ["server 0 on host node1 answers again"]
+    assert story.liveness.take_warnings()[1:] == ["server 0 on host node1 answers again"]
 
 
 def test_a_process_that_has_done_its_part_may_clean_up_in_silence() -> None:
     story = Story(hosts={"worker 0": "a", "worker 1": "b"})
     story.goes_on(20)
-    story.vigil.leaving("worker 1")
+    story.liveness.leaving("worker 1")
     story.states = {"worker 1": {"silent_s": 0.5, "state": "R"}}
-    assert story.goes_on(95) is None and story.vigil.take_warnings() == []
+    assert story.goes_on(95) is None and story.liveness.take_warnings() == []
     hung = story.goes_on(600)
     assert hung and hung.names == ["worker 1"]
     assert story.now > 600
     story.goes_on(20)
-    story.vigil.leaving("worker 0")
+    story.liveness.leaving("worker 0")
     story.states = {"worker 0": {"silent_s": 0.5, "state": "T"}}
     assert story.goes_on(62) == Hung(["worker 0"], "has not answered for 60 s: it is stopped (SIGSTOP, Ctrl-Z or a "
                                      "debugger)")
@@ -116,11 +116,11 @@ def test_a_script_without_a_pulse_is_not_missed() -> None:
     story = Story()
     for name in HOSTS:
         story.states[name] = {}
-    vigil = Vigil(HOSTS, 60.0, 0.0)
+    liveness = LivenessMonitor(HOSTS, 60.0, 0.0)
     for second in range(1000):
-        vigil.heard(HOSTS, float(second))
-        vigil.beats({}, float(second))
-        assert vigil.look(float(second)) is None
+        liveness.heard(HOSTS, float(second))
+        liveness.beats({}, float(second))
+        assert liveness.look(float(second)) is None
 
 
 @pytest.mark.parametrize("name, state, text", [
@@ -135,7 +135,7 @@ def test_a_process_that_answers_and_does_not_move_is_told_from_those_that_wait(
     story.states = {"worker 0": {"waits_s": 5.0}, "worker 1": {"waits_s": 5.0}, name: state}
     hung = story.goes_on(100, moves=False)
     assert hung and hung.names == [name] and hung.text.startswith(text), hung
-    assert story.vigil.take_warnings()[0].startswith(f"{name} on host {HOSTS[name]} has ")
+    assert story.liveness.take_warnings()[0].startswith(f"{name} on host {HOSTS[name]} has ")
 
 
 def test_long_iterations_are_given_their_time() -> None:
@@ -187,10 +187,10 @@ def test_all_that_wait_hang_whatever_they_are_at() -> None:
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
     story.goes_on(20)
-    story.mute = {"node2"}
+    story.wordless = {"node2"}
     story.states = {"worker 0": {"waits_s": 5.0}}
     assert story.goes_on(11, moves=False) is None
-    assert story.vigil.take_warnings() == ["the agent on host node2 has not answered for 11 s; it, its host or the "
+    assert story.liveness.take_warnings() == ["the agent on host node2 has not answered for 11 s; it, its host or the "
                                            "network is held up (server 1, worker 1 run there)"]
     hung = story.goes_on(60, moves=False)
     assert hung == Hung(["server 1", "worker 1"], "its agent has not answered for 61 s", "node2")
@@ -200,25 +200,25 @@ def test_a_launcher_that_was_held_up_blames_nobody() -> None:
     story = Story()
     story.goes_on(20)
     story.now += 500
-    assert story.vigil.look(story.now) is None
+    assert story.liveness.look(story.now) is None
     assert story.goes_on(20) is None
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []
 
 
 def test_without_a_hang_timeout_there_are_only_warnings() -> None:
     story = Story(hang_timeout_s=0.0)
     story.states = {"server 0": {"silent_s": 1.0}}
     assert story.goes_on(5000) is None
-    assert len(story.vigil.take_warnings()) == 1
+    assert len(story.liveness.take_warnings()) == 1
 
 
 @pytest.mark.parametrize("beat", [{}, {"at": "x", "silent_s": None}, {"at": 1e300, "waits_s": [], "activity": 3},
                                   {"silent_s": float("nan")}, {"at": True, "state": {}}, 7])
 def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
-    vigil = Vigil(HOSTS, 60.0, 0.0)
-    vigil.heard(HOSTS, 1.0)
-    vigil.beats({"worker 0": beat, "nobody": beat}, 1.0)
-    assert vigil.look(1.0) is None
+    liveness = LivenessMonitor(HOSTS, 60.0, 0.0)
+    liveness.heard(HOSTS, 1.0)
+    liveness.beats({"worker 0": beat, "nobody": beat}, 1.0)
+    assert liveness.look(1.0) is None
 
 
 # --- data that are not of one length ----------------------------------------------------------------------------------
@@ -226,11 +226,11 @@ def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
 def test_a_worker_that_has_ended_early_is_named_at_once() -> None:
     story = Story()
     story.goes_on(20)
-    story.vigil.ended("worker 1")
+    story.liveness.ended("worker 1")
     del story.hosts["worker 1"]
     story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
     assert story.goes_on(30, moves=False) is None
-    warning, = story.vigil.take_warnings()
+    warning, = story.liveness.take_warnings()
     assert warning.startswith("worker 1 has ended, and worker 0 waits in iteration 21: ")
 
 
@@ -240,9 +240,9 @@ def test_workers_that_wait_at_different_iterations_are_named() -> None:
     story.goes_on(20)
     story.states = {"worker 0": {"at": 21, "waits_s": 11.0}, "worker 1": {"waits_s": 11.0}}
     story.goes_on(9, moves=False)
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []
     story.goes_on(3, moves=False)
-    warning, = story.vigil.take_warnings()
+    warning, = story.liveness.take_warnings()
     assert warning.startswith("worker 1 waits elsewhere after iteration 20, and worker 0 waits in iteration 21")
 
 
@@ -252,14 +252,14 @@ def test_asynchronous_workers_may_wait_at_different_iterations() -> None:
     story.states = {"worker 0": {"at": 25, "waits_s": 11.0, "asynchronous": True},
                     "worker 1": {"waits_s": 11.0, "asynchronous": True}}
     story.goes_on(40, moves=False)
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []
 
 
 @pytest.mark.parametrize("at, waits_s", [(20, 30.0), (21, 1.0), (21, None)])
 def test_a_worker_that_ended_where_the_others_are_is_no_news(at: int, waits_s: Optional[float]) -> None:
     story = Story()
     story.goes_on(20)
-    story.vigil.ended("worker 1")
+    story.liveness.ended("worker 1")
     story.states = {"worker 0": {"at": at, "waits_s": waits_s}}
     story.goes_on(5, moves=False)
-    assert story.vigil.take_warnings() == []
+    assert story.liveness.take_warnings() == []

@@ -4,10 +4,10 @@ from typing import Any, List, Optional
 
 import pytest
 
-from odsgd.launch.hosts.missing import Absentees
+from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.judge import Judge, Member, Verdict
-from odsgd.launch.policy.restarts import Attempt, Decision, Roll, decide
+from odsgd.launch.policy.restarts import Attempt, Decision, Membership, decide
 from tests.integration.launching import stand_in_ssh
 from tests.jobs import until
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
@@ -77,90 +77,90 @@ def elastic(*slots: Any, servers: int = 1, rejoin_timeout_s: float = 20.0, **set
                **settings)
 
 
-def planned(roll: Roll) -> List[Process]:
-    return make_plan(roll.job, ROOT).processes
+def planned(members: Membership) -> List[Process]:
+    return make_plan(members.job, ROOT).processes
 
 
-def some(roll: Roll, *names: str) -> List[Process]:
-    return [process for process in planned(roll) if process.name in names]
+def some(members: Membership, *names: str) -> List[Process]:
+    return [process for process in planned(members) if process.name in names]
 
 
 def test_a_worker_that_does_not_come_back_is_waited_for_and_then_left_out() -> None:
-    roll = Roll(elastic())
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # at the first start it is a failure
-    roll.met()
-    assert roll.missed([], planned(roll), 5.0) is None
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+    members = Membership(elastic())
+    assert members.missed(some(members, "worker 1"), planned(members), 0.0) is None  # the first start: a failure
+    members.met()
+    assert members.missed([], planned(members), 5.0) is None
+    assert members.missed(some(members, "worker 1"), planned(members), 10.0) == Decision(
         True, "worker 1 did not come back; trying again for 20 s, then without")
-    assert roll.job.num_workers == 3
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) == Decision(
+    assert members.job.num_workers == 3
+    assert members.missed(some(members, "worker 1"), planned(members), 31.0) == Decision(
         True, "going on with 2 of 3 workers, without worker 1; batches are dealt anew")
-    assert (roll.job.num_workers, roll.job.most_workers, roll.present) == (2, 3, [0, 2])
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 40.0) == Decision(
+    assert (members.job.num_workers, members.job.most_workers, members.present) == (2, 3, [0, 2])
+    assert members.missed(some(members, "worker 1"), planned(members), 40.0) == Decision(
         True, "worker 2 did not come back; trying again for 20 s, then without")  # it is worker 1 by now
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 61.0) is None  # there would be fewer than two
+    assert members.missed(some(members, "worker 1"), planned(members), 61.0) is None  # there would be fewer than two
 
 
 def test_at_the_next_restart_all_are_called_and_the_missing_have_one_try() -> None:
-    roll = Roll(elastic(rejoin_timeout_s=0.0))
-    roll.met()
-    assert roll.missed(some(roll, "worker 0"), planned(roll), 1.0)
-    roll.full = elastic(rejoin_timeout_s=100.0)
-    roll.met()
-    assert roll.job.num_workers == 3
-    decision = roll.missed(some(roll, "worker 0"), planned(roll), 2.0)
+    members = Membership(elastic(rejoin_timeout_s=0.0))
+    members.met()
+    assert members.missed(some(members, "worker 0"), planned(members), 1.0)
+    members.full = elastic(rejoin_timeout_s=100.0)
+    members.met()
+    assert members.job.num_workers == 3
+    decision = members.missed(some(members, "worker 0"), planned(members), 2.0)
     assert decision and decision.text.startswith("going on with 2 of 3 workers, without worker 0")
 
 
 def test_nothing_is_placed_on_a_host_that_is_gone() -> None:
-    roll = Roll(elastic(A, B, C, servers=3, servers_beside_workers=True, rejoin_timeout_s=0.0))
-    roll.met()
-    assert roll.missed(some(roll, "worker 1", "server 1"), planned(roll), 0.0)
-    assert {process.host for process in planned(roll) if process.role != "scheduler"} == {A, C}
-    assert (roll.job.num_workers, roll.job.num_servers) == (2, 2)
-    assert all(process.env["ODSGD_MOST_WORKERS"] == "3" for process in planned(roll))
+    members = Membership(elastic(A, B, C, servers=3, servers_beside_workers=True, rejoin_timeout_s=0.0))
+    members.met()
+    assert members.missed(some(members, "worker 1", "server 1"), planned(members), 0.0)
+    assert {process.host for process in planned(members) if process.role != "scheduler"} == {A, C}
+    assert (members.job.num_workers, members.job.num_servers) == (2, 2)
+    assert all(process.env["ODSGD_MOST_WORKERS"] == "3" for process in planned(members))
 
 
 def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
-    roll = Roll(elastic(A, A, A, B, C, servers=2, rejoin_timeout_s=0.0))
-    roll.met()
-    decision = roll.missed(some(roll, "server 0"), planned(roll), 0.0)
+    members = Membership(elastic(A, A, A, B, C, servers=2, rejoin_timeout_s=0.0))
+    members.met()
+    decision = members.missed(some(members, "server 0"), planned(members), 0.0)
     assert decision and "going on with 3 of 3 workers, without host 10.0.0.2" in decision.text
-    assert [process.host for process in planned(roll) if process.role == "server"] == [C, A]
+    assert [process.host for process in planned(members) if process.role == "server"] == [C, A]
 
 
 def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leaves_nobody_out() -> None:
-    roll = Roll(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0) is None  # the first start
-    roll.met()
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) == Decision(
+    members = Membership(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
+    assert members.missed(some(members, "worker 1"), planned(members), 0.0) is None  # the first start
+    members.met()
+    assert members.missed(some(members, "worker 1"), planned(members), 10.0) == Decision(
         True, "worker 1 did not come back; trying again for 20 s")
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 31.0) is None and roll.job is roll.full
+    assert members.missed(some(members, "worker 1"), planned(members), 31.0) is None and members.job is members.full
 
 
 def test_a_job_without_restarts_leaves_nobody_out() -> None:
-    roll = Roll(job(3, 1))
-    roll.met()
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 10.0) is None and roll.job is roll.full
+    members = Membership(job(3, 1))
+    members.met()
+    assert members.missed(some(members, "worker 1"), planned(members), 10.0) is None and members.job is members.full
 
 
 def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain() -> None:
-    roll = Roll(elastic(A, B, C, rejoin_timeout_s=0.0, grow=True))
-    assert roll.missing(1.0) == ([], 1.0)
-    roll.met()
-    assert roll.missed(some(roll, "worker 1"), planned(roll), 0.0)
-    assert roll.missing(10.0) == ([B], 10.0)
+    members = Membership(elastic(A, B, C, rejoin_timeout_s=0.0, grow=True))
+    assert members.missing(1.0) == ([], 1.0)
+    members.met()
+    assert members.missed(some(members, "worker 1"), planned(members), 0.0)
+    assert members.missing(10.0) == ([B], 10.0)
     for wait_s in (60.0, 120.0):
-        roll.met()
-        roll.grows()
-        assert roll.job.num_workers == 3
-        assert roll.missed(some(roll, "worker 1"), planned(roll), 20.0)
-        assert roll.missing(30.0) == ([B], 30.0 + wait_s)
-    roll.met()  # by a restart
-    roll.met()  # now all three had met
-    assert roll.missed(some(roll, "worker 2"), planned(roll), 40.0) and roll.missing(50.0) == ([C], 50.0)
-    roll.full = elastic(A, B, C)
-    assert roll.missing(60.0)[0] == []
+        members.met()
+        members.grows()
+        assert members.job.num_workers == 3
+        assert members.missed(some(members, "worker 1"), planned(members), 20.0)
+        assert members.missing(30.0) == ([B], 30.0 + wait_s)
+    members.met()  # by a restart
+    members.met()  # now all three had met
+    assert members.missed(some(members, "worker 2"), planned(members), 40.0) and members.missing(50.0) == ([C], 50.0)
+    members.full = elastic(A, B, C)
+    assert members.missing(60.0)[0] == []
 
 
 def test_growth_is_no_restart() -> None:
@@ -169,12 +169,12 @@ def test_growth_is_no_restart() -> None:
         True, "going on from checkpoint 440 with all workers, if they come")
 
 
-def test_absentees_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_hosts_are_asked_and_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ODSGD_SSH", stand_in_ssh(tmp_path, f'[ "$host" = {A.address} ] || exit 255'))
-    absentees = Absentees(elastic(A, B), [A, B, LOCAL], since=5.0)
-    absentees.ask(4.0)
-    assert absentees.back == []
-    absentees.ask(5.0)
-    until(lambda: absentees.ask(6.0) or absentees.back == [A, LOCAL])
-    absentees.close()
-    assert Absentees(elastic(A, B), [], since=0.0).back == []
+    missing_hosts = MissingHosts(elastic(A, B), [A, B, LOCAL], since=5.0)
+    missing_hosts.ask(4.0)
+    assert missing_hosts.back == []
+    missing_hosts.ask(5.0)
+    until(lambda: missing_hosts.ask(6.0) or missing_hosts.back == [A, LOCAL])
+    missing_hosts.close()
+    assert MissingHosts(elastic(A, B), [], since=0.0).back == []

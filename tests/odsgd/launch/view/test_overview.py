@@ -115,7 +115,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
     monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
     with pytest.raises(ConfigError, match="no job of this user runs"):
         watch.main([])
-    note = status_file.Notice()
+    note = status_file.StatusFile()
     note.write({"job": os.getpid(), "command": "train", "out": str(tmp_path / "run"), "rows": overview().table()})
     for words in ([], [str(os.getpid())], [str(tmp_path / "run"), "--once"]):
         assert watch.main(words) == 0
@@ -124,7 +124,7 @@ def test_a_job_is_found_by_its_number_and_by_its_run_while_it_runs(tmp_path: Pat
         watch.main(["elsewhere"])
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    (status_file.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed", "born": ""}))
+    (status_file.folder() / f"{ended.pid}.json").write_text(json.dumps({"command": "killed", "start_time": ""}))
     mine = (status_file.folder() / f"{os.getpid()}.json").read_text()
     (status_file.folder() / "1.json").write_text(mine)  # killed, and its number is another process's now
     assert status_file.running() == [os.getpid()]
@@ -136,5 +136,5 @@ def test_a_folder_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypat
     monkeypatch.setattr(status_file, "SHARED", str(tmp_path))
     status_file.folder().mkdir()
     status_file.folder().chmod(0o777)
-    status_file.Notice().write({"command": "train"})
+    status_file.StatusFile().write({"command": "train"})
     assert list(status_file.folder().iterdir()) == [] and status_file.running() == []
