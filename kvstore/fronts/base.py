@@ -173,7 +173,7 @@ class FrontEnd(Generic[L]):
         self._check_usable()
         self._meet()
         self._idle()
-        self.session.wire.check()
+        self.session.holder.check()
         own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._statistics().items()}
         means = self._over_workers(
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
@@ -258,7 +258,7 @@ class FrontEnd(Generic[L]):
         """
         self._check_begun("server_state")
         self.wait()
-        return saving.server_state(self.session, self.session.wire.export_state())
+        return saving.server_state(self.session, self.session.holder.export_state())
 
     def exporting(self) -> Export:
         """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
@@ -266,12 +266,12 @@ class FrontEnd(Generic[L]):
         """
         self._check_begun("exporting")
         self.wait()
-        return self.session.wire.exporting()
+        return self.session.holder.exporting()
 
     @property
     def state_is_shared(self) -> bool:
         """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
-        return self.session.wire.state_is_shared
+        return self.session.holder.state_is_shared
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.

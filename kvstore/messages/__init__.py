@@ -1,1 +1,1 @@
-"""What an algorithm may ask of the wire, and what travels on it. No MXNet, no sockets."""
+"""What an algorithm may ask of what holds the global weights, and what travels between them. No MXNet, no sockets."""

@@ -38,7 +38,7 @@ class Codec:
         """Length of the message for `size` floats."""
         raise NotImplementedError
 
-    def wire(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    def room(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
         """Where the message for `values` is written or received: bytes of `scratch`."""
         return scratch[:self.nbytes(values.size)]
 
@@ -62,7 +62,7 @@ class Plain(Codec):
     def nbytes(self, size: int) -> int:
         return 4 * size
 
-    def wire(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
+    def room(self, values: np.ndarray, scratch: np.ndarray) -> np.ndarray:
         return values.view(np.uint8)
 
     def encode(self, values: np.ndarray, message: np.ndarray) -> None:

@@ -29,7 +29,7 @@ class CodedPush:
 
     def encode(self, grad: np.ndarray) -> np.ndarray:
         """The message for `grad`, valid until its answer is there; it may be in `grad` itself."""
-        message = self._codec.wire(grad, self._message)
+        message = self._codec.room(grad, self._message)
         with np.errstate(all="ignore"):  # gradients may diverge; their reader will say so
             if self.residual is None:
                 self._codec.encode(grad, message)
@@ -73,7 +73,7 @@ class CodedAnswer:
 
     def room(self, w: np.ndarray) -> np.ndarray:
         """The worker's end: where the next message is received, whose weights will be in `w`."""
-        return self._codec.wire(w, self._message)
+        return self._codec.room(w, self._message)
 
     def decode(self, w: np.ndarray) -> None:
         """Write the weights of the message received into `w`."""

@@ -1,11 +1,11 @@
-"""What an algorithm may ask of the wire. None of these calls waits for the network:
+"""What an algorithm may ask of what holds the global weights. None of these calls waits for the network:
 
-    pending = wire.exchange(bucket, grad, lr)     my gradient goes out; the global weights after it will come back
-    pending = wire.allreduce(bucket, grad, lr)    my gradient goes out; the sum of all workers' will come back
+    pending = holder.exchange(bucket, grad, lr)   my gradient goes out; the global weights after it will come back
+    pending = holder.allreduce(bucket, grad, lr)  my gradient goes out; the sum of all workers' will come back
     array = pending.result()                      the array that holds the answer, or will
 
-There are three kinds of wire. Parameter servers hold the global weights (`Servers`). On a ring the workers only add
-(`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
+There are three kinds of transport. Parameter servers hold the global weights (`Servers`). On a ring the workers only
+add (`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
 worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
 
 On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
@@ -59,7 +59,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Traffic:
-    """How a method uses the wire."""
+    """How a method uses its transport."""
 
     asynchronous: bool = False  # whether servers answer each push by itself, or when all workers have pushed
     waits: bool = False  # whether the next iteration waits for this one's exchange, so that every moment of that counts
@@ -97,7 +97,7 @@ class Opening:
 
 
 class Transport:
-    """What every wire offers. One instance serves one session; several may share a connection."""
+    """What every transport offers. One instance serves one session; several may share a connection."""
 
     worker_rank: int
     num_workers: int

@@ -40,17 +40,17 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Asynchronous(Worker):
     """The worker, for one bucket."""
 
-    wire: AsynchronousServers
+    holder: AsynchronousServers
 
     ends_with_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""
-        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)
+        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)
         return self.arriving.result()
 
     def global_weights(self, step: Step) -> Array:
-        return self.wire.fetch(self.bucket, self.arriving.untaken()).untaken()
+        return self.holder.fetch(self.bucket, self.arriving.untaken()).untaken()
 
 
 class AsyncUpdate(Rule):

@@ -148,7 +148,7 @@ class Worker:
     options: Any
     num_workers: int
     bucket: Bucket
-    wire: GlobalWeights
+    holder: GlobalWeights
     arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
     wd: float  # the trainer's weight decay, times the bucket's multiplier
     lr_given: float  # the trainer's learning rate before any schedule
@@ -294,7 +294,7 @@ class Method:
         return [field.name for field in dataclasses.fields(cls.Options)]
 
     def traffic(self, whole: bool) -> Traffic:
-        """How it uses the wire; `whole`: an optimizer wants whole parameters."""
+        """How it uses its transport; `whole`: an optimizer wants whole parameters."""
         traffic = Traffic(self.asynchronous, self.waits, bucket_nbytes=self.options.bucket_nbytes, whole=whole,
                           on_nan=self.options.on_nan, any_cut=getattr(self, "rule", Rule).by_element)
         if not isinstance(self.options, CodedOptions):

@@ -50,7 +50,7 @@ from kvstore.options import Span, option, real
 class OneStepDelay(Worker):
     """The worker, for one bucket."""
 
-    wire: GlobalWeights
+    holder: GlobalWeights
     ends_with_exchange = True
     arrays = {"w_bak": "the weights that the next gradient is taken at"}
     returned = "w_bak"
@@ -61,10 +61,10 @@ class OneStepDelay(Worker):
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
         if step.t <= self.options.warmup.count:
-            self.arriving = self.wire.exchange(self.bucket, grad, step.lr)   # l.7   push g_t, bring W_{t+1}
+            self.arriving = self.holder.exchange(self.bucket, grad, step.lr)   # l.7   push g_t, bring W_{t+1}
             return self.arriving.result()                                    # l.4   w_{t+1} = W_{t+1}
         w = self._step(self.arriving.result(), grad, step)
-        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
+        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
         return w
 
     def _step(self, w_global: Array, grad: Array, step: Step) -> Array:

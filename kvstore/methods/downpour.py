@@ -55,10 +55,10 @@ class Accruing(Asynchronous):
         self.local.accrue(self.accrued, g)
         self.local(self.w, g, step.lr_local)
         if pushes:
-            self.arriving = self.wire.exchange(self.bucket, self.accrued, step.lr)
+            self.arriving = self.holder.exchange(self.bucket, self.accrued, step.lr)
             self.accrued[:] = 0
         if fetches:
-            fetched = self.arriving if pushes else self.wire.fetch(self.bucket, self.w)
+            fetched = self.arriving if pushes else self.holder.fetch(self.bucket, self.w)
             fetched.result().copyto(self.w)
         return self.w
 

@@ -52,7 +52,7 @@ from kvstore.options import Span, integer, option
 class Pipelined(Worker):
     """The worker, for one bucket."""
 
-    wire: Replicated
+    holder: Replicated
     update: Update
     arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
     facts = ("rates",)
@@ -65,7 +65,7 @@ class Pipelined(Worker):
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 1 from l.8 to the next l.5; returns the weights of the next iteration."""
-        self.arriving = self.wire.allreduce(self.bucket, grad, step.lr)             # l.9-10, communication l.3-5
+        self.arriving = self.holder.allreduce(self.bucket, grad, step.lr)             # l.9-10, communication l.3-5
         self.in_flight.append(self.arriving)
         self.rates.append(step.lr)
         K = self.options.K if step.t > self.options.warmup.count else 1

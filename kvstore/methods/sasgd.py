@@ -48,7 +48,7 @@ from kvstore.options import integer, option, real
 class SparseAggregation(Worker):
     """The worker, for one bucket."""
 
-    wire: Replicated
+    holder: Replicated
     local: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
@@ -77,7 +77,7 @@ class SparseAggregation(Worker):
             gamma_p, share = step.lr_local, self.options.share(self.num_workers)
         else:
             gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
-        self.arriving = self.wire.allreduce(self.bucket, self.accumulated, gamma_p)
+        self.arriving = self.holder.allreduce(self.bucket, self.accumulated, gamma_p)
         move(w, self.arriving.result(), gamma_p, share)
 
     def scheduled(self, step: Step) -> float:

@@ -39,12 +39,12 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
-    wire: GlobalWeights
+    holder: GlobalWeights
     ends_with_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""
-        self.arriving = self.wire.exchange(self.bucket, grad, step.lr)
+        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)
         return self.arriving.result()
 
 

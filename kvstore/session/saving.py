@@ -39,13 +39,13 @@ def worker_state(session: Session) -> Saved:
         if bucket.id in session.local_steps:
             state = session.local_steps[bucket.id].arrays()
             flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
-        flats.update({f"wire/{name}": array for name, array in session.wire.kept(bucket).items()})
+        flats.update({f"wire/{name}": array for name, array in session.holder.kept(bucket).items()})
         names[bucket.label] = list(flats)
         for prefix, flat in flats.items():
             flat = flat if isinstance(flat, np.ndarray) else flat.asnumpy().reshape(-1)
             layout.split(bucket, flat, arrays, prefix + "/")
-    step, wire = session.step, session.wire
-    versions = wire.versions() if session.method.asynchronous and isinstance(wire, AsynchronousServers) else {}
+    step, holder = session.step, session.holder
+    versions = holder.versions() if session.method.asynchronous and isinstance(holder, AsynchronousServers) else {}
     return arrays, {
         "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
         "lr": step.lr, "lr_local": step.lr_local,
@@ -71,10 +71,10 @@ def load_worker(session: Session, saved: Saved) -> None:
         if bucket.id in session.local_steps:
             session.local_steps[bucket.id].put_back(below("optimizer_local/"),
                                                     of_bucket(session, bucket, meta["optimizer_local"]))
-        declared.fill(session.wire.kept(bucket), below("wire/"))
+        declared.fill(session.holder.kept(bucket), below("wire/"))
     if meta["versions"] and session.method.asynchronous:
-        assert isinstance(session.wire, AsynchronousServers)
-        session.wire.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
+        assert isinstance(session.holder, AsynchronousServers)
+        session.holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                    for bucket in session.buckets})
 
 
@@ -143,7 +143,7 @@ def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Buck
 
 
 def server_state(session: Session, exported: State) -> Saved:
-    """What the servers know, or in their place this worker, of what the session's wire has exported."""
+    """What the servers know, or in their place this worker, of what holds its weights has exported."""
     arrays: Dict[str, np.ndarray] = {}
     meta: Dict[str, Any] = {"arrays": {}}
     for bucket in session.buckets:
@@ -171,7 +171,7 @@ def send(session: Session, state: Optional[State], updates: int) -> int:
 
     Returns its `updates`.
     """
-    session.wire.import_state(state, session.buckets)
+    session.holder.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
 
 

@@ -56,16 +56,16 @@ class Session:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
         self.on = recorder.begin("worker", transport.worker_rank)
-        self.wire: GlobalWeights
+        self.holder: GlobalWeights
         if isinstance(transport, Servers):
-            self.wire = transport
+            self.holder = transport
         elif isinstance(transport, Sharded):
-            self.wire = Parts(transport)
+            self.holder = Parts(transport)
         else:
             assert isinstance(transport, Ring)
-            self.wire = Replicas(transport)
+            self.holder = Replicas(transport)
         if self.on is not None:
-            wraps.wire(self.on, transport, numbered=not method.asynchronous)
+            wraps.messages(self.on, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
         self.left_out = 0
         self.since = 0
@@ -108,7 +108,7 @@ class Session:
             raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
                               "weight_decay to 0, or take Adam")
         optimizers.describe(optimizer)  # complains if it cannot travel
-        if isinstance(self.wire, Resident):
+        if isinstance(self.holder, Resident):
             self._check_skips(optimizer)
 
     def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
@@ -150,14 +150,14 @@ class Session:
         assert optimizer is not None
         self.transport.on_nan = self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
-        arriving = self.wire.open(opening, weights)
+        arriving = self.holder.open(opening, weights)
         local = self.local_optimizer  # one of the user's own may write to the gradient
         self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
         for bucket in self.buckets:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
-                method.options, method.num_workers, bucket, self.wire, arriving[bucket.id],
+                method.options, method.num_workers, bucket, self.holder, arriving[bucket.id],
                 optimizer.wd * bucket.first.wd_mult, optimizer.lr if self.lr_given is None else self.lr_given,
                 self._local_step(bucket, own), self._update(bucket), own)
 
@@ -183,9 +183,9 @@ class Session:
         return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
-        if not isinstance(self.wire, Resident):
+        if not isinstance(self.holder, Resident):
             return None
-        update = self.wire.updates[bucket.id]
+        update = self.holder.updates[bucket.id]
         return update if self.on is None else wraps.update(self.on, update, bucket, "update")
 
     def advice(self) -> Optional[str]:
@@ -219,7 +219,7 @@ class Session:
         told = False
         while not told:  # else the one that tells the servers was lost before it had
             leads = self.leads
-            self.wire.use(self._opening(), self.global_weights, leads)
+            self.holder.use(self._opening(), self.global_weights, leads)
             told = bool(self.transport.total(np.array([leads], np.float32)).any())
         self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:
@@ -259,7 +259,7 @@ class Session:
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
-        return self.wire.room(bucket) if self._has_room else None
+        return self.holder.room(bucket) if self._has_room else None
 
     def multiplied(self, factor: float) -> None:
         """The gradients of this iteration are as many times a worker's own mean, which its own steps are to take."""
@@ -291,10 +291,10 @@ class Session:
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""
-        if not self.method.asynchronous or not isinstance(self.wire, AsynchronousServers):
+        if not self.method.asynchronous or not isinstance(self.holder, AsynchronousServers):
             raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
                               "every gradient is known")
-        counted = self.wire.statistics()
+        counted = self.holder.statistics()
         return Staleness.of([counted[bucket.id] for bucket in self.buckets])
 
     # -- to look at it -------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Session:
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
-            for name, array in self.wire.kept(worker.bucket).items():
+            for name, array in self.holder.kept(worker.bucket).items():
                 self._count(counted, f"{name}: what the codec has left of the gradients", array)
         return counted
 

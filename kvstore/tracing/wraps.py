@@ -25,7 +25,7 @@ def _wrap(owner: Any, name: str, after: Callable[..., None]) -> None:
     setattr(owner, name, wrapped)
 
 
-def wire(on: Recorder, transport: Any, numbered: bool) -> None:
+def messages(on: Recorder, transport: Any, numbered: bool) -> None:
     """Bars from what a message waits for until its answer is there."""
     def sent(pending: Pending, bucket: Bucket, array: NDArray, *_: Any, **__: Any) -> None:
         reads = {id(one): one for one in [array, *pending.behind]}

@@ -30,9 +30,9 @@ from kvstore.messages.header import FETCH, HEADER
 from kvstore.messages.seam import Opening, Pending, Ring, Sharded, State, Traffic, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, un_npz
+from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
-from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Wire, Wired
 from kvstore.weights.servers.shard import Shard
 
 MOST_WORKERS = 2 ** 17
@@ -101,8 +101,8 @@ class _Waiter:
 class _TakenLate(Taken):
     """A late answer of an asynchronous server."""
 
-    def __init__(self, late: Late, buffer: Buffer, wire: Wire) -> None:
-        super().__init__(buffer, wire)
+    def __init__(self, late: Late, buffer: Buffer, buffers: BucketBuffers) -> None:
+        super().__init__(buffer, buffers)
         self._late = late
 
     def result(self) -> NDArray:
@@ -403,14 +403,14 @@ class _Staged(Transport):
         return self._stage.total(self.worker_rank, np.array(array, np.float32))
 
 
-class InProcess(_Staged, Wired):
+class InProcess(_Staged, Buffered):
     """One worker's end of a `Stage`."""
 
     looks_at_all = True
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         _Staged.__init__(self, stage, worker_rank)
-        Wired.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
+        Buffered.__init__(self, worker_rank, synchronous=True)  # until `plan` says otherwise
         self._last: Dict[int, Pending] = {}
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
@@ -418,21 +418,21 @@ class InProcess(_Staged, Wired):
         return super().plan(parameters, traffic)
 
     def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
-        for key, wire in self._wires.items():
-            self._stage.open(key, wire.last.whole)
+        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in opening.buckets}
+        for key, buffers in self._buffers.items():
+            self._stage.open(key, buffers.last.whole)
         if self.worker_rank == 0:
             for shard in self._stage.shards:
                 shard.command("open", opening.command())
         self.total(np.zeros(1))
         if opening.traffic.coded:
             self._open_coded(opening)
-        return {key: Pending(wire.last.payload) for key, wire in self._wires.items()}
+        return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
     def _open_coded(self, opening: Opening) -> None:
         for bucket in opening.buckets:
             w = self._stage.open_coded(self.worker_rank, bucket.id, opening.traffic)
-            engine.memory(self._wires[bucket.id].last.whole)[:-HEADER] = w
+            engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
             if opening.traffic.codec_weights != "none":
                 self._stage.shards[bucket.server_rank].keep({bucket.id: w})
         self.total(np.zeros(1))
@@ -449,16 +449,16 @@ class InProcess(_Staged, Wired):
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         if bucket.id in self._last:
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
-        wire, compose = self._wires[bucket.id], Wire.compose if self._synchronous else Wire.compose_async
-        send = compose(wire, grad, self._tag(lr))
+        buffers = self._buffers[bucket.id]
+        send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
         late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.look(bucket))
         self._last[bucket.id] = late
-        return late if self._synchronous else _TakenLate(late, send, wire)
+        return late if self._synchronous else _TakenLate(late, send, buffers)
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
-        wire = self._wires[bucket.id]
-        send = wire.compose_fetch(after, FETCH_TAG)
-        return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, wire)
+        buffers = self._buffers[bucket.id]
+        send = buffers.compose_fetch(after, FETCH_TAG)
+        return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}

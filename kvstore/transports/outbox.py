@@ -13,7 +13,7 @@ from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import CodedAnswer, CodedPush
 from kvstore.messages.header import BEGIN, FETCH, HEADER
 from kvstore.messages.seam import Traffic
-from kvstore.transports.wires import Buffer
+from kvstore.transports.buffers import Buffer
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 

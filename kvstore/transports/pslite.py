@@ -1,6 +1,6 @@
 """The parameter server as a transport: buckets on MXNet's ps-lite.
 
-One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers on the wire
+One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers in messages
 must not meet. A `ParameterServer` is one store's use of it.
 """
 import base64
@@ -31,8 +31,8 @@ from kvstore.messages.seam import Export, Opening, Pending, State, Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, npz, un_npz
 from kvstore.tracing import recorder
+from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
 from kvstore.transports.outbox import Outbox
-from kvstore.transports.wires import FETCH_TAG, Buffer, Taken, Window, Wire, Wired
 
 WINDOW_NBYTES = 1024 * 1024
 """How much a worker has in flight to one server; an eighth of a small model where it waits for the answers. Less does
@@ -148,9 +148,9 @@ class Connection:
 
     def _take(self, out: np.ndarray, asked: Asked) -> None:
         """Wait for a sum."""
-        key, size, wire = asked
+        key, size, message = asked
         with self._waiting("a sum over the workers"):
-            answer = wire.asnumpy()
+            answer = message.asnumpy()
             pause_s = 0.0
             while not self.synchronous and answer[-HEADER] != self._rounds[key]:
                 pause_s = min(pause_s + 0.001, 0.02)
@@ -180,9 +180,9 @@ class Connection:
         return float(self.total(np.array([mine]))[0]) / self.num_workers
 
     def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
-        wire = mx.nd.array(pushed)
-        self.native.pushpull(key, wire, out=wire)
-        return wire
+        message = mx.nd.array(pushed)
+        self.native.pushpull(key, message, out=message)
+        return message
 
     def read_mail(self, name: str) -> List[bytes]:
         """What each server answers to command `name`."""
@@ -346,7 +346,7 @@ def window_nbytes(floats: int, waits: bool) -> float:
     return min(WINDOW_NBYTES, WIRE_DTYPE.itemsize * floats / 8) if waits else WINDOW_NBYTES
 
 
-class ParameterServer(Wired):
+class ParameterServer(Buffered):
     """One store on the connection of this process."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
@@ -373,17 +373,17 @@ class ParameterServer(Wired):
         if self.worker_rank == 0:
             self._connection.command("open", opening.command())
         ids = [bucket.id for bucket in opening.buckets]
-        self._wires = {bucket.id: Wire(weights(bucket)) for bucket in opening.buckets}
+        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in opening.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
         if opening.traffic.coded:
             self._open_coded(opening)
         with self._connection._waiting("the start of the global weights"):
             if self._outbox is None:
-                self._connection.native.init(ids, [self._wires[key].last.whole for key in ids])
+                self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
         report("joined")  # from here on this worker can be done without
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
-        return {key: Pending(self._wires[key].last.payload) for key in ids}
+        return {key: Pending(self._buffers[key].last.payload) for key in ids}
 
     def _open_coded(self, opening: Opening) -> None:
         """Let the servers take messages with codecs; worker 0's weights are the first of them."""
@@ -398,7 +398,7 @@ class ParameterServer(Wired):
         self._outbox = connection.outbox
         with connection._waiting("the start of the global weights"):
             for bucket in opening.buckets:
-                message = self._wires[bucket.id].last
+                message = self._buffers[bucket.id].last
                 w = engine.memory(message.whole)[:-HEADER]
                 if opening.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
                     w[:] = self.total(w if first else np.zeros_like(w))
@@ -407,7 +407,7 @@ class ParameterServer(Wired):
                     message.floats[-1] = BEGIN
                     self._outbox.send(bucket, message)
             for bucket in opening.buckets:
-                header = engine.memory(self._wires[bucket.id].last.whole)[-HEADER:]
+                header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
                 header[:] = 0
         self.total(np.zeros(1))  # the servers have them
 
@@ -419,25 +419,25 @@ class ParameterServer(Wired):
         return {} if self._outbox is None else self._outbox.residual(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        wire = self._wires[bucket.id]
-        before = wire.last
+        buffers = self._buffers[bucket.id]
+        before = buffers.last
         if not self._synchronous:
-            return self._ask(wire, bucket, before, wire.compose_async(grad, self._tag(lr), self.look(bucket)))
+            return self._ask(buffers, bucket, before, buffers.compose_async(grad, self._tag(lr), self.look(bucket)))
         window = self._windows[bucket.server_rank]
         behind = window.make_room(bucket.id, before.nbytes)
-        send = wire.compose(grad, self._tag(lr), behind, self.look(bucket))
+        send = buffers.compose(grad, self._tag(lr), behind, self.look(bucket))
         window.add(bucket.id, send)
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
 
     def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
-        wire = self._wires[bucket.id]
-        return self._ask(wire, bucket, wire.last, wire.compose_fetch(after, FETCH_TAG))
+        buffers = self._buffers[bucket.id]
+        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, FETCH_TAG))
 
-    def _ask(self, wire: Wire, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
+    def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
         self._send(bucket, send)
-        wire.answered(send)
-        return Taken(send, wire, [before.payload])
+        buffers.answered(send)
+        return Taken(send, buffers, [before.payload])
 
     def _send(self, bucket: Bucket, send: Buffer) -> None:
         """One message there, one back into the same buffer."""
@@ -479,12 +479,12 @@ class ParameterServer(Wired):
 
     def _under_way(self) -> Optional[Tuple[Any, ...]]:
         """The headers of all messages that wait for an answer, or None."""
-        headers = [wire.under_way() for wire in self._wires.values()]
+        headers = [buffers.under_way() for buffers in self._buffers.values()]
         return tuple(headers) if any(headers) else None
 
     def _overdue(self) -> str:
-        waiting = [(min(header[0], header[HEADER]), key) for key, wire in self._wires.items()
-                   for header in [wire.under_way()] if header]
+        waiting = [(min(header[0], header[HEADER]), key) for key, buffers in self._buffers.items()
+                   for header in [buffers.under_way()] if header]
         round_id, key = min(waiting, default=(0, 0))
         return (f"round {int(round_id)}, bucket {key}: nothing has come from the servers for {self._timeout_s:g} s; "
                 "another worker or a server is late, stopped or unreachable, or a worker has taken fewer steps and "
@@ -493,9 +493,9 @@ class ParameterServer(Wired):
     def close(self) -> None:
         """Forget what belongs to the buckets, here and on the servers. The connection stays until the process ends."""
         deadlines.end(id(self))
-        if self._wires:
-            self._connection.command("close", {"buckets": list(self._wires)})
+        if self._buffers:
+            self._connection.command("close", {"buckets": list(self._buffers)})
         if self._outbox is not None:
-            self._outbox.forget(self._wires)
-        self._wires.clear()
+            self._outbox.forget(self._buffers)
+        self._buffers.clear()
         self._windows.clear()

@@ -71,7 +71,7 @@ def reduce_scatter(worker_rank: int, codec: Codec, ours: Sequence[np.ndarray], s
     outgoing = _encoded(codec, m, ours, mine)
     for step in range(p - 1):
         block = (m - 1 - step) % p
-        incoming = codec.wire(sums[block], theirs)
+        incoming = codec.room(sums[block], theirs)
         yield outgoing, incoming
         codec.decode(incoming, sums[block])
         np.add(sums[block], ours[block], out=sums[block])
@@ -86,7 +86,7 @@ def allgather(worker_rank: int, codec: Codec, outgoing: np.ndarray, parts: Seque
     mine, theirs = scratch
     for step in range(p - 1):
         block = (m - step) % p
-        incoming = codec.wire(parts[block], theirs)
+        incoming = codec.room(parts[block], theirs)
         yield outgoing, incoming
         codec.decode(incoming, parts[block])
         outgoing, mine, theirs = incoming, theirs, mine  # forwarded as it came
@@ -94,7 +94,7 @@ def allgather(worker_rank: int, codec: Codec, outgoing: np.ndarray, parts: Seque
 
 
 def _encoded(codec: Codec, block: int, values: Sequence[np.ndarray], scratch: np.ndarray) -> np.ndarray:
-    message = codec.wire(values[block], scratch)
+    message = codec.room(values[block], scratch)
     try:
         codec.encode(values[block], message)
     except NotFiniteError as error:

@@ -1,6 +1,6 @@
-"""What a method asks of the wire in each iteration, found out by letting its own file do it once.
+"""What a method asks of what holds the weights in each iteration, found out by letting its own file do it once.
 
-A worker's lines run here on arrays of one element, with a wire that only writes down what it is asked for, in the
+A worker's lines run here on arrays of one element, with a holder that only writes down what it is asked for, in the
 order in which it is asked. Of a bucket and an iteration comes
 
     exchange n, behind    the bucket's nth question leaves: a push and its answer, once those `behind` it are answered
@@ -18,10 +18,10 @@ from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.seam import Array, AsynchronousServers, Pending, Replicated
 from kvstore.methods.contract import Method, Options, Step, Update, Worker
-from kvstore.transports.wires import Window
+from kvstore.transports.buffers import Window
 
 LR = 0.1
-"""Of the steps that are recorded; no method asks the wire for other things because of it."""
+"""Of the steps that are recorded; no method asks for other things because of it."""
 
 
 class Op(NamedTuple):
@@ -54,9 +54,9 @@ class Programs:
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
         self._options, self._buckets = options, list(buckets)
-        self._wire = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
+        self._holder = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
-        self._workers = [recorded(method, options, num_workers, bucket, self._wire, mx.nd.zeros(1), local, ring)
+        self._workers = [recorded(method, options, num_workers, bucket, self._holder, mx.nd.zeros(1), local, ring)
                          for bucket in self._buckets]
 
     def of(self, t: int) -> Program:
@@ -68,7 +68,7 @@ class Programs:
         return self._made[t]
 
     def arrays(self) -> int:
-        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are the wire's."""
+        """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
         worker = self._workers[0]
         kept = [getattr(worker, name) for name in (*worker.arrays, *worker.scratch)]
         return sum(len(value) if isinstance(value, list) else value is not None for value in kept
@@ -79,19 +79,19 @@ class Programs:
         self._made = {number: program for number, program in self._made.items() if number > t}
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
-        self._wire.ops = []
+        self._holder.ops = []
         worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
-        return self._wire.ops
+        return self._holder.ops
 
 
 class _Stepped(Update):
     """An optimizer on the worker; only that it ran counts."""
 
-    def __init__(self, wire: "_Recorder") -> None:
-        self._wire = wire
+    def __init__(self, holder: "_Recorder") -> None:
+        self._holder = holder
 
     def __call__(self, w: Array, grad: Array, lr: float, share: float = 1.0, out: Any = None) -> Array:
-        self._wire.ops.append(Op("step"))
+        self._holder.ops.append(Op("step"))
         return w if out is None else out
 
     def start(self, w: Array) -> None:
@@ -101,19 +101,19 @@ class _Stepped(Update):
 class _Asked(Pending):
     """An answer; the first time that it is read counts."""
 
-    def __init__(self, wire: "_Recorder", number: int, array: Array) -> None:
+    def __init__(self, holder: "_Recorder", number: int, array: Array) -> None:
         super().__init__(array)
-        self._wire, self._number, self._read = wire, number, False
+        self._holder, self._number, self._read = holder, number, False
 
     def result(self) -> Array:
         if not self._read:
             self._read = True
-            self._wire.ops.append(Op("await", self._number))
+            self._holder.ops.append(Op("await", self._number))
         return super().result()
 
 
 class _Recorder:
-    """Both wires write into `ops`."""
+    """Both kinds write into `ops`."""
 
     def __init__(self, buckets: Sequence[Bucket], answer: Array) -> None:
         self.ops: List[Op] = []
@@ -167,12 +167,12 @@ class _RingRecorder(_Recorder, Replicated):
 
 
 def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes: Optional[float] = None) -> Any:
-    """A wire that writes down what it is asked for in `ops`, and always answers the same."""
+    """A holder of weights that writes down what it is asked for in `ops`, and always answers the same."""
     return _RingRecorder(buckets, answer) if ring else _ServersRecorder(buckets, answer, window_nbytes)
 
 
-def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, wire: Any, w: Array, local: bool,
-             ring: bool) -> Worker:
-    """A method's worker on such a wire, with weights `w`; its optimizers do nothing."""
-    return method.worker(options, num_workers, bucket, wire, Pending(w), 0.0, LR, _Stepped(wire) if local else None,
-                         _Stepped(wire) if ring else None, w)
+def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
+             local: bool, ring: bool) -> Worker:
+    """A method's worker with such a holder, with weights `w`; its optimizers do nothing."""
+    return method.worker(options, num_workers, bucket, holder, Pending(w), 0.0, LR, _Stepped(holder) if local else None,
+                         _Stepped(holder) if ring else None, w)

@@ -25,9 +25,9 @@ from kvstore.messages.seam import Opening, Traffic, Transport
 from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
+from kvstore.transports.buffers import Buffer
 from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
 from kvstore.transports.rounds import on_ring
-from kvstore.transports.wires import Buffer
 from odsgd.virtual import layout
 from odsgd.virtual.description import VirtualCluster
 from odsgd.virtual.programs import Programs

@@ -73,7 +73,7 @@ class Changing(Synchronous):
         if does & LOCAL:
             assert self.local is not None
             self.local(self.own, g, step.lr)
-        self.arriving = self.wire.exchange(self.bucket, g + 0.1 * self.own, step.lr)
+        self.arriving = self.holder.exchange(self.bucket, g + 0.1 * self.own, step.lr)
         return self.arriving.result()
 
 

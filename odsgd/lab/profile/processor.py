@@ -107,8 +107,8 @@ def _lines(method: Type[Method], floats: int) -> float:
     local = method(options, 2).local_optimizer() is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
-    wire = recorder(buckets, ring, answer)
-    workers = [recorded(method, options, 2, bucket, wire, mx.nd.ones(floats), local, ring) for bucket in buckets]
+    holder = recorder(buckets, ring, answer)
+    workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), local, ring) for bucket in buckets]
     return _timed([_bind(worker.iterate, grad, Step(t, 1e-6, 1e-6))
                    for t in range(1, max(method.intervals(options)) + 1) for worker in workers])
 

@@ -26,11 +26,11 @@ def floats(size: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 def through(name: str, values: np.ndarray) -> np.ndarray:
     """What is left of `values` after one hop."""
     one = codec(name)
-    message = one.wire(values, np.empty(one.nbytes(values.size), np.uint8))
+    message = one.room(values, np.empty(one.nbytes(values.size), np.uint8))
     assert message.size == one.nbytes(values.size)
     one.encode(values, message)
     decoded = np.empty_like(values)
-    arrived = one.wire(decoded, message.copy())
+    arrived = one.room(decoded, message.copy())
     arrived[:] = message
     one.decode(arrived, decoded)
     return decoded

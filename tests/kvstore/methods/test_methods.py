@@ -33,10 +33,10 @@ def test_methods_are_imported_without_mxnet() -> None:
 
 @EVERY
 def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) -> None:
-    wire = typing.get_type_hints(method.worker)["wire"]
+    holder = typing.get_type_hints(method.worker)["holder"]
     on_servers = bool({"server", "process"} & set(method.transports))
     assert method.transports and set(method.transports) <= {"server", "ring", "sharded", "process"}
-    assert wire is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
+    assert holder is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
     assert not (method.asynchronous and {"ring", "sharded"} & set(method.transports))
     assert hasattr(method, "rule") is on_servers
     if on_servers:

@@ -48,10 +48,10 @@ def steps(transport: Transport, optimizer: str) -> Tuple[Dict[str, int], Saved]:
         for name, weight in weights.items():
             store.pushpull(name, weight - transport.worker_rank, weight)
     store.wait()
-    wire = store.session.wire
-    kept = {} if not isinstance(wire, Parts) else {
-        bucket.label: sum(array.size for array in wire.updates[bucket.id].arrays().values())
-        for bucket in wire.buckets if wire.sharded.part(bucket).start < wire.sharded.part(bucket).stop}
+    holder = store.session.holder
+    kept = {} if not isinstance(holder, Parts) else {
+        bucket.label: sum(array.size for array in holder.updates[bucket.id].arrays().values())
+        for bucket in holder.buckets if holder.sharded.part(bucket).start < holder.sharded.part(bucket).stop}
     return kept, store.server_state()
 
 

@@ -18,8 +18,8 @@ from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.messages.header import BEGIN, HEADER
 from kvstore.messages.seam import Traffic
+from kvstore.transports.buffers import Buffer
 from kvstore.transports.outbox import Outbox
-from kvstore.transports.wires import Buffer
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.hub import Hub

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.transports.wires import FETCH_TAG, Buffer, Tag, Window, Wire, Wired
+from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Tag, Window
 
 LONG_S = 60
 TAG: Tag = (0.0, 0.0, 1)
@@ -23,23 +23,23 @@ def held(array: NDArray) -> engine.Done:
     return under_way.get(timeout=LONG_S)
 
 
-def composed(wire: Wire, kind: str, grad: NDArray, behind: Buffer) -> Buffer:
+def composed(buffers: BucketBuffers, kind: str, grad: NDArray, behind: Buffer) -> Buffer:
     if kind == "synchronous":
-        return wire.compose(grad, TAG, [behind])
-    return wire.compose_async(grad, TAG) if kind == "asynchronous" else wire.compose_fetch(grad, FETCH_TAG)
+        return buffers.compose(grad, TAG, [behind])
+    return buffers.compose_async(grad, TAG) if kind == "asynchronous" else buffers.compose_fetch(grad, FETCH_TAG)
 
 
 @pytest.mark.parametrize("kind, what", [
     ("synchronous", "grad"), ("synchronous", "last answer"), ("synchronous", "message it is behind"),
     ("asynchronous", "grad"), ("asynchronous", "latest answer"), ("fetch", "grad"), ("fetch", "latest answer")])
 def test_a_message_leaves_when_all_that_it_is_behind_has_come(kind: str, what: str) -> None:
-    wire, grad, behind = Wire(mx.nd.zeros(3)), mx.nd.ones(3), Buffer(3, mx.cpu())
+    buffers, grad, behind = BucketBuffers(mx.nd.zeros(3)), mx.nd.ones(3), Buffer(3, mx.cpu())
     order: List[str] = []
-    come = held({"grad": grad, "last answer": wire.last.whole, "latest answer": wire.latest,
+    come = held({"grad": grad, "last answer": buffers.last.whole, "latest answer": buffers.latest,
                  "message it is behind": behind.whole}[what])
-    send = composed(wire, kind, grad, behind)
+    send = composed(buffers, kind, grad, behind)
     engine.push(lambda: order.append("leaves"), [send.whole], [])
-    behind_nothing = Wire(mx.nd.zeros(3))
+    behind_nothing = BucketBuffers(mx.nd.zeros(3))
     behind_nothing.compose(mx.nd.ones(3), TAG).whole.wait_to_read()
     order.append("comes")
     come()
@@ -92,10 +92,10 @@ def test_large_messages_wait_for_large_ones_however_many_small_ones_are_between(
 @pytest.mark.parametrize("worker_rank, synchronous, counts", [(0, True, True), (1, True, False), (1, False, True)])
 def test_a_message_carries_the_learning_rate_it_was_composed_with_where_the_workers_counts(
         worker_rank: int, synchronous: bool, counts: bool) -> None:
-    worker, wire, grad = Wired(worker_rank, synchronous), Wire(mx.nd.zeros(3)), mx.nd.ones(3)
+    worker, buffers, grad = Buffered(worker_rank, synchronous), BucketBuffers(mx.nd.zeros(3)), mx.nd.ones(3)
     written = held(grad)
     rates = (0.1, 0.2)
-    messages = [wire.compose(grad, worker._tag(lr)) for lr in rates]
+    messages = [buffers.compose(grad, worker._tag(lr)) for lr in rates]
     written()
     for message, lr in zip(messages, rates):
         *payload, version, high, low, mark = message.whole.asnumpy().tolist()

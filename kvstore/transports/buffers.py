@@ -1,4 +1,4 @@
-"""The buffers between a worker and the wire: comm_buf_, two for each bucket, used in turn.
+"""The buffers between a worker and the network: comm_buf_, two for each bucket, used in turn.
 
 One is on its way while the other still holds what came before, so that the algorithm may read the last answer while
 the next exchange runs.
@@ -89,7 +89,7 @@ class Window:
         self._under_way[bucket_id] = message
 
 
-class Wire:
+class BucketBuffers:
     """One bucket's two buffers. `last` was sent last; it holds the answer, or will."""
 
     def __init__(self, weights: NDArray) -> None:
@@ -135,7 +135,7 @@ class Wire:
     def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = (), look: Optional[Look] = None) -> Buffer:
         """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
-        It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other wires.
+        It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other buckets.
         Were two pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers,
         would take the second for another worker's.
         """
@@ -148,40 +148,40 @@ class Wire:
 class Taken(Pending):
     """An answer whose version becomes the worker's when the algorithm takes it."""
 
-    def __init__(self, buffer: Buffer, wire: Wire, behind: Sequence[NDArray] = ()) -> None:
+    def __init__(self, buffer: Buffer, buffers: BucketBuffers, behind: Sequence[NDArray] = ()) -> None:
         super().__init__(buffer.payload, behind)
-        self._buffer, self._wire, self._taken = buffer, wire, False
+        self._message, self._buffers, self._taken = buffer, buffers, False
 
     def result(self) -> NDArray:
         if not self._taken:
-            self._buffer.version.copyto(self._wire.version)
+            self._message.version.copyto(self._buffers.version)
             self._taken = True
         return super().result()
 
 
-class Wired(AsynchronousServers):
-    """What transports whose messages go through wires have in common: buffers, tags and versions.
+class Buffered(AsynchronousServers):
+    """What transports whose messages lie in buffers have in common: buffers, tags and versions.
 
-    `_wires` is empty until the store opens.
+    `_buffers` is empty until the store opens.
     """
 
     def __init__(self, worker_rank: int, synchronous: bool) -> None:
         self.worker_rank, self._synchronous = worker_rank, synchronous
-        self._wires: Dict[int, Wire] = {}
+        self._buffers: Dict[int, BucketBuffers] = {}
 
     def _tag(self, lr: float) -> Tag:
         """In a synchronous job only worker 0's learning rate counts."""
         return (*split_lr(lr if not self._synchronous or self.worker_rank == 0 else 0.0), self.worker_rank + 1)
 
     def room(self, bucket: Bucket) -> NDArray:
-        return self._wires[bucket.id].next.payload
+        return self._buffers[bucket.id].next.payload
 
     def versions(self) -> Dict[int, int]:
-        return {key: int(wire.version.asscalar()) for key, wire in self._wires.items()}
+        return {key: int(buffers.version.asscalar()) for key, buffers in self._buffers.items()}
 
     def set_versions(self, versions: Dict[int, int]) -> None:
         for key, version in versions.items():
-            self._wires[key].version[:] = version
+            self._buffers[key].version[:] = version
 
 
 FETCH_TAG: Tag = (0.0, 0.0, FETCH)
