@@ -1,10 +1,10 @@
 """Whether gradients are finite. A sum of squares is finite where all numbers are, and takes one pass at the rate of
-memory. Only where it is not does anybody look at each number: one may be infinite or none at all, or the squares may be
-too large for a float (from 2e19 on).
+memory. Only if that sum is not finite are the elements inspected: one may be infinite or NaN, or the squares may merely
+have overflowed (from 2e19 on).
 
-Workers look at the beginning of each bucket, which takes microseconds and finds most: a loss that is not a number makes
-all gradients so. Servers look at what they get, before an update reads it anyway. Where MXNet has added up by then, the
-server knows the round and the parameter, and no worker. With on_nan `find`, workers look at everything they send. With
+Workers check the beginning of each bucket, which takes microseconds and finds most: a loss that is NaN makes all
+gradients NaN. Servers check each push before the update, which reads it anyway. Where MXNet has added up by then, the
+server knows the round and the parameter, and no worker. With on_nan `find`, workers check everything they send. With
 `skip`, what is not finite is left out where it would be applied: by servers, by workers without servers, and by a
 worker that takes steps of its own.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from kvstore.errors import DivergedError
 from kvstore.messages.buckets import Bucket
 
-Look = Callable[[np.ndarray], None]
+Check = Callable[[np.ndarray], None]
 """Raises DivergedError for floats that are not to be sent."""
 
 Names = Sequence[Tuple[str, int]]
@@ -27,7 +27,7 @@ Names = Sequence[Tuple[str, int]]
 
 ON_NAN = ("stop", "find", "skip", "continue")
 SAMPLE = 1024
-"""Floats of a bucket that a worker looks at with `stop` and `skip`."""
+"""Floats of a bucket that a worker checks with `stop` and `skip`."""
 
 MOST_LINES = 20
 """That a process says of what is skipped."""
@@ -54,7 +54,7 @@ def wrong(floats: np.ndarray, of: Names) -> str:
             f"first: {floats[places[0]]})")
 
 
-def look(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
+def check(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
     """DivergedError if a bucket's floats, on their way from a worker, are not finite, as far as the `sample` tells."""
     if not finite(floats[:sample]):
         raise DivergedError(f"worker {worker_rank}, iteration {iteration}: {wrong(floats, names(bucket))}, and were "
@@ -77,6 +77,6 @@ def _tell(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int
     skips(f"worker {worker_rank}, iteration {iteration}", names(bucket), floats, sample)
 
 
-def looking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool) -> Look:
-    """`look`, at what this worker sends of a bucket in this iteration; with `skip` it only says so."""
-    return functools.partial(_tell if skip else look, worker_rank, iteration, bucket, sample)
+def checking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool) -> Check:
+    """`check`, of what this worker sends of a bucket in this iteration; with `skip` it only says so."""
+    return functools.partial(_tell if skip else check, worker_rank, iteration, bucket, sample)

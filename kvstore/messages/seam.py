@@ -26,7 +26,7 @@ import numpy as np
 
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import THRESHOLD
-from kvstore.messages.finite import SAMPLE, Look, looking, names
+from kvstore.messages.finite import SAMPLE, Check, checking, names
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
@@ -101,9 +101,9 @@ class Transport:
 
     worker_rank: int
     num_workers: int
-    looks_at_all = False  # whether it does with on_nan `stop` and `skip`, too
+    checks_all = False  # whether a worker checks all that it sends with on_nan `stop` and `skip`, too
     session_class: ClassVar[Any] = None  # the kind of `Session` that trains on it; None: the usual
-    on_nan, iteration = "continue", 0  # the session keeps both up to date, for `look`
+    on_nan, iteration = "continue", 0  # the session keeps both up to date, for `finite_check`
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         """The buckets, numbered for this transport. Called once."""
@@ -116,12 +116,12 @@ class Transport:
     def close(self) -> None:
         """Collective end."""
 
-    def look(self, bucket: Bucket) -> Optional[Look]:
-        """What looks at the floats of a bucket before they are sent in this iteration; None: nothing does."""
+    def finite_check(self, bucket: Bucket) -> Optional[Check]:
+        """What checks the floats of a bucket before they are sent in this iteration; None: nothing does."""
         if self.on_nan == "continue":
             return None
-        sample = None if self.looks_at_all or self.on_nan == "find" else SAMPLE
-        return looking(self.worker_rank, self.iteration, bucket, sample, skip=self.on_nan == "skip")
+        sample = None if self.checks_all or self.on_nan == "find" else SAMPLE
+        return checking(self.worker_rank, self.iteration, bucket, sample, skip=self.on_nan == "skip")
 
 
 class Export:
@@ -232,7 +232,7 @@ class AsynchronousServers(Servers):
 class Ring(Transport):
     """Workers that add."""
 
-    looks_at_all = True  # there is no server to do it
+    checks_all = True  # there is no server to do it
 
     def allreduce(self, bucket: Bucket, array: Array, out: Array) -> Pending:
         """Begin to sum every worker's `array` into `out`, as the traffic's codec has it."""
@@ -242,7 +242,7 @@ class Ring(Transport):
 class Sharded(Transport):
     """Workers that each own a part of every bucket."""
 
-    looks_at_all = True
+    checks_all = True
 
     def part(self, bucket: Bucket) -> slice:
         """What this worker owns of it; may be empty, or all."""

@@ -13,7 +13,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import DivergedError
 from kvstore.job import ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
-from kvstore.messages.finite import Look
+from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER, split_lr
 from kvstore.messages.seam import AsynchronousServers, Pending
 
@@ -41,19 +41,19 @@ class Buffer:
         return self.floats
 
     def fill(self, payload: NDArray, version: NDArray, tag: Tag, behind: Sequence[NDArray] = (),
-             look: Optional[Look] = None) -> None:
+             check: Optional[Check] = None) -> None:
         """Queue: be a message of `payload`, from a worker at `version`, once all arrays `behind` have been written.
 
-        The process ends if `look` does not like it.
+        The process ends if `check` raises.
         """
         there = payload is self.payload
 
         def write() -> None:
             if not there:
                 self.floats[:self.size] = engine.view(payload)
-            if look is not None:
+            if check is not None:
                 with ending.dying_of(DivergedError):
-                    look(self.floats[:self.size])
+                    check(self.floats[:self.size])
             self.floats[self.size] = engine.view(version)[0]
             self.floats[self.size + 1:] = tag
 
@@ -115,10 +115,10 @@ class BucketBuffers:
         """The one that will be composed next."""
         return self._buffers[0]
 
-    def compose_async(self, payload: NDArray, tag: Tag, look: Optional[Look] = None) -> Buffer:
+    def compose_async(self, payload: NDArray, tag: Tag, check: Optional[Check] = None) -> Buffer:
         """The next message of an asynchronous job: behind the last answer, with the version this worker has taken."""
         self._buffers.reverse()
-        self.last.fill(payload, self.version, tag, [self.latest], look)
+        self.last.fill(payload, self.version, tag, [self.latest], check)
         return self.last
 
     def compose_fetch(self, after: NDArray, tag: Tag) -> Buffer:
@@ -132,7 +132,8 @@ class BucketBuffers:
         """What is composed from here on goes out after the answer that `buffer` waits for."""
         buffer.version.copyto(self.latest)
 
-    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = (), look: Optional[Look] = None) -> Buffer:
+    def compose(self, payload: NDArray, tag: Tag, behind: Sequence[Buffer] = (),
+                check: Optional[Check] = None) -> Buffer:
         """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
         It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other buckets.
@@ -141,7 +142,7 @@ class BucketBuffers:
         """
         before = self.last
         self._buffers.reverse()
-        self.last.fill(payload, before.version, tag, [other.whole for other in behind], look)
+        self.last.fill(payload, before.version, tag, [other.whole for other in behind], check)
         return self.last
 
 

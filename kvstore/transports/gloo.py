@@ -22,7 +22,7 @@ from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket, Keys, Parameter
-from kvstore.messages.finite import Look
+from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending, Ring, Traffic
 from kvstore.transports.rounds import on_ring
 
@@ -55,7 +55,7 @@ class GroupRing(Ring):
         return on_ring(parameters, traffic, self._group.keys, self.num_workers)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        begin = partial(self._group.begin, self._group.ask(), self._timeout_s, self.look(bucket), array, out)
+        begin = partial(self._group.begin, self._group.ask(), self._timeout_s, self.finite_check(bucket), array, out)
         engine.push_async(begin, [array], [out])
         return Pending(out)
 
@@ -101,12 +101,12 @@ class _Group:
         """The number of the next sum, in the same order on every worker."""
         return next(self._numbers)
 
-    def begin(self, number: int, timeout_s: float, look: Optional[Look], own: NDArray, total: NDArray,
+    def begin(self, number: int, timeout_s: float, check: Optional[Check], own: NDArray, total: NDArray,
               done: engine.Done) -> None:
         """The arrays of a sum are there."""
-        if look is not None:
+        if check is not None:
             with ending.dying_of(DivergedError):
-                look(engine.view(own))
+                check(engine.view(own))
         with self._news:
             self._given[number] = timeout_s, own, total, done
             self._news.notify()

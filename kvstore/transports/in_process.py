@@ -25,7 +25,7 @@ from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
-from kvstore.messages.finite import Look
+from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER
 from kvstore.messages.seam import Opening, Pending, Ring, Sharded, State, Traffic, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
@@ -52,9 +52,9 @@ class Late(Pending):
     """An answer that comes when every worker's push has; `result` lets others run until then."""
 
     def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray,
-                 look: Optional[Look] = None) -> None:
+                 check: Optional[Check] = None) -> None:
         super().__init__(array)
-        self.look = look  # at what was sent, before the answer is made
+        self.check = check  # of what was sent, before the answer is made
         self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
         self.arrived = False
 
@@ -247,11 +247,11 @@ class Stage:
         return w
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
-             look: Optional[Look] = None) -> Late:
+             check: Optional[Check] = None) -> Late:
         """One worker's message; its answer is written in its place, when all have pushed or at once."""
         self.take_turn(worker_rank)
         round_ = self._rounds[bucket.id]
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         round_.append((worker_rank, answer, late))
         if len(round_) == (self.num_workers if synchronous else 1):
             self._answer(bucket, self._rounds.pop(bucket.id))
@@ -265,8 +265,8 @@ class Stage:
 
     def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
         for _, buffer, late in round_:
-            if late.look is not None:
-                late.look(buffer.there()[:-HEADER])
+            if late.check is not None:
+                late.check(buffer.there()[:-HEADER])
         if bucket.id in self._coded:
             self._answer_coded(bucket, {rank: engine.memory(buffer.whole) for rank, buffer, _ in round_})
         else:
@@ -344,14 +344,14 @@ class _Term:
 
     late: Late
 
-    def __init__(self, round_: Round, own: NDArray, out: NDArray, look: Optional[Look]) -> None:
-        self.round, self.out, self._look = round_, out, look
+    def __init__(self, round_: Round, own: NDArray, out: NDArray, check: Optional[Check]) -> None:
+        self.round, self.out, self._check = round_, out, check
         self._own = own.copy()  # in the engine: the worker goes on
 
     def begin(self, worker_rank: int, num_workers: int) -> Messages:
         self.round.own, self.round.total = self._own.asnumpy(), np.empty(self._own.size, np.float32)
-        if self._look is not None:
-            self._look(self.round.own)
+        if self._check is not None:
+            self._check(self.round.own)
         longest = self.round.longest(num_workers)
         return self.round.messages(worker_rank, num_workers, (np.empty(longest, np.uint8), np.empty(longest, np.uint8)))
 
@@ -361,9 +361,9 @@ class _PartTerm(_Term):
 
     round: PartRound
 
-    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, look: Optional[Look], mine: slice,
+    def __init__(self, round_: PartRound, own: NDArray, out: NDArray, check: Optional[Check], mine: slice,
                  update: Callable[[NDArray], None]) -> None:
-        super().__init__(round_, own, out, look)
+        super().__init__(round_, own, out, check)
         round_.part, round_.summed = np.empty(mine.stop - mine.start, np.float32), self._turn
         self._update = update
 
@@ -406,7 +406,7 @@ class _Staged(Transport):
 class InProcess(_Staged, Buffered):
     """One worker's end of a `Stage`."""
 
-    looks_at_all = True
+    checks_all = True
 
     def __init__(self, stage: Stage, worker_rank: int) -> None:
         _Staged.__init__(self, stage, worker_rank)
@@ -451,7 +451,7 @@ class InProcess(_Staged, Buffered):
             self._last[bucket.id].result()  # never two exchanges of a bucket at a time
         buffers = self._buffers[bucket.id]
         send = (buffers.compose if self._synchronous else buffers.compose_async)(grad, self._tag(lr))
-        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.look(bucket))
+        late = self._stage.push(self.worker_rank, bucket, send, self._synchronous, self.finite_check(bucket))
         self._last[bucket.id] = late
         return late if self._synchronous else _TakenLate(late, send, buffers)
 
@@ -480,7 +480,7 @@ class InProcessRing(_Staged, Ring):
         return super().plan(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        term = _Term(Round(0, str(bucket), self._codec), array, out, self.look(bucket))
+        term = _Term(Round(0, str(bucket), self._codec), array, out, self.finite_check(bucket))
         return self._stage.sum(self.worker_rank, bucket, term)
 
 
@@ -498,7 +498,7 @@ class InProcessSharded(_Staged, Sharded):
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         round_ = PartRound(0, str(bucket), Plain())
         round_.cuts = self._cuts[bucket.id]
-        term = _PartTerm(round_, array, out, self.look(bucket), self.part(bucket), update)
+        term = _PartTerm(round_, array, out, self.finite_check(bucket), self.part(bucket), update)
         return self._stage.sum(self.worker_rank, bucket, term)
 
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:

@@ -420,12 +420,12 @@ class ParameterServer(Buffered):
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         buffers = self._buffers[bucket.id]
-        before = buffers.last
+        before, tag, check = buffers.last, self._tag(lr), self.finite_check(bucket)
         if not self._synchronous:
-            return self._ask(buffers, bucket, before, buffers.compose_async(grad, self._tag(lr), self.look(bucket)))
+            return self._ask(buffers, bucket, before, buffers.compose_async(grad, tag, check))
         window = self._windows[bucket.server_rank]
         behind = window.make_room(bucket.id, before.nbytes)
-        send = buffers.compose(grad, self._tag(lr), behind, self.look(bucket))
+        send = buffers.compose(grad, tag, behind, check)
         window.add(bucket.id, send)
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])

@@ -52,7 +52,7 @@ class MpiRing(MpiTransport, Ring):
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
         round_ = self._rounds.ask(str(bucket), self._codec)
-        round_.look = self.look(bucket)
+        round_.check = self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)
 

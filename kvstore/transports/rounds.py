@@ -24,7 +24,7 @@ from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Codec, NotFiniteError, Plain
 from kvstore.messages.codecs import codec as named
-from kvstore.messages.finite import Look
+from kvstore.messages.finite import Check
 from kvstore.messages.seam import Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 
@@ -133,7 +133,7 @@ class Round:
         self.over: Callable[[], None]
         self.under_way: Messages
         self.left = 0  # pairs of messages
-        self.look: Optional[Look] = None
+        self.check: Optional[Check] = None
 
     def __str__(self) -> str:
         return f"round {self.number}, {self.what}"
@@ -211,9 +211,9 @@ class Rounds:
 
     def give(self, round_: Round) -> None:
         """The arrays of a round are there."""
-        if round_.look is not None:
+        if round_.check is not None:
             with ending.dying_of(DivergedError):
-                round_.look(round_.own)
+                round_.check(round_.own)
         self._given[round_.number] = round_
         self._tell()
 

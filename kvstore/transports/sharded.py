@@ -103,7 +103,7 @@ class MpiSharded(MpiTransport, Sharded):
         if bucket.id not in self._sums:
             self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
         total, round_ = self._sums[bucket.id], rounds.ask_for(PartRound, str(bucket), Plain())
-        round_.cuts, round_.look = self._cuts[bucket.id], self.look(bucket)
+        round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, total), [array], [total])
         update(total)
         engine.push_async(partial(self._resume, round_, out), [total], [out])  # `total`: behind the sum in any case

@@ -20,7 +20,7 @@ from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
-from kvstore.messages.finite import Look
+from kvstore.messages.finite import Check
 from kvstore.messages.seam import Opening, Traffic, Transport
 from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
@@ -107,19 +107,19 @@ class VirtualStage(Stage):
         super().wait_until(ready, what)
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
-             look: Optional[Look] = None) -> Late:
+             check: Optional[Check] = None) -> Late:
         if synchronous:
-            return super().push(worker_rank, bucket, answer, synchronous, look)
-        return self._ask(worker_rank, bucket, answer, look)
+            return super().push(worker_rank, bucket, answer, synchronous, check)
+        return self._ask(worker_rank, bucket, answer, check)
 
     def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
         if not self._iterating[worker_rank]:  # between iterations, with all workers at a meeting
             return super().fetch(worker_rank, bucket, answer)
         return self._ask(worker_rank, bucket, answer)
 
-    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, look: Optional[Look] = None) -> Late:
+    def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, check: Optional[Check] = None) -> Late:
         """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
-        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, look)
+        late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
         self._questions[bucket.id, worker_rank] = bucket, answer, late
         self._answer_in_order(bucket.id)
         return late

@@ -70,10 +70,10 @@ class Entry:
             self.rule.skip(header, w)
             return
         if on_nan in ("stop", "find"):
-            self._look(header, grad)
+            self._check(header, grad)
         self.rule.receive(header, grad, w)
 
-    def _look(self, header: Header, grad: np.ndarray) -> None:
+    def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
             which = "" if self.marks == 1 else "; on_nan `find` finds the worker"
             raise DivergedError(f"{self._where(header)}: {finite.wrong(grad, self.names)}{which}. {finite.ADVICE}")

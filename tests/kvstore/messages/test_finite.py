@@ -6,7 +6,7 @@ import pytest
 
 from kvstore.errors import DivergedError
 from kvstore.messages.buckets import Bucket, Parameter, Segment
-from kvstore.messages.finite import finite, look
+from kvstore.messages.finite import check, finite
 
 FIRST, SECOND = Parameter(0, "first", (2, 3)), Parameter(1, "second", (1000, 4))
 BUCKET = Bucket(7, 0, (Segment(FIRST, 0, 6, 0), Segment(SECOND, 0, 4000, 6)))
@@ -34,7 +34,7 @@ def test_what_is_said_names_the_first_parameter(places: "list[int]", said: str) 
     floats = np.zeros(4006, np.float32)
     floats[places] = np.nan
     with pytest.raises(DivergedError) as caught:
-        look(3, 12, BUCKET, None, floats)
+        check(3, 12, BUCKET, None, floats)
     assert str(caught.value).startswith(f"worker 3, iteration 12: {said}")
 
 
@@ -43,7 +43,7 @@ def test_a_sample_is_the_beginning(sample: Optional[int], seen: bool) -> None:
     floats = np.zeros(4006, np.float32)
     floats[2000] = np.inf
     if not seen:
-        look(0, 1, BUCKET, sample, floats)
+        check(0, 1, BUCKET, sample, floats)
         return
     with pytest.raises(DivergedError):
-        look(0, 1, BUCKET, sample, floats)
+        check(0, 1, BUCKET, sample, floats)
