@@ -19,13 +19,13 @@ from typing import Any, Dict, Optional, Union
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from odsgd.training.checkpoint import checkpoint
+from odsgd.training.checkpoint import checkpoint, manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
 
 
 def latest(folder: Union[str, Path]) -> int:
     """The iteration of the newest complete checkpoint in `folder` on this host; 0 if there is none."""
-    return max(checkpoint.complete(Path(folder)), default=0)
+    return max(manifests.complete(Path(folder)), default=0)
 
 
 def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int = 3,
@@ -56,11 +56,11 @@ class CheckpointKeeper:
         self.iteration = 0
         """Iterations done."""
         if store.rank == 0:
-            checkpoint.bring_back(folder, second)
-            for line in checkpoint.check_saved(folder, second):
+            resuming.bring_back(folder, second)
+            for line in resuming.check_saved(folder, second):
                 print(f"warning: {line}", flush=True)
-        if checkpoint.from_worker_0(store, latest(folder)):
-            manifest, warnings = checkpoint.resume(folder, store, net, self._check, second=second)
+        if resuming.from_worker_0(store, latest(folder)):
+            manifest, warnings = resuming.resume(folder, store, net, self._check, second=second)
             self.iteration = manifest["iteration"]
             if store.rank == 0:
                 lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
@@ -92,5 +92,5 @@ class CheckpointKeeper:
 
     def _check(self, manifest: Dict[str, Any]) -> None:
         now = {} if environment.most_workers() else {"num_workers": self._store.num_workers}
-        checkpoint.check_facts(manifest, now, [])
-        checkpoint.check_model(manifest, self._net)
+        manifests.check_facts(manifest, now, [])
+        manifests.check_model(manifest, self._net)

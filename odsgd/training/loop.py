@@ -42,7 +42,7 @@ from odsgd import timeline
 from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
 from odsgd.training import devices, evaluation, randomness
-from odsgd.training.checkpoint import checkpoint, disk
+from odsgd.training.checkpoint import checkpoint, disk, manifests, resuming
 from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
@@ -413,7 +413,7 @@ class Training:
         """
         if self.untold is None:
             return
-        if checkpoint.from_worker_0(self.store, self.run_log.has_epoch(self.untold["epoch"])):
+        if resuming.from_worker_0(self.store, self.run_log.has_epoch(self.untold["epoch"])):
             self.untold = None
             return
         self.trainer._init_kvstore()
@@ -505,22 +505,22 @@ class Training:
         A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
         """
         if self.store.rank == 0 and (self.config.resume or environment.restarts()):
-            checkpoint.bring_back(self.checkpoints, self.second)
-        there = checkpoint.complete(self.checkpoints) if self.store.rank == 0 else []
+            resuming.bring_back(self.checkpoints, self.second)
+        there = manifests.complete(self.checkpoints) if self.store.rank == 0 else []
         again = environment.restarts() > 0
         if self.store.rank == 0 and again:
-            self.warnings = checkpoint.check_saved(self.checkpoints, self.second)
-        if again and not checkpoint.from_worker_0(self.store, there):
+            self.warnings = resuming.check_saved(self.checkpoints, self.second)
+        if again and not resuming.from_worker_0(self.store, there):
             return None
         if not self.config.resume and not again:
             if there:
                 raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
                                   f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
-            if self.second is not None and self.store.rank == 0 and self.second.holds(checkpoint.MANIFEST):
+            if self.second is not None and self.store.rank == 0 and self.second.holds(manifests.MANIFEST):
                 raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), "
                                   "or take another --checkpoint-to")
             return None
-        manifest, warnings = checkpoint.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
+        manifest, warnings = resuming.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
                                                self.second)
         self.warnings += warnings
         self.progress, self.untold = EpochProgress(*manifest.get("course") or ()), manifest.get("untold")
@@ -561,5 +561,5 @@ class Training:
         workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
         others = environment.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
         now = {**({} if others else workers), "cluster": self._cluster(manifest.get("cluster"))}
-        checkpoint.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
-        checkpoint.check_model(manifest, self.net)
+        manifests.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
+        manifests.check_model(manifest, self.net)

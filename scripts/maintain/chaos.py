@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 from kvstore.errors import ConfigError  # noqa: E402
 from odsgd.lab import cluster  # noqa: E402
 from odsgd.launch.linux import descendants, state  # noqa: E402
-from odsgd.training.checkpoint import checkpoint  # noqa: E402
+from odsgd.training.checkpoint import manifests  # noqa: E402
 
 EPOCHS, EVERY, PER_EPOCH = 40, 20, {1: 44, 2: 22, 3: 14}
 STORES = {  # flags, and whether two runs of two workers have the same bits
@@ -183,7 +183,7 @@ def is_tunnel(pid: int) -> bool:
 
 
 def newest(out: Path) -> int:
-    return max(checkpoint.complete(out / "checkpoints"), default=0)
+    return max(manifests.complete(out / "checkpoints"), default=0)
 
 
 def wait_for_moment(job: Job, one: Case) -> None:
@@ -197,7 +197,7 @@ def wait_for_moment(job: Job, one: Case) -> None:
         job.until(lambda: (folder / str(total)).exists())
     elif one.moment == "checkpoint":
         job.until(lambda: newest(job.out) >= EVERY)
-        job.until(lambda: any(not (path / checkpoint.MANIFEST).exists() for path in folder.iterdir()))
+        job.until(lambda: any(not (path / manifests.MANIFEST).exists() for path in folder.iterdir()))
         time.sleep(one.delay_s / 20)
         return
     elif one.moment == "evaluation":
@@ -355,12 +355,12 @@ def left_after(job: Job) -> int:
 def damaged(out: Path) -> List[str]:
     """Checkpoints that count, and are not whole."""
     bad = []
-    for iteration in checkpoint.complete(out / "checkpoints"):
+    for iteration in manifests.complete(out / "checkpoints"):
         path = out / "checkpoints" / str(iteration)
         try:
-            manifest = checkpoint.read_manifest(path)
+            manifest = manifests.read_manifest(path)
             for name in manifest["files"]:
-                checkpoint.verify(path, name, manifest)
+                manifests.verify(path, name, manifest)
         except ConfigError as error:
             bad.append(str(error))
     return bad
@@ -375,8 +375,8 @@ def accuracy(out: Path) -> Optional[float]:
 
 
 def weights(out: Path) -> Optional[str]:
-    path = out / "checkpoints" / str(newest(out)) / checkpoint.WEIGHTS
-    return checkpoint.digest(path)["sha256"] if path.is_file() else None
+    path = out / "checkpoints" / str(newest(out)) / manifests.WEIGHTS
+    return manifests.digest(path)["sha256"] if path.is_file() else None
 
 
 def reference(one: Case, folder: Path) -> str:

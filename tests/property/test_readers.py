@@ -37,7 +37,7 @@ from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job
 from odsgd.launch.policy.judge import Judge, Member
 from odsgd.launch.view import overview, watch
-from odsgd.training.checkpoint import checkpoint, weights
+from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.data import datasets, records
 from tests.property import nasty
 from tests.property.nasty import (
@@ -237,7 +237,7 @@ def test_an_index_and_its_records(index_and_content: Tuple[bytes, bytes]) -> Non
 
 
 GOOD: Dict[str, Any] = {
-    "schema": checkpoint.SCHEMA, "iteration": 7, "num_workers": 1, "batches_per_epoch": 3, "config": {}, "versions": {},
+    "schema": manifests.SCHEMA, "iteration": 7, "num_workers": 1, "batches_per_epoch": 3, "config": {}, "versions": {},
     "parameters": {"w": {"shape": [2, 3], "dtype": "float32"}},
     "files": {"worker-0.npz": {"nbytes": 3, "sha256": "0" * 64}}}
 
@@ -249,9 +249,9 @@ GOOD: Dict[str, Any] = {
 def test_a_manifest_and_what_it_says_of_a_file(content: bytes) -> None:
     path = FOLDER / "7"
     path.mkdir(exist_ok=True)
-    written(f"7/{checkpoint.MANIFEST}", content)
+    written(f"7/{manifests.MANIFEST}", content)
     written("7/worker-0.npz", b"abc")
-    holds(lambda: checkpoint.verify(path, "worker-0.npz", checkpoint.read_manifest(path)))
+    holds(lambda: manifests.verify(path, "worker-0.npz", manifests.read_manifest(path)))
 
 
 checkpoint.write_arrays(FOLDER / "good.npz", {"local/w": np.zeros((2, 3), np.float32)}, {"iteration": 7})
@@ -261,7 +261,7 @@ NPZ = (FOLDER / "good.npz").read_bytes()
 @fed(one_of(mutated(NPZ), binary(200)), NPZ.replace(b"(2, 3)", b"(2,2**99)"[:6]), NPZ.replace(b"'<f4'", b"'O'  "))
 def test_a_saved_state(content: bytes) -> None:
     path = written("worker-0.npz", content)
-    holds(lambda: checkpoint.read_arrays(path))
+    holds(lambda: resuming.read_arrays(path))
 
 
 mx.nd.save(str(FOLDER / "good.params"), {"0.weight": mx.nd.ones((2, 3)), "0.bias": mx.nd.zeros(2, dtype="float16")})

@@ -208,7 +208,7 @@ def _train(trial: Trial, config: TrainConfig, folder: Path, lock: IO[str],
            say: Callable[[str], None]) -> subprocess.Popen[bytes]:
     """The process of a training, which goes on from the newest checkpoint in `folder`, if there is one."""
     (folder / "train.yaml").write_text(config.to_yaml(), encoding="utf-8")
-    from odsgd.training.checkpoint.checkpoint import complete
+    from odsgd.training.checkpoint.manifests import complete
     there = complete(folder / "checkpoints")
     say(f"{trial}: {f'goes on from iteration {there[-1]}' if there else 'begins'}")
     program = [sys.executable, "-m", "odsgd"]
@@ -243,7 +243,7 @@ def _lacks_staleness(one: _Running) -> bool:
     """
     if not one.config.asynchronous or any(event["event"] == "staleness" for event in events_of(one.folder / METRICS)):
         return False
-    from odsgd.training.checkpoint.checkpoint import complete
+    from odsgd.training.checkpoint.manifests import complete
     kept = one.folder / "checkpoints"
     shutil.rmtree(kept / str(complete(kept)[-1]))
     return True

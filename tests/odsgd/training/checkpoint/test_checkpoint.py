@@ -13,7 +13,7 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
 from kvstore.state.npz import read_npz
-from odsgd.training.checkpoint import checkpoint, weights
+from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.checkpoint.mirror import CheckpointMirror
 
 Trained = Tuple[Any, Any, Callable[[], None]]
@@ -87,9 +87,9 @@ def test_weights_that_a_full_disk_has_cut_short_do_not_count(tmp_path: Path, tra
 
 def test_the_manifest_lists_every_file_with_size_and_digest(tmp_path: Path, trained: Trained) -> None:
     folder = save(tmp_path, trained)
-    manifest = checkpoint.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted([*manifest["files"], "manifest.json"])
-    assert {name: checkpoint.digest(folder / name) for name in manifest["files"]} == manifest["files"]
+    assert {name: manifests.digest(folder / name) for name in manifest["files"]} == manifest["files"]
     assert manifest["iteration"] == 2 and manifest["num_workers"] == 1
     assert manifest["parameters"]["net_dense0_weight"] == {"shape": [3, 4], "dtype": "float32"}
 
@@ -107,10 +107,10 @@ def test_a_checkpoint_that_could_not_be_finished_does_not_count(tmp_path: Path, 
     monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, trained)
-    assert (tmp_path / "3").is_dir() and checkpoint.complete(tmp_path) == [2]
+    assert (tmp_path / "3").is_dir() and manifests.complete(tmp_path) == [2]
     monkeypatch.undo()
     checkpoint.save(tmp_path, trained[0], trained[1], {}, 3)
-    assert checkpoint.complete(tmp_path) == [2, 3] and not list((tmp_path / "3").glob("*.tmp"))
+    assert manifests.complete(tmp_path) == [2, 3] and not list((tmp_path / "3").glob("*.tmp"))
 
 
 def test_a_checkpoint_written_again_does_not_count_meanwhile(tmp_path: Path, trained: Trained,
@@ -143,7 +143,7 @@ def test_a_half_removed_folder_does_not_count(tmp_path: Path, monkeypatch: pytes
         (tmp_path / name / "manifest.json").write_text("{}")
     monkeypatch.setattr(shutil, "rmtree", lambda folder, ignore_errors: None)  # killed before its first file
     checkpoint._retire(tmp_path, [6], 6)
-    assert checkpoint.complete(tmp_path) == [6]
+    assert manifests.complete(tmp_path) == [6]
 
 
 def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_path: Path, trained: Trained) -> None:
@@ -152,7 +152,7 @@ def test_the_arrays_are_those_of_the_moment_however_long_the_writing_takes(tmp_p
     checkpoint.save(tmp_path / "saved", store, net, {}, 3)
     for _ in range(3):
         step()
-    assert checkpoint.complete(tmp_path / "draft") == []
+    assert manifests.complete(tmp_path / "draft") == []
     unfinished.finish()
     for name in ("worker-0.npz", "servers.npz"):
         one, other = (read_npz(tmp_path / kind / "1" / name) for kind in ("draft", "saved"))
@@ -179,19 +179,19 @@ def test_a_disk_that_takes_nothing_is_not_waited_for_longer_than_for_another_pro
 @pytest.mark.parametrize("name", ["worker-0.npz", "weights.params", "servers.npz"])
 def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained: Trained, name: str) -> None:
     folder = save(tmp_path, trained)
-    manifest = checkpoint.read_manifest(folder)
+    manifest = manifests.read_manifest(folder)
     expected = manifest["files"][name]
     damage(folder / name)
     with pytest.raises(ConfigError) as caught:
-        checkpoint.verify_mine(folder, manifest, worker_rank=0)
-    got = checkpoint.digest(folder / name)
+        resuming.verify_mine(folder, manifest, worker_rank=0)
+    got = manifests.digest(folder / name)
     assert f"`{folder / name}`: expected SHA-256 {expected['sha256']}, got SHA-256 {got['sha256']}" in str(caught.value)
     os.truncate(folder / name, 7)
     with pytest.raises(ConfigError, match=f"expected {expected['nbytes']} bytes, got 7 bytes") as caught:
-        checkpoint.verify_mine(folder, manifest, worker_rank=0)
+        resuming.verify_mine(folder, manifest, worker_rank=0)
     os.remove(folder / name)
     with pytest.raises(ConfigError, match=f"no `{folder / name}`, a part of checkpoint 2"):
-        checkpoint.verify_mine(folder, manifest, worker_rank=0)
+        resuming.verify_mine(folder, manifest, worker_rank=0)
     assert "\n" not in str(caught.value)
 
 
@@ -200,14 +200,14 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
 def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
-        checkpoint.read_manifest(tmp_path)
+        manifests.read_manifest(tmp_path)
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
 def test_a_checkpoint_of_another_version_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema": 1, "versions": {"odsgd": "0.1.7"}}')
     with pytest.raises(ConfigError) as caught:
-        checkpoint.read_manifest(tmp_path)
+        manifests.read_manifest(tmp_path)
     assert str(caught.value).startswith(f"`{tmp_path}/manifest.json` was written by odsgd 0.1.7, in schema 1; odsgd ")
     assert str(caught.value).endswith("Resume it with odsgd 0.1.7, or begin a new run with another --out")
 
@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, tra
     damage(tmp_path / "4" / name) if name != "manifest.json" else (tmp_path / "4" / name).write_text("{")
     (tmp_path / "3" / "weights.params").unlink()
     store = kvstore.create("local")
-    manifest, warnings = checkpoint.resume(tmp_path, store, trained[1], lambda manifest: None)
+    manifest, warnings = resuming.resume(tmp_path, store, trained[1], lambda manifest: None)
     assert manifest["iteration"] == 2
     assert [line.partition(" (")[0] for line in warnings] == ["checkpoint 4 is not whole", "checkpoint 3 is not whole"]
     assert all(line.endswith("; going on from checkpoint 2") for line in warnings)
@@ -228,7 +228,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path, tra
 def test_without_a_whole_checkpoint_the_newest_ones_damage_is_told(tmp_path: Path, trained: Trained) -> None:
     damage(save(tmp_path, trained) / "servers.npz")
     with pytest.raises(ConfigError, match=r"2/servers.npz`: expected SHA-256"):
-        checkpoint.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None)
+        resuming.resume(tmp_path, kvstore.create("local"), trained[1], lambda manifest: None)
 
 
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
@@ -238,12 +238,12 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused_with_the_difference(tmp_path: Path, trained: Trained) -> None:
-    manifest = checkpoint.read_manifest(save(tmp_path, trained))
-    checkpoint.check_model(manifest, trained[1])
+    manifest = manifests.read_manifest(save(tmp_path, trained))
+    manifests.check_model(manifest, trained[1])
     other = mx.gluon.nn.Dense(5, in_units=4, prefix="net_dense0_")
     other.initialize()
     with pytest.raises(ConfigError) as caught:
-        checkpoint.check_model(manifest, other)
+        manifests.check_model(manifest, other)
     assert "net_dense0_weight: 3x4 float32 saved, 5x4 float32 now" in str(caught.value)
     assert "net_batchnorm0_gamma: 3 float32 saved, none now; and" not in str(caught.value)
     assert "net_batchnorm0_gamma: 3 float32 saved, none now" in str(caught.value)
@@ -251,16 +251,16 @@ def test_another_model_is_refused_with_the_difference(tmp_path: Path, trained: T
 
 def test_other_settings_are_refused_by_name() -> None:
     manifest = json.loads('{"iteration": 7, "num_workers": 4, "batches_per_epoch": 10}')
-    checkpoint.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
+    manifests.check_facts(manifest, {"num_workers": 4, "batches_per_epoch": 10}, [])
     with pytest.raises(ConfigError, match=r"7 .*: lr: 1 in the saved run, 2 now; num_workers: 4 in the saved run, 3"):
-        checkpoint.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])
+        manifests.check_facts(manifest, {"num_workers": 3}, ["lr: 1 in the saved run, 2 now"])
 
 
 def saved_before(tmp_path: Path, *iterations: int) -> Path:
     """A folder with manifests of these checkpoints."""
     for iteration in iterations:
         (tmp_path / str(iteration)).mkdir()
-        (tmp_path / str(iteration) / checkpoint.MANIFEST).touch()
+        (tmp_path / str(iteration) / manifests.MANIFEST).touch()
     return tmp_path
 
 
@@ -269,12 +269,12 @@ def test_worker_0_without_the_checkpoint_that_its_job_has_saved_does_not_begin_a
     monkeypatch.setenv("ODSGD_SAVED", "40")
     for iterations, found in ((), "there is none in"), ((20,), "the newest in"):
         with pytest.raises(ConfigError) as caught:
-            checkpoint.check_saved(saved_before(tmp_path, *iterations), None)
+            resuming.check_saved(saved_before(tmp_path, *iterations), None)
         told = str(caught.value)
         assert told.startswith(f"the job has saved checkpoint 40, and {found} `{tmp_path}` on host ")
         assert socket.gethostname() in told and "--checkpoint-to" in told and "\n" not in told
     assert "is 20, where worker 0 runs now" in told
-    assert checkpoint.check_saved(saved_before(tmp_path, 40), None) == []
+    assert resuming.check_saved(saved_before(tmp_path, 40), None) == []
 
 
 def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
@@ -282,6 +282,6 @@ def test_what_was_brought_back_may_be_older_than_what_was_saved(tmp_path: Path,
     monkeypatch.setenv("ODSGD_SAVED", "40")
     second = CheckpointMirror(str(tmp_path / "second"))
     with pytest.raises(ConfigError, match="there is none in"):
-        checkpoint.check_saved(tmp_path, second)
-    warning, = checkpoint.check_saved(saved_before(tmp_path, 20), second)
+        resuming.check_saved(tmp_path, second)
+    warning, = resuming.check_saved(saved_before(tmp_path, 20), second)
     assert "checkpoint 40, and the newest in" in warning and warning.endswith("is 20; going on from that one")

@@ -9,7 +9,7 @@ import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
-from odsgd.training.checkpoint import checkpoint
+from odsgd.training.checkpoint import checkpoint, manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError, RemoteMirror, mirror_at
 from tests.integration.launching import executable, stand_in_ssh
 
@@ -68,15 +68,15 @@ def test_a_run_goes_on_from_the_second_place_when_its_disk_is_lost(place: str, t
         trainer.step(2)
         assert checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3, second=second) == []
     assert second.failures(60.0) == []
-    assert second.holds(checkpoint.MANIFEST) == checkpoint.complete(tmp_path / "run") == [3, 4, 5]
+    assert second.holds(manifests.MANIFEST) == manifests.complete(tmp_path / "run") == [3, 4, 5]
     assert second.iterations() == [3, 4, 5, 9]
-    saved = (tmp_path / "run" / "5" / checkpoint.WEIGHTS).read_bytes()
+    saved = (tmp_path / "run" / "5" / manifests.WEIGHTS).read_bytes()
     shutil.rmtree(tmp_path / "run")
-    checkpoint.bring_back(tmp_path / "run", second)
-    manifest, warnings = checkpoint.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
+    resuming.bring_back(tmp_path / "run", second)
+    manifest, warnings = resuming.resume(tmp_path / "run", kvstore.create("local"), net, lambda manifest: None,
                                            second=second)
     assert (manifest["iteration"], warnings) == (5, [])
-    assert (tmp_path / "run" / "5" / checkpoint.WEIGHTS).read_bytes() == saved
+    assert (tmp_path / "run" / "5" / manifests.WEIGHTS).read_bytes() == saved
 
 
 def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_copy_that_fails_costs_a_warning(tmp_path: Path) -> None:
     warnings = checkpoint.save(tmp_path / "run", store, net, {"config": {}}, 3,
                                second=CheckpointMirror(str(tmp_path / "there")))
     assert len(warnings) == 1 and "checkpoint 1 is not in the second place: worker 0 could not copy" in warnings[0]
-    assert checkpoint.complete(tmp_path / "run") == [1]
+    assert manifests.complete(tmp_path / "run") == [1]
 
 
 def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
@@ -119,7 +119,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
         (tmp_path / "go").touch()
     line = "checkpoint 1 is not in the second place: worker 1 could not copy its part: not done within 4 s"
     assert told == [[line]] * 2
-    assert checkpoint.complete(tmp_path / "run") == [1]
+    assert manifests.complete(tmp_path / "run") == [1]
 
 
 def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""What makes a folder a checkpoint: its manifest, how files are compared with it, and whether it is of this run."""
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional
+
+import numpy as np
+
+from kvstore.errors import ConfigError, shown
+from odsgd import __version__
+from odsgd.config.files import read_text
+from odsgd.training.checkpoint.disk import flush_folder, replacing
+
+SCHEMA = 3
+"""Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
+arrays of schema 1 had numbers where they have names now, which an option could change the meaning of; runs of schema 2
+had other update rules (`easgd`, `downpour`, `gamma_p`, `poly`).
+"""
+MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
+MOST_MANIFEST_NBYTES = 1 << 24
+
+Digest = Dict[str, Any]
+
+
+class DamagedError(ConfigError):
+    """A checkpoint that is not what was written; the one before it may serve."""
+
+
+def worker_file(worker_rank: int) -> str:
+    """Name of one worker's part."""
+    return f"worker-{worker_rank}.npz"
+
+
+def complete(root: Path) -> List[int]:
+    """Iterations of the complete checkpoints below `root`, oldest first."""
+    return [int(folder.name) for folder in numbered(root) if (folder / MANIFEST).is_file()]
+
+
+def numbered(root: Path) -> List[Path]:
+    folders = [folder for folder in root.iterdir() if folder.name.isdigit()] if root.is_dir() else []
+    return sorted(folders, key=lambda folder: int(folder.name))
+
+
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    """The manifest of `folder`; ConfigError if it is damaged or of another version."""
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(read_text(path, "the manifest of a checkpoint", MOST_MANIFEST_NBYTES))
+        schema = manifest["schema"]
+        versions = manifest.get("versions")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedError(f"`{path}`: expected the manifest of a checkpoint, got {type(error).__name__} "
+                           f"({shown(str(error))}); {REMEDY.format(folder)}") from None
+    if schema != SCHEMA:
+        writer = "odsgd " + shown(versions.get("odsgd", "(version not told)") if isinstance(versions, dict) else "?")
+        raise ConfigError(f"`{path}` was written by {writer}, in schema {shown(schema)}; odsgd {__version__} reads "
+                          f"schema {SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+    wrong = [name for name, fits in MANIFEST_HAS.items() if not fits(manifest.get(name))]
+    if wrong or folder.name != str(manifest["iteration"]):
+        raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "
+                           f"{REMEDY.format(folder)}")
+    return dict(manifest)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2 ** 53
+
+
+def _are_digests(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and _is_count(one.get("nbytes")) and re.fullmatch("[0-9a-f]{64}", str(one.get("sha256")))
+        for one in value.values())
+
+
+def _are_shapes(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(one, dict) and isinstance(one.get("dtype"), str) and isinstance(one.get("shape"), list)
+        and all(map(_is_count, one["shape"])) for one in value.values())
+
+
+REMEDY = "remove `{}` to resume from the checkpoint before it"
+MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
+    "iteration": _is_count, "num_workers": lambda value: _is_count(value) and value > 0,
+    "config": lambda value: value is None or isinstance(value, dict),
+    "batches_per_epoch": lambda value: value is None or (_is_count(value) and value > 0),
+    "course": lambda value: value is None or (isinstance(value, list) and len(value) == 3
+                                              and all(_is_count(abs(one)) for one in value if isinstance(one, int))),
+    "parameters": _are_shapes, "files": _are_digests,
+    "virtual_seconds": lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)}
+"""What is read of a manifest, and what it must be."""
+
+
+def digest(path: Path) -> Digest:
+    """Size and SHA-256 of a file."""
+    sha = hashlib.sha256()
+    with open(path, "rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            sha.update(piece)
+        return {"nbytes": file.tell(), "sha256": sha.hexdigest()}
+
+
+def verify(folder: Path, name: str, manifest: Dict[str, Any]) -> Path:
+    """The path of file `name`, whose content is what the manifest says; ConfigError in one line otherwise."""
+    remedy = f"Remove `{folder}` on worker 0's host to resume from the checkpoint before it"
+    if name not in manifest["files"]:
+        raise DamagedError(f"checkpoint {manifest['iteration']} has no `{name}`: the job had lost that worker by then. "
+                           f"{remedy}, or begin a new run")
+    path, expected = folder / name, manifest["files"][name]
+    if not path.is_file():
+        raise DamagedError(f"no `{path}`, a part of checkpoint {manifest['iteration']}: a worker's part lies on the "
+                           "host where that worker ran. Start the workers on the same hosts, or copy the file. "
+                           f"{remedy}")
+    got = digest(path)
+    for fact, words in (("nbytes", "{} bytes"), ("sha256", "SHA-256 {}")):
+        if got[fact] != expected[fact]:
+            raise DamagedError(f"`{path}`: expected {words.format(expected[fact])}, got {words.format(got[fact])}; "
+                               f"it is damaged. {remedy}")
+    return path
+
+
+def describe(net: Any) -> Dict[str, Any]:
+    """Name -> shape and dtype of every parameter."""
+    return {name: {"shape": list(parameter.shape), "dtype": np.dtype(parameter.dtype).name}
+            for name, parameter in net.collect_params().items()}
+
+
+def check_model(manifest: Dict[str, Any], net: Any) -> None:
+    """ConfigError with a diff unless the checkpoint has the parameters of `net`."""
+    then, now = manifest["parameters"], describe(net)
+    lines = [f"{name}: {_shape(then.get(name))} saved, {_shape(now.get(name))} now"
+             for name in dict.fromkeys([*then, *now]) if then.get(name) != now.get(name)]
+    if lines:
+        raise ConfigError(f"checkpoint {manifest['iteration']} is of another model: {_few(lines)}. "
+                          "Resume with the model (and the versions of MXNet and GluonCV) it was saved with")
+
+
+def check_facts(manifest: Dict[str, Any], now: Mapping[str, Any], mismatches: List[str]) -> None:
+    """ConfigError unless options (`mismatches` from TrainConfig) and what is true `now` are those of the saved run."""
+    lines = mismatches + [f"{name}: {manifest.get(name)} in the saved run, {value} now"
+                          for name, value in now.items() if manifest.get(name) != value]
+    if lines:
+        raise ConfigError(f"checkpoint {manifest['iteration']} is of a run with other settings: {_few(lines)}. Resume "
+                          "with the same, or begin a new run with another --out")
+
+
+def _shape(entry: Optional[Dict[str, Any]]) -> str:
+    return "none" if entry is None else f"{'x'.join(map(str, entry['shape']))} {entry['dtype']}"
+
+
+def _few(lines: List[str], most: int = 5) -> str:
+    more = f" and {len(lines) - most} more" if len(lines) > most else ""
+    return "; ".join(lines[:most]) + more
+
+
+def write_manifest(folder: Path, manifest: Dict[str, Any]) -> None:
+    """From here on the checkpoint counts."""
+    with replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    flush_folder(folder.parent)
+
+
+def is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether it has the parts of all workers."""
+    return all(worker_file(rank) in manifest["files"] for rank in range(manifest["num_workers"]))

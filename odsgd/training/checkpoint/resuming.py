@@ -1,0 +1,169 @@
+"""Going on from a checkpoint: which one all workers find whole, and the state that they read from it."""
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from pathlib import Path
+from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError, shown
+from kvstore.fronts.gluon.store import Store
+from kvstore.job import agreement, environment
+from kvstore.job.report import report
+from kvstore.state.npz import read_npz
+from odsgd.training.checkpoint import weights
+from odsgd.training.checkpoint.manifests import (
+    MANIFEST,
+    SERVERS,
+    WEIGHTS,
+    DamagedError,
+    complete,
+    read_manifest,
+    verify,
+    worker_file,
+)
+from odsgd.training.checkpoint.mirror import CheckpointMirror, MirrorError
+
+
+def check_saved(root: Path, second: Optional[CheckpointMirror]) -> List[str]:
+    """On worker 0 of a job that was started again: ConfigError if the checkpoint that it had is not here.
+
+    It may be older where it was brought back from a second place, to which not all may have been copied: a warning.
+    """
+    expected, found = environment.saved_iteration(), max(complete(root), default=0)
+    if found >= expected:
+        return []
+    here = f"the newest in `{root}` on host {socket.gethostname()} is {found}" if found else (
+        f"there is none in `{root}` on host {socket.gethostname()}")
+    if found and second is not None:
+        return [f"the job has saved checkpoint {expected}, and {here}; going on from that one"]
+    raise ConfigError(f"the job has saved checkpoint {expected}, and {here}, where worker 0 runs now; copy its folder "
+                      "there and go on with --resume, and have the checkpoints where every host finds them (a shared "
+                      "folder, or --checkpoint-to)")
+
+
+def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]], None],
+           frozen: Collection[str] = (),
+           second: Optional[CheckpointMirror] = None) -> Tuple[Dict[str, Any], List[str]]:
+    """Go on from the newest complete checkpoint that every worker finds whole; its manifest, and what to warn of.
+
+    `check`: raises ConfigError on worker 0 for a manifest of another run. Collective, before the trainer's first step.
+    Where it lets pass a manifest of another number of workers, they go on from what all of them had in common. What is
+    not in `root` any more comes from the `second` place.
+    """
+    there = complete(root) if store.rank == 0 else []
+    if store.rank == 0 and not there:
+        raise ConfigError(f"no complete checkpoint in `{root}`; check --out, or leave --resume out to begin a new run")
+    passed: List[Tuple[str, str]] = []  # the checkpoints that are not whole, and why
+    while True:
+        offer = from_worker_0(store, _offer(root, there, check, passed) if store.rank == 0 else None)
+        if offer["manifest"] is None:
+            raise ConfigError(offer["passed"][0][1])
+        manifest = offer["manifest"]
+        folder = root / str(manifest["iteration"])
+        others = manifest["num_workers"] != store.num_workers
+        complaint = ""
+        try:
+            if second is not None and not others:
+                with contextlib.suppress(MirrorError):  # then it is missing, which is told below
+                    bring(second, folder, worker_file(store.rank))
+            verify_mine(folder, manifest, store.rank, others)
+        except DamagedError as error:
+            complaint = str(error)
+        complaints = list(filter(None, agreement.gather_texts(store.session.transport, complaint)))
+        if not complaints:
+            if others:
+                restore_shared(folder, store, net, manifest["iteration"])
+            else:
+                restore(folder, store, net, frozen)
+            if store.rank == 0:
+                report("resumed", iteration=manifest["iteration"])
+            return manifest, [f"checkpoint {name} is not whole ({shown(why)}); going on from checkpoint {folder.name}"
+                              for name, why in offer["passed"]]
+        passed.append((folder.name, complaints[0]))
+
+
+def bring_back(root: Path, second: Optional[CheckpointMirror]) -> None:
+    """Copy the newest checkpoint of the second place to `root`, if that has none as new, without the parts of other
+    workers."""
+    there = [] if second is None else second.holds(MANIFEST)
+    if second is None or not there or there[-1] <= max(complete(root), default=-1):
+        return
+    for name in (WEIGHTS, SERVERS, MANIFEST):
+        bring(second, root / str(there[-1]), name)
+
+
+def bring(second: CheckpointMirror, folder: Path, name: str) -> None:
+    """Copy a file of a checkpoint back, if it is not in the folder."""
+    if not (folder / name).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        second.get(int(folder.name), name, folder / name)
+
+
+def _offer(root: Path, there: List[int], check: Callable[[Dict[str, Any]], None],
+           passed: List[Tuple[str, str]]) -> Dict[str, Any]:
+    """Worker 0's next proposal: the newest manifest that is left in `there`."""
+    while there:
+        folder = root / str(there.pop())
+        try:
+            manifest = read_manifest(folder)
+        except DamagedError as error:
+            passed.append((folder.name, str(error)))
+            continue
+        check(manifest)
+        return {"manifest": manifest, "passed": passed}
+    return {"manifest": None, "passed": passed}
+
+
+def verify_mine(folder: Path, manifest: Dict[str, Any], worker_rank: int, others: bool = False) -> None:
+    """Compare the files that this worker reads with their digests; `DamagedError` if they differ.
+
+    `others`: the workers are not those that saved, so that nobody reads a worker's part.
+    """
+    for name in [*([] if others else [worker_file(worker_rank)]), *([WEIGHTS, SERVERS] if worker_rank == 0 else [])]:
+        verify(folder, name, manifest)
+
+
+def restore(folder: Path, store: Store, net: Any, frozen: Collection[str] = ()) -> None:
+    """Bring this worker, and from worker 0 the servers, to the saved state; before the trainer's first step.
+
+    The files are whole (`verify_mine`).
+    """
+    mine = read_arrays(folder / worker_file(store.rank))
+    servers = read_arrays(folder / SERVERS) if store.rank == 0 else None
+    for name, parameter in net.collect_params().items():
+        for device, array in enumerate(parameter.list_data()):
+            saved = mine[0][f"frozen/{name}" if name in frozen else f"aux/{device}/{name}"
+                            if parameter.grad_req == "null" else f"local/{name}"]
+            # Not array[:] = saved: that fails where oneDNN keeps a weight in a layout of its own.
+            mx.nd.array(saved, dtype=array.dtype).copyto(array)
+    store.load_state(worker=mine, server=servers)
+
+
+def restore_shared(folder: Path, store: Store, net: Any, iteration: int) -> None:
+    """Bring this worker to the global weights, which worker 0 reads, and the servers to their optimizer's state."""
+    reads = store.rank == 0
+    saved = weights.read(folder / WEIGHTS) if reads else {}
+    for name, parameter in net._collect_params_with_prefix().items():
+        arrays = parameter.list_data()
+        shared = store.allreduce(saved[name] if reads else np.zeros(arrays[0].shape))
+        for array in arrays:
+            mx.nd.array(shared, dtype=array.dtype).copyto(array)
+    store.load_shared(iteration, read_arrays(folder / SERVERS) if reads else None)
+
+
+def read_arrays(path: Path) -> Tuple[Dict[str, np.ndarray], Any]:
+    """The arrays and the JSON of a file of a checkpoint."""
+    try:
+        return read_npz(path)
+    except (OSError, ConfigError) as error:
+        raise DamagedError(str(error)) from None
+
+
+def from_worker_0(store: Store, value: Any) -> Any:
+    """Worker 0's `value`, which is JSON, on every worker. Collective; waits."""
+    return json.loads(agreement.from_worker_0(store.session.transport, json.dumps(value).encode()))
