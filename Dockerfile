@@ -31,4 +31,4 @@ ENV PATH=/opt/odsgd/bin:$PATH
 WORKDIR /job
 
 # A pod of `odsgd launch --launcher kubernetes`, which needs its environment alone; any other command runs as well.
-CMD ["python3", "-m", "odsgd.launch.hosts.pods"]
+CMD ["python3", "-m", "odsgd.launch.pod"]

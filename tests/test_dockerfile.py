@@ -6,7 +6,7 @@ from typing import List, Tuple
 
 import pytest
 
-from odsgd.launch.hosts import pods
+from odsgd.launch.hosts import kubernetes
 from tests.jobs import ROOT
 from tests.test_packaging import packaging
 
@@ -39,7 +39,7 @@ def test_what_it_copies_and_installs_exists() -> None:
 
 def test_no_index_is_named_and_its_command_is_a_pods() -> None:
     assert "://" not in TEXT
-    assert those("CMD") == [f'["python3", "-m", "{pods.MODULE}"]']
+    assert those("CMD") == [f'["python3", "-m", "{kubernetes.MODULE}"]']
 
 
 def test_the_packages_of_the_distribution_are_known() -> None:

@@ -7,17 +7,19 @@
     messages.py     the messages between launcher and agents, lines of JSON
     policy/         decides, without any I/O: judge.py when and how the job ends, liveness.py who is silent or stands
                     still, restarts.py whether a job that has failed is started again, and with whom
-    hosts/          how an agent gets onto a host: ssh.py (and a subprocess), mpi.py, slurm.py, pods.py (kubernetes.py
-                    writes their manifests); hostfile.py; check.py asks hosts before the start, missing.py later
-    connections/    listener.py: where agents call that something else has started; handshake.py: how they and their
-                    launcher know each other; tunnel.py encrypts the job's connections between hosts; pmi.py: how the
-                    workers of a job without servers find each other; lines.py: output as lines and frames of progress
-                    bars; addresses.py
+    hosts/          how an agent gets onto a host: ssh.py (and a subprocess), mpi.py, slurm.py, kubernetes.py;
+                    listener.py is where agents call that another program has started; check.py asks hosts before the start,
+                    missing.py later
+    connections/    handshake.py: how an agent that calls and its launcher know each other; tunnel.py encrypts the job's
+                    connections between hosts; pmi.py: how the workers of a job without servers find each other
     view/           console.py: every line with the name of its process in front, and at the bottom how far the job is
                     (overview.py, without any I/O); status_file.py says the same to watch.py, `odsgd watch`
     function.py     a job whose workers call a Python function: ``odsgd.launch(function, num_workers=2)``
+    pod.py          what a pod of Kubernetes runs: the launcher, or an agent
+    hostfile.py     the hostfile                                                -> a list of slots
+    lines.py        a process's output as lines and frames of progress bars
     early.py        signals before there is a job
-    linux.py        asks the operating system
+    linux.py, addresses.py   ask the operating system
 
 Nothing here imports MXNet.
 """

@@ -25,9 +25,9 @@ from typing import Dict, Iterable, List, Optional, Set, Tuple
 from kvstore.errors import shown
 from kvstore.job.pulse import STACKS
 from odsgd.launch import hook, linux
+from odsgd.launch.addresses import address_towards, mpi_interface
 from odsgd.launch.connections import handshake
-from odsgd.launch.connections.addresses import address_towards, mpi_interface
-from odsgd.launch.connections.lines import CHUNK, Pieces, Stream
+from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.policy.liveness import STATES, warn_s
 

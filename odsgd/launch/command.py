@@ -21,8 +21,8 @@ from odsgd.config.command import check_command
 from odsgd.config.flags import Parser, unknown_flag
 from odsgd.config.train import TrainConfig
 from odsgd.launch import plan, supervisor
+from odsgd.launch.hostfile import read_hostfile
 from odsgd.launch.hosts import kubernetes, slurm
-from odsgd.launch.hosts.hostfile import read_hostfile
 from odsgd.launch.hosts.ssh import ReachError
 from odsgd.launch.policy.liveness import LEAST_HANG_TIMEOUT_S
 

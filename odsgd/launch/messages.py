@@ -32,7 +32,7 @@ import json
 import os
 from typing import Any, Dict, List
 
-from odsgd.launch.connections.lines import CHUNK
+from odsgd.launch.lines import CHUNK
 
 Message = Dict[str, Any]
 MOST_NOISE = 4096

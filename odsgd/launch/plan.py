@@ -26,8 +26,8 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from kvstore.job import software
-from odsgd.launch.connections.addresses import LOOPBACK, node_host
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.addresses import LOOPBACK, node_host
+from odsgd.launch.hostfile import Host
 
 LOCAL = Host("127.0.0.1", here=True)
 LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")

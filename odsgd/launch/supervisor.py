@@ -15,15 +15,15 @@ from typing import Callable, ContextManager, Deque, Dict, Iterator, List, Option
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import aside
 from odsgd.launch import early, linux
+from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.connections import pmi, tunnel
-from odsgd.launch.connections.addresses import LOOPBACK, launching_address, numeric, reserve_port
-from odsgd.launch.connections.lines import Stream
-from odsgd.launch.connections.listener import AgentListener
-from odsgd.launch.hosts import pods, slurm, ssh
+from odsgd.launch.hosts import kubernetes, slurm, ssh
 from odsgd.launch.hosts.check import check_hosts
+from odsgd.launch.hosts.listener import AgentListener
 from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.hosts.mpi import open_mpirun
 from odsgd.launch.hosts.ssh import AgentConnection
+from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import NO_STORE, Job, Plan, Process, exposure, make_plan
 from odsgd.launch.policy.judge import TAIL_LINES, Judge, Member, Verdict
@@ -53,7 +53,7 @@ FILES, FILES_PER_PROCESS = 256, 4
 """Open ones that a job on other hosts needs here: for all of it, and at most for a process, which may have an agent of
 its own, with three to ssh."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
-    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": pods.wait_for_pods}
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
 """Of the launchers whose agents come by themselves."""
 
 

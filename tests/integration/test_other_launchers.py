@@ -9,7 +9,7 @@ from typing import List
 import numpy as np
 import pytest
 
-from odsgd.launch.connections.addresses import reserve_port
+from odsgd.launch.addresses import reserve_port
 from tests.jobs import ROOT, environment, load, run_job, worker_command
 
 pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside

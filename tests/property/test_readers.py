@@ -31,8 +31,8 @@ from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
 from odsgd.launch import command
 from odsgd.launch.connections import handshake, pmi
+from odsgd.launch.hostfile import read_hostfile
 from odsgd.launch.hosts import kubernetes
-from odsgd.launch.hosts.hostfile import read_hostfile
 from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job
 from odsgd.launch.policy.judge import Judge, Member

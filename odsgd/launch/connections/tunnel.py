@@ -43,7 +43,7 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import environment
-from odsgd.launch.connections.addresses import LOOPBACK, address_towards
+from odsgd.launch.addresses import LOOPBACK, address_towards
 from odsgd.launch.messages import Channel, Message
 
 OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",

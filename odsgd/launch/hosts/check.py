@@ -13,7 +13,7 @@ import time
 from concurrent import futures
 from typing import List, Optional, Tuple
 
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.ssh import ReachError, ssh_to, working_directory
 from odsgd.launch.plan import Job, elsewhere
 

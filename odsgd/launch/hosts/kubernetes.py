@@ -1,4 +1,4 @@
-"""A job on Kubernetes: its manifests, and `kubectl apply`. What its pods then do is in `pods.py`.
+"""A job on Kubernetes: its manifests, `kubectl apply`, and where its agents call. What its pods run is in `pod.py`.
 
     Secret     the job's secret, which no pod has in its description
     Service    without an address of its own (headless): it gives pod 0 a name
@@ -11,6 +11,7 @@ import re
 import secrets
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional
@@ -19,11 +20,13 @@ import yaml
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
 from odsgd.config.files import read_yaml_file
-from odsgd.launch.hosts import pods
-from odsgd.launch.hosts.ssh import program
-from odsgd.launch.plan import Job
+from odsgd.launch.connections import handshake
+from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts.ssh import AgentConnection, orders, program
+from odsgd.launch.plan import Job, Plan
 
 Manifest = Dict[str, Any]
+MODULE = "odsgd.launch.pod"
 AGENTS_PORT = 9370
 """Of pod 0; below the ports that processes choose freely."""
 APPLIED_WITHIN_S = 120.0
@@ -119,7 +122,7 @@ def _pod_spec(job: Job, container: Container) -> Manifest:
     theirs = dict(container.pod)
     first, *others = theirs.pop("containers", None) or [{}]
     ours = {**first, "name": first.get("name", "odsgd"), "image": container.image,
-            "command": ["python3", "-m", pods.MODULE],
+            "command": ["python3", "-m", MODULE],
             "env": [*_environment(job, container), *(first.get("env") or [])],
             "volumeMounts": [*(first.get("volumeMounts") or []), {"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]}
     if container.resources:
@@ -132,7 +135,7 @@ def _pod_spec(job: Job, container: Container) -> Manifest:
 
 def _environment(job: Job, container: Container) -> List[Manifest]:
     name = container.name
-    first = pods.pod_names(name, 1)[0]
+    first = pod_names(name, 1)[0]
     launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
     return [{"name": "ODSGD_LAUNCH", "value": launch},
             {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{AGENTS_PORT}"},
@@ -184,3 +187,29 @@ def _pod(path: str) -> Manifest:
     if not all(isinstance(first.get(key) or [], list) for key in ("env", "volumeMounts")):
         raise ConfigError(f"--pod {shown(path)}: expected lists for `env` and `volumeMounts` of the first container")
     return pod
+
+
+class PodListener(AgentListener):
+    """Its agents bring nothing but the secret: they are given their orders, without it."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self.job = job
+        super().__init__([ExpectedAgent(host.address, [] if host.here else plan.on(host)) for host in job.slots],
+                         plan.secret, "", job.agents_port)
+
+    def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
+        agent = super()._connected(connection, number, nonce)
+        told = orders(self.job, agent.processes, remote=True)
+        del told["env"]["ODSGD_SECRET"]
+        agent.channel.send(handshake.seal(told, self.secret, nonce))
+        return agent
+
+
+def wait_for_pods(job: Job, plan: Plan) -> AgentListener:
+    """Wait for the agents of the other pods."""
+    return PodListener(job, plan)
+
+
+def pod_names(name: str, count: int) -> List[str]:
+    """The host names of a job's pods, as Kubernetes gives them."""
+    return [f"{name}-{index}" for index in range(count)]

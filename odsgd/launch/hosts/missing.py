@@ -2,8 +2,8 @@
 import subprocess
 from typing import Dict, Iterable, List, Set
 
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
-from odsgd.launch.hosts.hostfile import Host
 from odsgd.launch.plan import Job
 
 ASKED_EVERY_S = 10.0

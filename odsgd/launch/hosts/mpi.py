@@ -6,8 +6,9 @@ import sys
 from typing import Dict, List
 
 from kvstore.errors import ConfigError
-from odsgd.launch.connections import handshake, listener
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.connections import handshake
+from odsgd.launch.hostfile import Host
+from odsgd.launch.hosts import listener
 from odsgd.launch.hosts.ssh import program
 from odsgd.launch.plan import Job, Plan
 

@@ -8,8 +8,8 @@ import subprocess
 from typing import List, Mapping
 
 from kvstore.errors import ConfigError, shown
-from odsgd.launch.connections import listener
-from odsgd.launch.hosts.hostfile import MOST_SLOTS, Host
+from odsgd.launch.hostfile import MOST_SLOTS, Host
+from odsgd.launch.hosts import listener
 from odsgd.launch.plan import Job, Plan
 
 ANSWERS_WITHIN_S = 30.0

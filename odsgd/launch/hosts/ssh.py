@@ -14,8 +14,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
 from odsgd.launch import plan as planning
-from odsgd.launch.connections.addresses import is_loopback, node_host, numeric
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.addresses import is_loopback, node_host, numeric
+from odsgd.launch.hostfile import Host
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import Job, Plan, Process
 

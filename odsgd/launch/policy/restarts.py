@@ -14,7 +14,7 @@ import re
 from typing import List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from kvstore.errors import EXIT_USAGE
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.plan import LOCAL, Job, Process
 from odsgd.launch.policy.judge import Verdict
 from odsgd.launch.policy.liveness import listed

@@ -1,7 +1,7 @@
 """Jobs that are planned and not started."""
 from typing import Any
 
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.plan import Job
 
 A, B, C = Host("10.0.0.1"), Host("10.0.0.2"), Host("10.0.0.3")

@@ -12,8 +12,8 @@ import pytest
 from odsgd.launch import hook, linux
 from odsgd.launch.agent import MPI_PRIVATE, Agent
 from odsgd.launch.connections.tunnel import new_certificate
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
-from odsgd.launch.hosts.hostfile import Host
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import Job, make_plan
 from tests.jobs import until

@@ -8,7 +8,7 @@ import pytest
 from kvstore.errors import ConfigError
 from odsgd.cli import main
 from odsgd.launch import command, supervisor
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.plan import make_plan
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
-from odsgd.launch.hosts.hostfile import Host
 from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed

@@ -13,9 +13,9 @@ from typing import Iterator, List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.connections import listener as listening
 from odsgd.launch.connections.handshake import NODE, RANKS, pack, receive_orders, receive_packed_orders, unpack
-from odsgd.launch.connections.listener import AgentListener, ExpectedAgent
+from odsgd.launch.hosts import listener as listening
+from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.plan import LOCAL, Process
 

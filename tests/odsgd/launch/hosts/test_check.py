@@ -7,8 +7,8 @@ from typing import Iterator
 
 import pytest
 
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import check
-from odsgd.launch.hosts.hostfile import Host
 from odsgd.launch.hosts.ssh import ReachError
 from odsgd.launch.linux import state
 from odsgd.launch.plan import Job

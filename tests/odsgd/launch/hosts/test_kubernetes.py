@@ -10,10 +10,10 @@ import yaml
 
 from kvstore.errors import ConfigError
 from odsgd.cli import main
-from odsgd.launch import command
+from odsgd.launch import command, pod
 from odsgd.launch.connections import handshake
-from odsgd.launch.hosts import kubernetes, pods
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
+from odsgd.launch.hosts import kubernetes
 
 SECRET = 64 * "a"
 
@@ -28,7 +28,7 @@ def test_a_pod_launches_the_job_that_was_asked_for() -> None:
                            "--env-worker", "B=1,2", "--max-restarts", "2", "--rejoin-timeout", "90",
                            "--grace", "7.5", "--on-worker-loss", "continue", "--port", "5000", sys.executable,
                            "train.py", "--lr", "it's"])
-    job = pods.job_of(environ(*kubernetes.words(asked)))
+    job = pod.job_of(environ(*kubernetes.words(asked)))
     assert (job.launcher, job.secret, job.host_ip, job.agents_port) == ("kubernetes", SECRET, "10.1.2.3", 9370)
     assert job.slots == (Host("digits-0", here=True), Host("digits-1"), Host("digits-2"))
     same = ("command", "num_workers", "num_servers", "servers_beside_workers", "env", "env_worker", "max_restarts",
@@ -87,7 +87,7 @@ def test_no_kubectl_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_a_pod_outside_kubernetes_is_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", pods.MODULE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", kubernetes.MODULE], capture_output=True, text=True, timeout=60)
     assert done.returncode == 64 and done.stderr.startswith("odsgd pod: JOB_COMPLETION_INDEX is not set; ")
     assert done.stderr.count("\n") == 1
 
@@ -98,12 +98,12 @@ def test_a_pod_outside_kubernetes_is_one_line() -> None:
     ("ODSGD_LAUNCH", "", "ODSGD_LAUNCH is not set")])
 def test_an_environment_that_cannot_be_read_is_told(variable: str, value: str, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        pods.job_of(environ("-n", "2", "true", **{variable: value}))
+        pod.job_of(environ("-n", "2", "true", **{variable: value}))
 
 
 def test_a_pod_that_nobody_answers_says_where_it_has_knocked(capsys: pytest.CaptureFixture[str]) -> None:
     there = environ("-n", "2", "-s", "0", "--startup-timeout", "0.1", "true", ODSGD_LAUNCHER="127.0.0.1:1")
-    assert pods.serve(1, there) == 75
+    assert pod.serve(1, there) == 75
     assert "no launcher has answered at 127.0.0.1:1 for 0.1 s" in capsys.readouterr().err
 
 

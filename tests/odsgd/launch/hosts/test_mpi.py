@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.mpi import mpirun_command, open_mpirun
 from odsgd.launch.plan import make_plan
 from tests.odsgd.launch.jobs import job

@@ -6,7 +6,7 @@ from typing import Sequence
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch.hosts.hostfile import Host
+from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.ssh import check_tunnels, orders, remote_command, ssh_to
 from odsgd.launch.plan import make_plan
 from tests.odsgd.launch.jobs import ROOT, A, job

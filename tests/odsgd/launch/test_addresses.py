@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch.connections import addresses
+from odsgd.launch import addresses
 
 
 def test_a_port_in_use_is_refused_and_a_reserved_one_is_not_given_away() -> None:

@@ -17,50 +17,22 @@ import dataclasses
 import os
 import shlex
 import signal
-import socket
 import sys
 import time
-from typing import List, Mapping, Optional, Tuple
+from typing import Mapping, Optional, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_USAGE, ConfigError, shown
+from odsgd.launch import command, supervisor
 from odsgd.launch.agent import Agent
 from odsgd.launch.connections import handshake
-from odsgd.launch.connections.listener import AgentListener, ExpectedAgent
-from odsgd.launch.hosts.hostfile import Host
-from odsgd.launch.hosts.ssh import AgentConnection, orders
+from odsgd.launch.hostfile import Host
+from odsgd.launch.hosts.kubernetes import pod_names
 from odsgd.launch.messages import Channel, Message
-from odsgd.launch.plan import Job, Plan
+from odsgd.launch.plan import Job
 
-MODULE = "odsgd.launch.hosts.pods"
 OVER_S = 5.0
 """How long pod 0 does not answer an agent that has served before the job counts as over."""
 AGAIN_S = 0.5
-
-
-class PodListener(AgentListener):
-    """Its agents bring nothing but the secret: they are given their orders, without it."""
-
-    def __init__(self, job: Job, plan: Plan) -> None:
-        self.job = job
-        super().__init__([ExpectedAgent(host.address, [] if host.here else plan.on(host)) for host in job.slots],
-                         plan.secret, "", job.agents_port)
-
-    def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
-        agent = super()._connected(connection, number, nonce)
-        told = orders(self.job, agent.processes, remote=True)
-        del told["env"]["ODSGD_SECRET"]
-        agent.channel.send(handshake.seal(told, self.secret, nonce))
-        return agent
-
-
-def wait_for_pods(job: Job, plan: Plan) -> AgentListener:
-    """Wait for the agents of the other pods."""
-    return PodListener(job, plan)
-
-
-def pod_names(name: str, count: int) -> List[str]:
-    """The host names of a job's pods, as Kubernetes gives them."""
-    return [f"{name}-{index}" for index in range(count)]
 
 
 def launcher_address(environ: Mapping[str, str]) -> Tuple[str, int]:
@@ -74,7 +46,6 @@ def launcher_address(environ: Mapping[str, str]) -> Tuple[str, int]:
 
 def job_of(environ: Mapping[str, str]) -> Job:
     """The job that pod 0 launches."""
-    from odsgd.launch import command
     try:
         words = shlex.split(_needed(environ, "ODSGD_LAUNCH"))
     except ValueError as error:
@@ -132,7 +103,7 @@ def _end_on_signals() -> None:
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:
-    """``python -m odsgd.launch.hosts.pods``."""
+    """``python -m odsgd.launch.pod``."""
     _end_on_signals()
     try:
         number = _needed(environ, "JOB_COMPLETION_INDEX")
@@ -140,7 +111,6 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
             raise ConfigError(f"JOB_COMPLETION_INDEX is `{shown(number)}`; expected the number of this pod")
         if int(number):
             return serve(int(number), environ)
-        from odsgd.launch import supervisor
         return supervisor.run(job_of(environ))
     except ConfigError as error:
         print(f"odsgd pod: {error}", file=sys.stderr)

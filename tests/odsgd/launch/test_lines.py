@@ -4,7 +4,7 @@ from typing import Iterator, Tuple
 
 import pytest
 
-from odsgd.launch.connections.lines import MAX_LINE, Lines, Pieces, Stream
+from odsgd.launch.lines import MAX_LINE, Lines, Pieces, Stream
 
 
 def pieces(*chunks: bytes) -> Pieces:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import ConfigError
-from odsgd.launch.hosts.hostfile import Host, read_hostfile
+from odsgd.launch.hostfile import Host, read_hostfile
 
 
 def hostfile(tmp_path: Path, text: str) -> str:
