@@ -8,8 +8,8 @@
     policy/         decides, without any I/O: judge.py when and how the job ends, liveness.py who is silent or stands
                     still, restarts.py whether a job that has failed is started again, and with whom
     hosts/          how an agent gets onto a host: ssh.py (and a subprocess), mpi.py, slurm.py, kubernetes.py;
-                    listener.py is where agents call that another program has started; check.py asks hosts before the start,
-                    missing.py later
+                    listener.py is where agents call that another program has started; check.py asks hosts before the
+                    start, missing.py later
     connections/    handshake.py: how an agent that calls and its launcher know each other; tunnel.py encrypts the job's
                     connections between hosts; pmi.py: how the workers of a job without servers find each other
     view/           console.py: every line with the name of its process in front, and at the bottom how far the job is
