@@ -141,8 +141,7 @@ class Supervisor:
         self.complaints: Dict[str, Deque[str]] = collections.defaultdict(lambda: collections.deque(maxlen=TAIL_LINES))
         members = [Member(process.name, process.role, process.host.address) for process in plan.processes]
         root = "{}:{}".format(*plan.root) if job.num_servers else "the others"
-        self.judge = Judge(members, job.startup_timeout_s, time.monotonic(), root, job.on_worker_loss,
-                           job.hang_timeout_s)
+        self.judge = Judge(job, members, time.monotonic(), root)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.kept = 0  # the last checkpoint that was looked at

@@ -316,7 +316,7 @@ def changed_event(random: Random) -> bytes:
      b"[" * 100000, b'{"event": ["hello"]}',
      b'{"event": "beats", "beats": {"worker 0": {"silent_s": 1e999, "waits_s": NaN, "at": -1}}}')
 def test_a_message_of_an_agent_and_the_judgement_of_it(data: bytes) -> None:
-    judge = Judge([Member("worker 0", "worker", "node1")], 300.0, 0.0, hang_timeout_s=60.0)
+    judge = Judge(Job((), 1, 0), [Member("worker 0", "worker", "node1")], 0.0)
 
     def heard() -> None:
         read_fd, write_fd = os.pipe()

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
+from odsgd.launch.plan import Job
 from odsgd.launch.policy.liveness import LivenessMonitor
 
 SETTLE_S = 0.4
@@ -208,14 +209,13 @@ class _Failure:
 class Judge:
     """Hears of all that happens to a job; the rules stand at the head of the module."""
 
-    def __init__(self, members: Sequence[Member], startup_timeout_s: float, now: float, root: str = "",
-                 on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> None:
+    def __init__(self, job: Job, members: Sequence[Member], now: float, root: str = "") -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.workers = [member for member in members if member.role == "worker"]
         self.others = [member for member in members if member.role != "worker"]
-        self.startup_timeout_s, self.started_at, self.root = startup_timeout_s, now, root
-        self.goes_on = on_worker_loss == "continue"
-        self.liveness = LivenessMonitor({member.name: member.host for member in members}, hang_timeout_s, now)
+        self.startup_timeout_s, self.started_at, self.root = job.startup_timeout_s, now, root
+        self.goes_on = job.on_worker_loss == "continue"
+        self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
         self.failures: List[_Failure] = []
         self.history = History(now)
         self.lost: List[Lost] = []

@@ -15,6 +15,7 @@ from odsgd.launch.policy.judge import (
     Member,
     Verdict,
 )
+from tests.odsgd.launch.jobs import job
 
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
 
@@ -22,8 +23,8 @@ NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
 def running(*joined: str, startup_timeout_s: float = 300.0, names: Sequence[str] = NAMES,
             on_worker_loss: str = "fail", hang_timeout_s: float = 0.0) -> Judge:
     """A job of two workers and a server at time 0; these have joined."""
-    judge = Judge([Member(name, name.split()[0], "hostA") for name in names], startup_timeout_s, 0.0, "10.0.0.9:4000",
-                on_worker_loss, hang_timeout_s)
+    asked = job(2, 1, startup_timeout_s=startup_timeout_s, on_worker_loss=on_worker_loss, hang_timeout_s=hang_timeout_s)
+    judge = Judge(asked, [Member(name, name.split()[0], "hostA") for name in names], 0.0, "10.0.0.9:4000")
     for number, name in enumerate(names):
         judge.started(name, 100 + number)
     for name in joined:
@@ -234,7 +235,7 @@ def test_a_server_that_leaves_when_a_worker_is_done_is_as_it_should_be() -> None
 
 
 def test_the_startup_table_says_where_each_process_stands() -> None:
-    judge = Judge([Member(name, name.split()[0], "hostB") for name in NAMES], 60.0, 0.0)
+    judge = Judge(job(2, 1, startup_timeout_s=60.0), [Member(name, name.split()[0], "hostB") for name in NAMES], 0.0)
     judge.started("scheduler", 100)
     judge.reported("scheduler", {"event": "joined"}, 1.0)
     judge.started("server 0", 101)
@@ -536,7 +537,7 @@ def test_nobody_is_absent_from_a_job_that_came_up() -> None:
 
 
 def test_workers_that_end_alike_because_they_did_not_find_each_other_are_absent() -> None:
-    judge = Judge([Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 300.0, 0.0)
+    judge = Judge(job(2, 0), [Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 0.0)
     for rank in range(2):
         judge.started(f"worker {rank}", rank)
         judge.reported(f"worker {rank}", {"event": "connecting"}, 0.0)

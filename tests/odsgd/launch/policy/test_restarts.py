@@ -64,7 +64,7 @@ def test_another_failure_is_tried_again(other: Attempt) -> None:
 
 
 def test_the_judge_knows_what_has_been_kept() -> None:
-    judge = Judge([Member("worker 0", "worker", "hostA")], 300.0, 5.0)
+    judge = Judge(job(1, 1), [Member("worker 0", "worker", "hostA")], 5.0)
     assert (judge.history.saved, judge.history.since) == (0, 5.0)
     judge.reported("worker 0", {"event": "resumed", "iteration": 40}, 7.0)
     judge.reported("worker 0", {"event": "saved", "iteration": 60}, 9.0)
