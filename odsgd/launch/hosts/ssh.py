@@ -164,9 +164,13 @@ def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
 
 def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
     """The words before a host's name."""
-    options = SSH_OPTIONS if job.secure else (*NEW_HOST_KEY, *SSH_OPTIONS)
-    return [*program("ODSGD_SSH", "ssh"), *options, "-o", f"ConnectTimeout={within_s}",
-            *(["-p", str(host.port)] if host.port else [])]
+    return [*ssh(job.secure, within_s), *(["-p", str(host.port)] if host.port else [])]
+
+
+def ssh(known_hosts: bool, within_s: int) -> List[str]:
+    """The words that run ssh; with `known_hosts` it goes to hosts whose keys it knows, and to no others."""
+    return [*program("ODSGD_SSH", "ssh"), *(() if known_hosts else NEW_HOST_KEY), *SSH_OPTIONS,
+            "-o", f"ConnectTimeout={within_s}"]
 
 
 def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, str],

@@ -18,13 +18,12 @@ from typing import BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
+from odsgd.launch.hosts.ssh import ssh
 from odsgd.training.checkpoint.disk import replacing
 
 COPIED_WITHIN_S = 1800.0
 """One file; a host that has gone is noticed by ssh after 45 s."""
-SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=20", "-o", "ServerAliveInterval=15")
-NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
-"""As the launcher's; not in a job with --secure."""
+CONNECTED_WITHIN_S = 20
 
 
 class MirrorError(KVStoreError):
@@ -96,13 +95,12 @@ class RemoteMirror(CheckpointMirror):
 
     def __init__(self, host: str, folder: str) -> None:
         super().__init__(folder)
-        words = shlex.split(os.environ.get("ODSGD_SSH", "")) or ["ssh"]
+        words = ssh(environment.secure(), CONNECTED_WITHIN_S)
         program = shutil.which(words[0])
         if program is None:
             raise ConfigError(f"checkpoint_to: {words[0]} is not a program on this machine; install ssh, or name a "
                               "folder")
-        options = SSH_OPTIONS if environment.secure() else (*NEW_HOST_KEY, *SSH_OPTIONS)
-        self._ssh, self._host = [program, *words[1:], *options, host], host
+        self._ssh, self._host = [program, *words[1:], host], host
 
     def put(self, path: Path, iteration: int) -> None:
         target = self._path(iteration, path.name)
