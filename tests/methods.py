@@ -10,7 +10,8 @@ HALVED = '''
     """SSGD whose worker sends a part of its gradient."""
     from dataclasses import dataclass
 
-    from kvstore.methods.contract import Options, Step
+    from kvstore.methods.common import Options
+    from kvstore.methods.contract import Step
     from kvstore.methods.sync import SSGD, Synchronous
     from kvstore.options import option, real
 

@@ -30,7 +30,8 @@ from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
 from kvstore.messages.seam import Export, Transport
-from kvstore.methods.contract import Method, Options
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method
 from kvstore.session import saving
 from kvstore.session.saving import Saved
 from kvstore.session.session import Session

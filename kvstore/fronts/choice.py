@@ -5,7 +5,8 @@ from kvstore import methods
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Transport, kind_of
 from kvstore.methods import fit
-from kvstore.methods.contract import Method, Options
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method
 from kvstore.options import DEFAULT_TIMEOUT_S
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import ASYNC_MODULUS, Header
 from kvstore.messages.seam import Array, AsynchronousServers
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.contract import Method, Rule, Step, Worker
 
 
@@ -100,7 +100,7 @@ class ASGD(Method):
     """``kvstore.create("asgd")``."""
 
     name = "asgd"
-    Options = contract.CodedOptions
+    Options = common.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate
     asynchronous = True
     reduces = False

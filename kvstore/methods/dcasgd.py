@@ -29,7 +29,7 @@ from typing import Any, List
 import numpy as np
 
 from kvstore.messages.header import Header
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.asgd import ASGD, AsyncUpdate
 from kvstore.options import option, real
 
@@ -89,7 +89,7 @@ class DCASGDC(ASGD):
     rule = CompensatedC
 
     @dataclass(frozen=True)
-    class Options(contract.CodedOptions):
+    class Options(common.CodedOptions):
         """Options of DC-ASGD-c."""
 
         lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
@@ -102,7 +102,7 @@ class DCASGDA(ASGD):
     rule = CompensatedA
 
     @dataclass(frozen=True)
-    class Options(contract.CodedOptions):
+    class Options(common.CodedOptions):
         """Options of DC-ASGD-a."""
 
         lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunes=True, portable=False)

@@ -41,8 +41,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 from kvstore.messages.seam import Array, GlobalWeights
-from kvstore.methods import contract, local_optimizers
-from kvstore.methods.contract import Method, Step, Worker, warmup
+from kvstore.methods import common, local_optimizers
+from kvstore.methods.contract import Method, Step, Worker
 from kvstore.methods.sync import SyncUpdate
 from kvstore.options import Span, option, real
 
@@ -84,10 +84,10 @@ class Delayed(Method):
     transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)
-    class Options(contract.CodedOptions):
+    class Options(common.CodedOptions):
         """Options of the delayed weight update."""
 
-        warmup: Span = warmup(0)
+        warmup: Span = common.warmup(0)
 
 
 class ODSGD(Delayed):
@@ -99,7 +99,7 @@ class ODSGD(Delayed):
     class Options(Delayed.Options):
         """Options of OD-SGD."""
 
-        warmup: Span = warmup(200)
+        warmup: Span = common.warmup(200)
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
                                       "none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
@@ -121,12 +121,9 @@ class ODSGD(Delayed):
             local_optimizers.check_momentum("momentum_local", self.momentum_local, self.optimizer_local)
 
     @classmethod
-    def steps_locally(cls, options: Any) -> bool:
-        return bool(options.optimizer_local != "none")
-
-    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
-        if self.options.optimizer_local == "none":
+    def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
+        if options.optimizer_local == "none":
             return None
-        return self.options.optimizer_local, {
-            "momentum": self.options.momentum_local, "wd": self.options.wd_local,
-            **{name: getattr(self.options, name) for name in local_optimizers.COMPENSATION}}
+        return options.optimizer_local, {
+            "momentum": options.momentum_local, "wd": options.wd_local,
+            **{name: getattr(options, name) for name in local_optimizers.COMPENSATION}}

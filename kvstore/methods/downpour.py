@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
 from kvstore.messages.seam import Array
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.asgd import ASGD, Asynchronous
 from kvstore.methods.contract import Step, Update
 from kvstore.options import integer, option, real
@@ -71,7 +71,7 @@ class Downpour(ASGD):
     update_decays = False
 
     @dataclass(frozen=True)
-    class Options(contract.CodedOptions):
+    class Options(common.CodedOptions):
         """Options of Downpour SGD."""
 
         T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
@@ -91,5 +91,6 @@ class Downpour(ASGD):
     def intervals(cls, options: Any) -> Tuple[int, int]:
         return options.push_every or options.T, options.fetch_every or options.T
 
-    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+    @classmethod
+    def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
         return "sgd", {"wd": 0.0}

@@ -40,9 +40,9 @@ import numpy as np
 
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Pending
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.asgd import ASGD, Asynchronous, AsyncUpdate
-from kvstore.methods.contract import Step
+from kvstore.methods.contract import Step, Traits
 from kvstore.options import integer, option, real
 
 BETA = 0.9  # where neither beta nor alpha is given
@@ -95,7 +95,7 @@ class EASGD(ASGD):
     plain_sgd = "store `eamsgd`, option `delta`"
 
     @dataclass(frozen=True)
-    class Options(contract.Options):
+    class Options(common.Options):
         """Options of elastic averaging."""
 
         T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
@@ -120,12 +120,8 @@ class EASGD(ASGD):
         return options.T, options.T
 
     @classmethod
-    def in_flight(cls, options: Any, num_workers: int) -> int:
-        return 1  # a worker's own steps
-
-    @classmethod
-    def own_momentum(cls, options: Any) -> Optional[Tuple[str, float]]:
-        return "delta", options.delta
+    def traits(cls, options: Any, num_workers: int) -> Traits:
+        return Traits(in_flight=1, momentum=("delta", options.delta))  # a worker's own steps
 
 
 class EAMSGD(EASGD):

@@ -4,7 +4,8 @@ from typing import Any, Iterable, Mapping, Optional, Type
 from kvstore.errors import ConfigError, unknown
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from kvstore.messages.seam import KINDS
-from kvstore.methods.contract import CodedOptions, Method, Options
+from kvstore.methods.common import CodedOptions, Options
+from kvstore.methods.contract import Method
 
 NOT_FINITE = ("none", "float16", "truncate")
 """Codecs that pass NaN and infinity through unchanged."""

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Dict
 
 from kvstore.errors import ConfigError
-from kvstore.methods import contract, dcasgd
+from kvstore.methods import common, dcasgd
 from kvstore.options import name, option
 
 MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lamb", "lars", "lbsgd", "nadam", "nag",
@@ -19,7 +19,7 @@ COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DC
 """Name -> the options among which its own are."""
 
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
-                     if field.name not in contract.CodedOptions.__dataclass_fields__)
+                     if field.name not in common.CodedOptions.__dataclass_fields__)
 
 NAMES = (*MXNET, *COMPENSATED)
 

@@ -44,8 +44,8 @@ from typing import Any, Deque, List
 
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Pending, Replicated, Traffic
-from kvstore.methods import contract
-from kvstore.methods.contract import CODEC, Method, Step, Update, Worker, warmup
+from kvstore.methods import common
+from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.options import Span, integer, option
 
 
@@ -88,8 +88,8 @@ class Pipelined(Worker):
 
 def codec() -> Any:
     """The option of this name."""
-    return option("none", CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 bits of "
-                  "each float), quantize (8 bits each and a scale per block)", tunes=True)
+    return option("none", common.CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 "
+                  "bits of each float), quantize (8 bits each and a scale per block)", tunes=True)
 
 
 class PipeSGD(Method):
@@ -101,12 +101,12 @@ class PipeSGD(Method):
     resumes_from_optimizer = False
 
     @dataclass(frozen=True)
-    class Options(contract.Options):
+    class Options(common.Options):
         """Options of Pipe-SGD."""
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
         codec: str = codec()
-        warmup: Span = warmup(0)
+        warmup: Span = common.warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:
         return dataclasses.replace(super().traffic(whole), depth=self.options.K, codec=self.options.codec)
@@ -119,7 +119,7 @@ class DSync(PipeSGD):
     resumes_from_optimizer = waits = True
 
     @dataclass(frozen=True)
-    class Options(contract.Options):
+    class Options(common.Options):
         """Options of D-Sync."""
 
         codec: str = codec()

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from kvstore.messages.seam import Array, Replicated
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.options import integer, option, real
 
@@ -53,11 +53,10 @@ class SparseAggregation(Worker):
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
     facts = ("lr_given",)
-    scratch = {"w_seen": "global weights, to look at only"}
     returned = "x"
 
     def start(self, w: Array) -> None:
-        self.x, self.x_shared, self.w_seen = w.copy(), w.copy(), w.copy()           # x' <- x
+        self.x, self.x_shared = w.copy(), w.copy()                                  # x' <- x
         self.accumulated = w.zeros_like()                                           # g_s <- 0
 
     def iterate(self, grad: Array, step: Step) -> Array:
@@ -66,19 +65,19 @@ class SparseAggregation(Worker):
         self.local(self.x, g, step.lr_local)                                        # x <- x - gamma g
         self.local.accrue(self.accumulated, g)                                      # g_s <- g_s + g
         if step.t % self.options.T == 0:
-            self.aggregate(self.x_shared, step, self.local)                         # x' - gamma_p allreduce(g_s)
+            self.aggregate(step, self.local, self.x_shared)                         # x' - gamma_p allreduce(g_s)
             self.x_shared.copyto(self.x)                                            # x <- x'
             self.accumulated[:] = 0                                                 # g_s <- 0
         return self.x
 
-    def aggregate(self, w: Array, step: Step, move: Callable[..., Any]) -> None:
-        """w <- w - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
+    def aggregate(self, step: Step, move: Callable[..., Array], out: Array) -> Array:
+        """out <- x' - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
         if self.options.gamma_p is None:
             gamma_p, share = step.lr_local, self.options.share(self.num_workers)
         else:
             gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
         self.arriving = self.holder.allreduce(self.bucket, self.accumulated, gamma_p)
-        move(w, self.arriving.result(), gamma_p, share)
+        return move(self.x_shared, self.arriving.result(), gamma_p, share, out)
 
     def scheduled(self, step: Step) -> float:
         """What the trainer's schedule has made of a rate so far, as a factor."""
@@ -86,10 +85,9 @@ class SparseAggregation(Worker):
 
     def global_weights(self, step: Step) -> Array:
         """All workers ask together: it is an aggregation that leaves the interval as it is."""
-        self.x_shared.copyto(self.w_seen)
-        if step.t % self.options.T:
-            self.aggregate(self.w_seen, step, self.local.look)
-        return self.w_seen
+        if step.t % self.options.T == 0:
+            return self.x_shared
+        return self.aggregate(step, self.local.trial, self.x.zeros_like())
 
 
 class SASGD(Method):
@@ -103,7 +101,7 @@ class SASGD(Method):
     waits = True
 
     @dataclass(frozen=True)
-    class Options(contract.Options):
+    class Options(common.Options):
         """Options of SASGD."""
 
         T: int = option(1, integer(1), "local steps between aggregations", tunes=True)
@@ -121,5 +119,6 @@ class SASGD(Method):
     def intervals(cls, options: Any) -> Tuple[int, int]:
         return options.T, options.T
 
-    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+    @classmethod
+    def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
         return "sgd", {"wd": 0.0}

@@ -24,8 +24,9 @@ import numpy as np
 
 from kvstore.errors import ConfigError
 from kvstore.messages.header import Header
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.asgd import ASGD, AsyncUpdate
+from kvstore.methods.contract import Traits
 from kvstore.options import FLAG, integer, option
 
 
@@ -39,7 +40,7 @@ class Softsync(AsyncUpdate):
     facts = (*AsyncUpdate.facts, "held")
 
     def start(self, w: np.ndarray) -> None:
-        self.c = self.num_workers // (self.options.n or self.num_workers)
+        self.c = SoftsyncSGD.traits(self.options, self.num_workers).collected
         self.sum, self.held = np.zeros_like(w), 0
 
     def push(self, header: Header, tau: int, grad: np.ndarray, w: np.ndarray) -> float:
@@ -62,7 +63,7 @@ class SoftsyncSGD(ASGD):
     reduces = True
 
     @dataclass(frozen=True)
-    class Options(contract.CodedOptions):
+    class Options(common.CodedOptions):
         """Options of n-softsync."""
 
         n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "
@@ -75,9 +76,6 @@ class SoftsyncSGD(ASGD):
             raise ConfigError(f"`n` is {self.options.n}, more than the {self.num_workers} workers of the job")
 
     @classmethod
-    def in_flight(cls, options: Any, num_workers: int) -> int:
-        return options.n or num_workers  # its servers average the rest
-
-    @classmethod
-    def damped(cls, options: Any) -> bool:
-        return bool(options.modulate)
+    def traits(cls, options: Any, num_workers: int) -> Traits:
+        n = options.n or num_workers
+        return Traits(in_flight=n, collected=num_workers // n, damped=options.modulate)

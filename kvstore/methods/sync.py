@@ -32,7 +32,7 @@ import numpy as np
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import SYNC_MODULUS, Header
 from kvstore.messages.seam import Array, GlobalWeights
-from kvstore.methods import contract
+from kvstore.methods import common
 from kvstore.methods.contract import Method, Rule, Step, Worker
 
 
@@ -84,7 +84,7 @@ class SSGD(Method):
     """``kvstore.create("ssgd")``."""
 
     name = "ssgd"
-    Options = contract.CodedOptions
+    Options = common.CodedOptions
     worker, rule = Synchronous, SyncUpdate
     transports: ClassVar[Tuple[str, ...]] = ("server", "sharded")
     waits = True

@@ -109,12 +109,13 @@ class Queued(Applied):
 
         engine.push(add, [grad], [total])
 
-    def look(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0) -> None:
+    def trial(self, w: NDArray, grad: NDArray, lr: float, share: float, out: NDArray) -> NDArray:
         facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
-        self(w, grad, lr, share)
+        self(w, grad, lr, share, out)
         described.set_progress(self.optimizer, self.index, facts)
         for array, before in arrays:
             before.copyto(array)
+        return out
 
     def copy(self, w: NDArray, out: NDArray) -> None:
         """out <- w"""

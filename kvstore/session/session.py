@@ -32,7 +32,8 @@ from kvstore.messages.seam import (
     kind_of,
 )
 from kvstore.methods import fit
-from kvstore.methods.contract import Method, Options, Step, Update, Worker
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
 from kvstore.optimizers import torch_formulas
@@ -85,7 +86,7 @@ class Session:
         """The global optimizer. Its settings travel to the servers, if there are any."""
         self._check_optimizer(optimizer)
         self.optimizer = optimizer
-        local = self.method.local_optimizer()
+        local = self.method.local_optimizer(self.method.options)
         if local is not None:
             self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()})
             self._check_skips(self.local_optimizer)
@@ -93,7 +94,7 @@ class Session:
     def _wd_local(self) -> float:
         """Of the local steps: the trainer's, unless the method has one."""
         assert self.optimizer is not None
-        local = self.method.local_optimizer()
+        local = self.method.local_optimizer(self.method.options)
         own = None if local is None else local[1].get("wd")
         return float(self.optimizer.wd if own is None else own)
 
@@ -157,9 +158,10 @@ class Session:
             own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
-                method.options, method.num_workers, bucket, self.holder, arriving[bucket.id],
-                optimizer.wd * bucket.first.wd_mult, optimizer.lr if self.lr_given is None else self.lr_given,
-                self._local_step(bucket, own), self._update(bucket), own)
+                options=method.options, num_workers=method.num_workers, bucket=bucket, holder=self.holder,
+                arriving=arriving[bucket.id], wd=optimizer.wd * bucket.first.wd_mult,
+                lr_given=optimizer.lr if self.lr_given is None else self.lr_given,
+                local=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
 
     def _opening(self) -> Opening:
         assert self.optimizer is not None
@@ -319,7 +321,7 @@ class Session:
         """Bytes that the method keeps on this worker, by ``NAME: MEANING``."""
         counted: Dict[str, int] = {}
         for key, worker in self.workers.items():
-            for name, meaning in {**worker.arrays, **worker.scratch}.items():
+            for name, meaning in worker.arrays.items():
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))

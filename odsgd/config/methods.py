@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any, Dict, List, Tuple
 
 from kvstore.methods import METHODS
-from kvstore.methods.contract import Options
+from kvstore.methods.common import Options
 from kvstore.options import Kind, as_text, option, plain
 
 COMMON = tuple(field.name for field in dataclasses.fields(Options))

@@ -24,7 +24,8 @@ import yaml
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError, shown, unknown
 from kvstore.methods import fit, local_optimizers
-from kvstore.methods.contract import Method, Options
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method
 from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
 from odsgd.config import methods
 from odsgd.config.files import read_cluster, read_yaml_file
@@ -302,6 +303,11 @@ class TrainConfig:
         return self.method.asynchronous
 
     @property
+    def steps_locally(self) -> bool:
+        """Whether workers take steps of their own."""
+        return "lr_local" in self.method.option_names() and self.method.local_optimizer(self.options) is not None
+
+    @property
     def needs_servers(self) -> bool:
         """Whether the store sends to servers; a job of one that does not has none."""
         return (self.transport or self.method.transports[0]) == "server"
@@ -367,7 +373,7 @@ class TrainConfig:
         fit.check(self.method, self.options, fit.transport_of(self.method, self.transport))
         if self.lr_step_epochs_local is not None and "lr_local" not in self.method.option_names():
             raise self._no_meaning("lr_step_epochs_local", methods.takers("lr_local"), asked)
-        if self.lr_step_epochs_local is not None and not self.method.steps_locally(self.options):
+        if self.lr_step_epochs_local is not None and not self.steps_locally:
             raise ConfigError("lr_step_epochs_local has no meaning with optimizer_local "
                               f"`{getattr(self.options, 'optimizer_local', 'none')}`, which takes no local step")
         if self.method.plain_sgd and (self.optimizer != "sgd" or self.momentum):

@@ -337,7 +337,7 @@ class Training:
         iterations, seconds = self.store.iteration - interval.iteration, self.clock.read() - interval.clock_s
         present = self.store.num_workers - len(environment.lost_workers())
         lr, lr_local = self._rates(self.store.iteration - 1)
-        follows = lr if self.config.method.steps_locally(self.config.options) else None
+        follows = lr if self.config.steps_locally else None
         learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}
         done = self.store.iteration + self.progress.ahead
         return {"epoch": (done - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,

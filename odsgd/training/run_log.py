@@ -144,7 +144,7 @@ class RunLog(Progress):
 
 def lr_local_words(config: TrainConfig) -> str:
     """The local learning rate, where there are local steps."""
-    if not config.method.steps_locally(config.options):
+    if not config.steps_locally:
         return ""
     return ", lr_local the same" if config.lr_local is None else f", lr_local {config.lr_local:g}"
 

@@ -31,7 +31,7 @@ def warnings_about(config: TrainConfig, num_workers: int) -> List[str]:
                      f"asynchronous training is known to diverge. {_remedies(config, step)}")
     if momentum > MOST_MOMENTUM:
         lines.append(f"total momentum {momentum:.4g}: {_momentum(config)[1]:g} of its own, the rest from "
-                     f"{config.method.in_flight(config.options, num_workers)} gradients in flight; above "
+                     f"{config.method.traits(config.options, num_workers).in_flight} gradients in flight; above "
                      f"{MOST_MOMENTUM} asynchronous training is known to swing or diverge. Set momentum to 0, or take "
                      "fewer workers (softsync: a smaller n)")
     return lines
@@ -44,13 +44,13 @@ def effective_step(config: TrainConfig, num_workers: int) -> float:
 
 def total_momentum(config: TrainConfig, num_workers: int) -> float:
     """The optimizer's own and that of asynchrony."""
-    return 1 - (1 - _momentum(config)[1]) / config.method.in_flight(config.options, num_workers)
+    return 1 - (1 - _momentum(config)[1]) / config.method.traits(config.options, num_workers).in_flight
 
 
 def _factor(config: TrainConfig, num_workers: int) -> int:
     """What multiplies lr."""
-    in_flight = config.method.in_flight(config.options, num_workers)
-    return min(in_flight, 2) if config.method.damped(config.options) else in_flight
+    traits = config.method.traits(config.options, num_workers)
+    return min(traits.in_flight, 2) if traits.damped else traits.in_flight
 
 
 def _lr(config: TrainConfig) -> float:
@@ -59,21 +59,20 @@ def _lr(config: TrainConfig) -> float:
 
 def _step_words(config: TrainConfig, num_workers: int) -> str:
     factor, (name, momentum) = _factor(config, num_workers), _momentum(config)
-    few = config.method.in_flight(config.options, num_workers) < num_workers
-    what = ("fresh gradients" if config.method.damped(config.options) else "updates in flight (n)" if few
-            else "workers")
+    traits = config.method.traits(config.options, num_workers)
+    few = traits.in_flight < num_workers
+    what = "fresh gradients" if traits.damped else "updates in flight (n)" if few else "workers"
     times = f" x {factor} {what}" if factor > 1 else ""
     return f"lr {_lr(config):g}{times}" + (f" / (1 - {name} {momentum:g})" if momentum else "")
 
 
 def _remedies(config: TrainConfig, step: float) -> str:
     """What would do, each by itself."""
-    method, (name, momentum) = config.method, _momentum(config)
+    (name, momentum), traits = _momentum(config), config.method.traits(config.options, 1)
     remedies = [f"lower lr to {_lr(config) * MOST_STEP / step:.3g}"]
     if momentum and step * (1 - momentum) <= MOST_STEP:
         remedies.append(f"set {name} to 0")
-    special = method.own_momentum(config.options) is not None or method.damped(config.options)
-    if not special and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
+    if traits.momentum is None and not traits.damped and 2 * _lr(config) / max(1 - momentum, 1e-9) <= MOST_STEP:
         remedies.append("take --kvstore softsync with its modulation")
     sentence = ", or ".join(remedies)
     return sentence[0].upper() + sentence[1:]
@@ -82,4 +81,4 @@ def _remedies(config: TrainConfig, step: float) -> str:
 def _momentum(config: TrainConfig) -> Tuple[str, float]:
     """The momentum of its steps: the name of its option, and the value."""
     trainers = "momentum", float(config.optimizer_arguments().get("momentum", 0.0))
-    return config.method.own_momentum(config.options) or trainers
+    return config.method.traits(config.options, 1).momentum or trainers

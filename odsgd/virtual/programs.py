@@ -17,7 +17,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.seam import Array, AsynchronousServers, Pending, Replicated
-from kvstore.methods.contract import Method, Options, Step, Update, Worker
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.transports.buffers import Window
 
 LR = 0.1
@@ -70,7 +71,7 @@ class Programs:
     def arrays(self) -> int:
         """How many arrays as long as its bucket a worker of the method keeps; answers in flight are not its own."""
         worker = self._workers[0]
-        kept = [getattr(worker, name) for name in (*worker.arrays, *worker.scratch)]
+        kept = [getattr(worker, name) for name in worker.arrays]
         return sum(len(value) if isinstance(value, list) else value is not None for value in kept
                    if not isinstance(value, deque))
 
@@ -174,5 +175,6 @@ def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes
 def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
              local: bool, ring: bool) -> Worker:
     """A method's worker with such a holder, with weights `w`; its optimizers do nothing."""
-    return method.worker(options, num_workers, bucket, holder, Pending(w), 0.0, LR, _Stepped(holder) if local else None,
-                         _Stepped(holder) if ring else None, w)
+    return method.worker(options=options, num_workers=num_workers, bucket=bucket, holder=holder, arriving=Pending(w),
+                         wd=0.0, lr_given=LR, local=_Stepped(holder) if local else None,
+                         update=_Stepped(holder) if ring else None, w_local=w)

@@ -14,7 +14,8 @@ from kvstore import methods
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Keys, Parameter, by_layer
 from kvstore.methods import fit
-from kvstore.methods.contract import Method, Options
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method
 from kvstore.transports.rounds import on_ring
 from odsgd.virtual import layout
 from odsgd.virtual.description import VirtualCluster, slowed
@@ -63,7 +64,7 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
     every = method.intervals(checked)
     period = every[0] * every[1] // math.gcd(*every)
     counted = max(1, -(-(iterations - warm_up) // period)) * period
-    averaged = cluster.workers // (getattr(checked, "n", None) or cluster.workers)  # of softsync: c
+    averaged = method.traits(checked, cluster.workers).collected
 
     def found(slower: float) -> Pace:
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
@@ -111,8 +112,8 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
                           "times here; take the same for both")
     buckets = (layout.on_servers(layers, traffic, Keys(cluster.servers), cluster) if kind == "server" else
                on_ring(layers, traffic, Keys(1), cluster.workers))
-    programs = Programs(method, options, cluster.workers, buckets, made.local_optimizer() is not None, kind != "server",
-                        layout.window(layers, traffic) if kind == "server" else None)
+    programs = Programs(method, options, cluster.workers, buckets, method.local_optimizer(options) is not None,
+                        kind != "server", layout.window(layers, traffic) if kind == "server" else None)
     hosts = cluster if slower == 1 else slowed(cluster, slower)
     return Simulation(hosts, method, programs, buckets, layers, traffic.codec, kind, stepwise)
 

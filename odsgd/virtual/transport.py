@@ -68,7 +68,7 @@ class VirtualStage(Stage):
         method = methods.load(opening.method, trusted=True)
         options = method.Options(**opening.options)
         window = None if ring else layout.window(layers, opening.traffic)
-        local = method(options, self.num_workers).local_optimizer() is not None
+        local = method.local_optimizer(options) is not None
         programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
         job = (self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
                "ring" if ring else "server")

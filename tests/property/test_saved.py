@@ -112,7 +112,8 @@ class ChangingSGD(SSGD):
     worker, rule = Changing, ChangingUpdate
     transports = ("server",)
 
-    def local_optimizer(self) -> Optional[Tuple[str, Dict[str, Any]]]:
+    @classmethod
+    def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
         return "adam", {}
 
 

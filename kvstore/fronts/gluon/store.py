@@ -26,7 +26,8 @@ from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Parameter, by_layer
 from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.seam import Transport
-from kvstore.methods.contract import Method, Options, Step
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method, Step
 from kvstore.optimizers import described as optimizers
 from kvstore.session import saving
 from kvstore.session.saving import Saved

@@ -20,7 +20,8 @@ from kvstore.fronts.torch.lanes import TensorLane, Trained
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Transport
-from kvstore.methods.contract import Method, Options, Step
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Method, Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.saving import Saved
 from kvstore.transports import gloo

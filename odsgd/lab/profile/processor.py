@@ -81,7 +81,7 @@ def optimizer(config: TrainConfig, plain: bool = False) -> mx.optimizer.Optimize
 def of_worker(config: TrainConfig) -> Dict[str, Price]:
     """gather, step, scatter."""
     made = config.method(config.options, 2)
-    local = made.local_optimizer()
+    local = made.local_optimizer(made.options)
     applied = described.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}) if local \
         else optimizer(config)
     seconds: Dict[str, List[float]] = {"gather": [], "step": [], "scatter": []}
@@ -104,7 +104,7 @@ def of_lines() -> Dict[str, Price]:
 def _lines(method: Type[Method], floats: int) -> float:
     """Seconds of an iteration, in the mean of those between two exchanges."""
     options, ring = method.Options().in_iterations(), method.transports[0] == "ring"
-    local = method(options, 2).local_optimizer() is not None
+    local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
     holder = recorder(buckets, ring, answer)

@@ -13,7 +13,8 @@ from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import AsynchronousServers, GlobalWeights, Replicated
 from kvstore.methods.asgd import AsyncUpdate
-from kvstore.methods.contract import CodedOptions, Method, Rule, Worker
+from kvstore.methods.common import CodedOptions
+from kvstore.methods.contract import Method, Rule, Worker
 from kvstore.options import Span
 from tests import methods
 from tests.jobs import ROOT, environment
@@ -47,8 +48,7 @@ def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) ->
 def test_a_method_has_a_local_learning_rate_where_it_has_a_local_optimizer_and_nowhere_else(
         method: Type[Method]) -> None:
     options = method.Options()
-    assert method.steps_locally(options) is (method(options, 4).local_optimizer() is not None)
-    assert not method.steps_locally(options) or "lr_local" in method.option_names()
+    assert ("lr_local" in method.option_names()) is (method.local_optimizer(options) is not None)
 
 
 @EVERY
@@ -62,10 +62,10 @@ def test_what_follows_from_the_options_of_a_method_is_of_use(method: Type[Method
     options = method.Options()
     pushes, fetches = method.intervals(options)
     assert pushes >= 1 and fetches >= 1
-    assert 1 <= method.in_flight(options, 8) <= (8 if method.asynchronous else 1)
-    assert method.damped(options) in (False, True) and (method.asynchronous or not method.damped(options))
-    momentum = method.own_momentum(options)
-    assert momentum is None or (method.plain_sgd and momentum[1] == getattr(options, momentum[0]))
+    traits = method.traits(options, 8)
+    assert 1 <= traits.in_flight <= (8 if method.asynchronous else 1) and traits.collected >= 1
+    assert traits.damped in (False, True) and (method.asynchronous or not traits.damped)
+    assert traits.momentum is None or (method.plain_sgd and traits.momentum[1] == getattr(options, traits.momentum[0]))
 
 
 @EVERY
@@ -81,7 +81,6 @@ def test_every_option_of_a_method_has_help_and_a_default_that_it_takes_and_can_b
 
 @EVERY
 def test_what_a_worker_and_a_rule_declare_has_a_meaning(method: Type[Method]) -> None:
-    assert not set(method.worker.arrays) & set(method.worker.scratch)
     assert method.worker.returned in {"", *method.worker.arrays}
     kinds = [method.worker, method.rule] if hasattr(method, "rule") else [method.worker]
     for kind in kinds:

@@ -7,7 +7,8 @@ import pytest
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import ASYNC_MODULUS, Header
 from kvstore.methods.asgd import AsyncUpdate
-from kvstore.methods.contract import Options, Rule, Update
+from kvstore.methods.common import Options
+from kvstore.methods.contract import Rule, Update
 from kvstore.methods.sync import SyncUpdate
 
 

@@ -133,7 +133,7 @@ def test_a_trial_leaves_momentum_and_count_as_they_were() -> None:
         update.start(w)
         for _ in range(3):
             if looks:
-                update.look(w.copy(), mx.nd.full(3, 7), 0.5)
+                update.trial(w, mx.nd.full(3, 7), 0.5, 1.0, out=w.copy())
             path.append(update(w, mx.nd.ones(3), 0.5).asnumpy().tolist())
         paths.append([path, update.facts()["count"]])
     assert paths[0] == paths[1]

@@ -76,8 +76,8 @@ def test_every_array_that_a_worker_or_a_rule_makes_is_declared(name: str) -> Non
     given = {"arriving"}  # by the session
     for worker in store.session.workers.values():
         made = {key for key, value in vars(worker).items() if list(arrays_in(value))}
-        assert made - given <= {*worker.arrays, *worker.scratch}, type(worker)
-        assert {*worker.arrays, *worker.scratch, *worker.facts} <= set(vars(worker)), type(worker)
+        assert made - given <= {*worker.arrays}, type(worker)
+        assert {*worker.arrays, *worker.facts} <= set(vars(worker)), type(worker)
     for entry in stage.shards[0]._entries.values():
         made = {key for key, value in vars(entry.rule).items() if list(arrays_in(value))}
         assert made == set(entry.rule.arrays), type(entry.rule)
@@ -98,7 +98,7 @@ def arrays_in(value: Any) -> Iterator[Any]:
 def test_the_memory_report_names_what_a_method_declares(name: str) -> None:
     store, _ = alone(name, steps=2)
     kind, counted = store.session.method.worker, store.memory()
-    meant = {f"{array}: {meaning}" for array, meaning in {**kind.arrays, **kind.scratch}.items()}
+    meant = {f"{array}: {meaning}" for array, meaning in kind.arrays.items()}
     there: Set[str] = {label for label in meant if any(
         list(arrays_in(getattr(worker, label.partition(":")[0]))) for worker in store.session.workers.values())}
     assert set(counted) == there

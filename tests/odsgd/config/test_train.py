@@ -13,7 +13,7 @@ import odsgd.cli  # noqa: F401  which knows all commands and their flags
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.methods import local_optimizers
-from kvstore.methods.contract import CodedOptions
+from kvstore.methods.common import CodedOptions
 from kvstore.options import Span, integer, option, plain
 from odsgd.config import methods
 from odsgd.config.flags import parse_flags

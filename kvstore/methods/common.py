@@ -1,0 +1,84 @@
+"""Options that several methods have: those of every method, and those of gradients that travel in fewer bytes."""
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Dict, Optional, Sequence
+
+from kvstore.errors import ConfigError
+from kvstore.messages.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
+from kvstore.messages.finite import ON_NAN
+from kvstore.options import DEFAULT_TIMEOUT_S, SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import name as one_of
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of every method."""
+
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what workers' gradients of one round come "
+                            "to: their mean, or their sum, as MXNet's servers add up")
+    bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
+                                          otherwise="what suits the transport", result=False)
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
+                              group="Run", result=False)
+    uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
+                         "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
+    on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
+                         "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
+                         "that it is always named; skip: leave the round out on all workers; continue", group="Run",
+                         result=False)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._set(field.name, convert(field, getattr(self, field.name), field.name))
+        self.check()
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)  # frozen for everyone else
+
+    def check(self) -> None:
+        """ConfigError for options that do not go together; fills in defaults that depend on others."""
+
+    def refuse(self, names: Sequence[str], because: str) -> None:
+        """ConfigError if one of these has a value that is not its default."""
+        for name in names:
+            if getattr(self, name) != self.__dataclass_fields__[name].default:
+                raise ConfigError(f"{name} has no meaning {because}")
+
+    def share(self, gradients: int) -> float:
+        """What each of so many gradients counts."""
+        return 1.0 / gradients if self.reduction == "mean" else 1.0
+
+    def plain(self) -> Dict[str, Any]:
+        """As JSON and YAML have them."""
+        return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":
+        """The same with lengths in epochs as numbers of iterations."""
+        spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
+                 if isinstance(value, Span)}
+        return dataclasses.replace(self, **spans)
+
+
+CODEC = one_of("codec", tuple(CODECS))
+
+
+@dataclass(frozen=True)
+class CodedOptions(Options):
+    """Those of methods whose gradients may travel in fewer bytes."""
+
+    codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
+                        "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
+                        "(MXNet's, what they leave out is sent later)", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
+                                    "from where on 1bit sends 1 and not -1", tunes=True)
+    codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
+                                "(as they are), or their changes as float16, truncate or quantize", tunes=True)
+
+    def check(self) -> None:
+        if self.codec not in CODECS or not CODECS[self.codec].residual:
+            self.refuse(["codec_threshold"], f"with codec `{self.codec}`; 2bit and 1bit have one")
+
+
+def warmup(iterations: int) -> Any:
+    """The option of this name."""
+    return option(Span(iterations), SPAN, "synchronous iterations before the delay, e.g. 200, or 2epochs", tunes=True)
