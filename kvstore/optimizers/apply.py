@@ -1,5 +1,6 @@
 """An optimizer applied to a bucket: at once on a server, or queued on a worker."""
-from typing import Any, Callable, Dict, Optional, Protocol, Sequence, Tuple
+import functools
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -7,8 +8,12 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.methods.contract import Update
 from kvstore.optimizers import described
-from kvstore.optimizers.torch_formulas import Formula
+from kvstore.optimizers.torch_formulas import Formula, Now
 from kvstore.state import declared
+
+Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Optional[np.ndarray]], None]
+"""One step in NumPy, of (w, g, state, out, room). `out` may be `w`. `room` is for what is computed on the way: `g`, or
+`out` where that is not `w`; None: there is none."""
 
 
 class Applied(Update):
@@ -45,10 +50,17 @@ class Applied(Update):
         """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""
         return flat if self.shape is None else flat.reshape(tuple(self.shape))
 
-    def _set(self, lr: float, share: float) -> None:
-        self.optimizer.lr, self.optimizer.rescale_grad = lr, share
+    def _in_numpy(self, lr: float, share: float) -> Optional[Apply]:
+        """The next step, which counts as done; None: MXNet's operators take it (`_by_mxnet`)."""
+        formula, optimizer, index = formula_of(self.optimizer), self.optimizer, self.index
+        if formula is None:
+            return None
+        optimizer._update_count(index)
+        return functools.partial(formula, Now(np.float32(share), lr * optimizer.lr_mult.get(index, 1.0),
+                                              optimizer._get_wd(index), optimizer._index_update_count[index]))
 
-    def _apply(self, w: NDArray, grad: NDArray) -> None:
+    def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, share: float) -> None:
+        self.optimizer.lr, self.optimizer.rescale_grad = lr, share
         self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
 
 
@@ -62,14 +74,13 @@ class AtOnce(Applied):
 
     def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
         assert w is self._seen[0] and out is None, "a rule updates the weights that `receive` gave it, in place"
-        self._set(lr, share)
-        step = in_numpy(self.optimizer, self.index)
+        step = self._in_numpy(lr, share)
         if step is not None:
-            step(w, grad, [engine.memory(array) for array in self.arrays().values()], out=w, room=grad)
+            step(w, grad, [engine.memory(array) for array in self.arrays().values()], w, grad)
         else:
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
-            self._apply(*self._bound)
+            self._by_mxnet(*self._bound, lr, share)
             self._bound[0].wait_to_read()  # a rule may look at it
         return w
 
@@ -87,14 +98,14 @@ class Queued(Applied):
     def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
-        self._set(lr, share * self.factor)
-        step = in_numpy(self.optimizer, self.index)
+        share *= self.factor
+        step = self._in_numpy(lr, share)
         if step is not None:
             self._queue(step, w, grad, out)
         else:  # works in place
             if out is not w:
                 self.copy(w, out)
-            self._apply(out, grad)
+            self._by_mxnet(out, grad, lr, share)
         return out
 
     def accrue(self, total: NDArray, grad: NDArray) -> None:
@@ -121,7 +132,7 @@ class Queued(Applied):
         """out <- w"""
         w.copyto(out)
 
-    def _queue(self, step: "_InNumPy", w: NDArray, grad: NDArray, out: NDArray) -> None:
+    def _queue(self, step: Apply, w: NDArray, grad: NDArray, out: NDArray) -> None:
         state = list(self.arrays().values())
 
         def update() -> None:
@@ -130,58 +141,35 @@ class Queued(Applied):
                 if out is not w:
                     after[:] = before
                 return
-            step(before, g, [engine.view(array) for array in state], out=after, room=None if out is w else after)
+            step(before, g, [engine.view(array) for array in state], after, None if out is w else after)
 
         engine.push(update, [grad] if out is w else [w, grad], [out, *state])
 
 
-class _InNumPy(Protocol):
-    """One update of an optimizer that NumPy carries out.
-
-    `out` may be `w`. `room` is for what is computed on the way: `grad`, or `out` where that is not `w`; None: there is
-    none.
-    """
-
-    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
-                 room: Optional[np.ndarray]) -> None:
-        """Do it."""
+def formula_of(optimizer: mx.optimizer.Optimizer) -> Optional[Callable[..., None]]:
+    """What takes its steps in NumPy, a function of a `Now` and of what `Apply` has; None: nothing does."""
+    if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient:
+        return functools.partial(sgd, np.float32(optimizer.momentum))
+    return optimizer.apply if isinstance(optimizer, Formula) else None
 
 
-def in_numpy(optimizer: mx.optimizer.Optimizer, index: Any) -> Optional[_InNumPy]:
-    """The next update of array `index`, at the rate of now, which counts as done; None: MXNet's operators do it."""
-    if not is_in_numpy(optimizer):
-        return None
-    return optimizer.at(index) if isinstance(optimizer, Formula) else SGD(optimizer, index)
-
-
-def is_in_numpy(optimizer: mx.optimizer.Optimizer) -> bool:
-    """Whether NumPy does what `optimizer` does."""
-    return isinstance(optimizer, Formula) or (type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient)
-
-
-class SGD:
-    """One update by MXNet's SGD in NumPy: its operations in its order, hence its bits, in a sixth of its time.
+def sgd(momentum: np.float32, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
+        room: Optional[np.ndarray]) -> None:
+    """MXNet's SGD: its operations in its order, hence its bits, in a sixth of its time.
 
         v <- momentum v - lr wd w - lr g,    out <- w + v        v: the state; none without momentum
     """
-
-    def __init__(self, optimizer: mx.optimizer.SGD, index: Any) -> None:
-        optimizer._update_count(index)
-        self._lr, self._wd = np.float32(optimizer._get_lr(index)), np.float32(optimizer._get_wd(index))
-        self._scale, self._momentum = self._lr * np.float32(optimizer.rescale_grad), np.float32(optimizer.momentum)
-
-    def __call__(self, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
-                 room: Optional[np.ndarray]) -> None:
-        with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
-            step = np.multiply(g, self._scale, out=room)
-            if not state:
-                if self._wd:
-                    step += self._lr * self._wd * w
-                np.subtract(w, step, out=out)
-            else:
-                v = state[0]
-                v *= self._momentum
-                if self._wd:
-                    v -= self._lr * self._wd * w
-                v -= step
-                np.add(w, v, out=out)
+    lr, wd = np.float32(now.lr), np.float32(now.wd)
+    with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
+        step = np.multiply(g, lr * now.scale, out=room)
+        if not state:
+            if wd:
+                step += lr * wd * w
+            np.subtract(w, step, out=out)
+        else:
+            v = state[0]
+            v *= momentum
+            if wd:
+                v -= lr * wd * w
+            v -= step
+            np.add(w, v, out=out)

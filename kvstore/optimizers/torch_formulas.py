@@ -8,15 +8,23 @@ rate of the step it was made in, its Adam corrects the rate and not the moments,
     lr, wd  learning rate and weight decay of this step
     t       steps done, this one included: 1 in the first
 """
-import functools
 import types
-from typing import Any, Callable, ClassVar, Dict, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 
 State = Dict[str, np.ndarray]
+
+
+class Now(NamedTuple):
+    """What one step is taken at: a factor on the gradient, learning rate and weight decay of the array, steps done."""
+
+    scale: np.float32
+    lr: float
+    wd: float
+    t: int
 
 
 class Formula(mx.optimizer.Optimizer):
@@ -32,17 +40,12 @@ class Formula(mx.optimizer.Optimizer):
     def create_state(self, index: Any, weight: NDArray) -> types.SimpleNamespace:
         return types.SimpleNamespace(**{name: mx.nd.zeros_like(weight) for name in self.names()})
 
-    def at(self, index: Any) -> Callable[..., None]:
-        """The next step on array `index`, at the rate of now; it counts as done."""
-        self._update_count(index)
-        return functools.partial(self._apply, np.float32(self.rescale_grad), self._get_lr(index), self._get_wd(index),
-                                 self._index_update_count[index])
-
-    def _apply(self, scale: np.float32, lr: float, wd: float, t: int, w: np.ndarray, g: np.ndarray,
-               state: Sequence[np.ndarray], out: np.ndarray, room: Optional[np.ndarray]) -> None:
-        """As `updates.in_numpy` asks for."""
+    def apply(self, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
+              room: Optional[np.ndarray]) -> None:
+        """One step, as `kvstore.optimizers.apply` has them."""
         with np.errstate(all="ignore"):  # a run may diverge
-            self.step(w, np.multiply(g, scale, out=room), dict(zip(self.names(), state)), lr, wd, t, out)
+            self.step(w, np.multiply(g, now.scale, out=room), dict(zip(self.names(), state)), now.lr, now.wd, now.t,
+                      out)
 
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
         """One step. `g` may be written, and may lie where `out` does, which is written last."""

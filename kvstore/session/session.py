@@ -37,7 +37,7 @@ from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
 from kvstore.optimizers import torch_formulas
-from kvstore.optimizers.apply import Queued, is_in_numpy
+from kvstore.optimizers.apply import Queued, formula_of
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.parts import Parts
@@ -113,7 +113,7 @@ class Session:
             self._check_skips(optimizer)
 
     def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
-        if self.method.options.on_nan == "skip" and not is_in_numpy(on_this_worker):
+        if self.method.options.on_nan == "skip" and formula_of(on_this_worker) is None:
             raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
                               "`stop`, or that one where workers take the steps (optimizer_local; rings)")
 
