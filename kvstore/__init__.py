@@ -21,14 +21,14 @@ from kvstore.errors import (
 from kvstore.methods import register_method
 
 if TYPE_CHECKING:
-    from kvstore.fronts.gluon.store import Store
+    from kvstore.fronts.gluon.legacy import LegacyStore
     from kvstore.messages.seam import Transport
 
 __all__ = ["create", "register", "register_method", "ConfigError", "DivergedError", "KVStoreError", "ProtocolError",
            "RoundTimeoutError", "StoreClosedError", "WorkerLostError"]
 
 
-def create(name: str, transport: "Union[str, Transport, None]" = None, **options: Any) -> "Store":
+def create(name: str, transport: "Union[str, Transport, None]" = None, **options: Any) -> "LegacyStore":
     """Make a store for ``gluon.Trainer``.
 
     Without a server each worker applies the global optimizer itself, with the learning rate of its own trainer: set the
@@ -49,8 +49,8 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
         see the ``Options`` of the algorithm's file in `kvstore.methods`
     """
     from kvstore.fronts import choice
-    from kvstore.fronts.gluon.store import Store
-    return Store(*choice.checked(name, transport, options))
+    from kvstore.fronts.gluon.legacy import LegacyStore
+    return LegacyStore(*choice.checked(name, transport, options))
 
 
 def register() -> None:

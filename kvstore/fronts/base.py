@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
     """The weights of a moment, by bucket, and what else a network holds, by name and device."""
 
     weights: List[NDArray]
-    statistics: Dict[str, List[Any]]
+    aux: Dict[str, List[Any]]
 
 
 class FrontEnd(Generic[L]):
@@ -71,9 +71,9 @@ class FrontEnd(Generic[L]):
         begin()               lay out the buckets, then `_open`; nothing if that has been done
         _iterate()            one iteration, in which this worker has no gradient if it has `_joined`
         under_way           whether an iteration has begun and not ended
-        _statistics()         copies of what the model holds beside what is trained: the framework's arrays by name, one
+        _aux()         copies of what the model holds beside what is trained: the framework's arrays by name, one
                               for each device
-        _set_statistics(…)    let it hold these, or NumPy's
+        _set_aux(…)    let it hold these, or NumPy's
         _numbers(array)       NumPy's of one of the framework's
 
     Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
@@ -175,7 +175,7 @@ class FrontEnd(Generic[L]):
         self._meet()
         self._idle()
         self.session.holder.check()
-        own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._statistics().items()}
+        own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._aux().items()}
         means = self._over_workers(
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
             lambda name: np.mean(own[name], axis=0), self.session.mean)
@@ -193,17 +193,17 @@ class FrontEnd(Generic[L]):
         if not self.session.method.asynchronous:
             raise ConfigError(f"snapshot of a `{self.name}` store, whose workers have the global weights together; "
                               "use global_weights")
-        return Snapshot([self.session.global_weights(lane.bucket).copy() for lane in self.lanes], self._statistics())
+        return Snapshot([self.session.global_weights(lane.bucket).copy() for lane in self.lanes], self._aux())
 
     @contextlib.contextmanager
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
-        before, statistics = self._shown, self._statistics()
+        before, aux = self._shown, self._aux()
         try:
             self._shown = snapshot
             for lane, flat in zip(self.lanes, snapshot.weights):
                 lane.show(flat)
-            self._set_statistics(snapshot.statistics)
+            self._set_aux(snapshot.aux)
             yield
         finally:
             self._shown = before
@@ -211,7 +211,7 @@ class FrontEnd(Generic[L]):
                 for lane, own in zip(self.lanes, self._own_weights() if before is None else before.weights):
                     lane.show(own)
             finally:
-                self._set_statistics(statistics)
+                self._set_aux(aux)
 
     def _own_weights(self) -> List[NDArray]:
         return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
@@ -248,7 +248,7 @@ class FrontEnd(Generic[L]):
         self._meet()
         self._idle()
         arrays, meta = saving.worker_state(self.session)
-        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._statistics().items()
+        arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._aux().items()
                        for device, array in enumerate(mine)})
         return arrays, meta
 
@@ -315,10 +315,10 @@ class FrontEnd(Generic[L]):
     def under_way(self) -> bool:
         raise NotImplementedError
 
-    def _statistics(self) -> Dict[str, List[Any]]:
+    def _aux(self) -> Dict[str, List[Any]]:
         raise NotImplementedError
 
-    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+    def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         raise NotImplementedError
 
     @staticmethod

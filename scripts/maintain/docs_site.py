@@ -20,7 +20,8 @@ FENCE = re.compile(r"^(```|~~~).*?^\1\s*$|`[^`\n]+`", re.MULTILINE | re.DOTALL)
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json"}
 
 NAMES: Dict[str, List[str]] = {
-    "Stores": ["kvstore.create", "kvstore.register", "kvstore.register_method", "kvstore.fronts.gluon.store.Store"],
+    "Stores": ["kvstore.create", "kvstore.register", "kvstore.register_method", "kvstore.fronts.gluon.store.Store",
+               "kvstore.fronts.gluon.legacy.LegacyStore"],
     "Scripts and runs": ["odsgd.checkpoint", "odsgd.callbacks", "odsgd.board", "odsgd.launch.function"],
     "PyTorch": ["kvstore.fronts.torch.store.create", "kvstore.fronts.torch.optimizer.Optimizer",
                 "kvstore.fronts.torch.store.TorchStore"],

@@ -249,14 +249,14 @@ class TorchStore(FrontEnd[TensorLane]):
         return {name: tensor for name, tensor in self._tensors.items()
                 if not isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point()}
 
-    def _statistics(self) -> Dict[str, List[torch.Tensor]]:
+    def _aux(self) -> Dict[str, List[torch.Tensor]]:
         return {name: [tensor.detach().clone()] for name, tensor in self._buffers().items()}
 
     @staticmethod
     def _numbers(array: torch.Tensor) -> np.ndarray:
         return _array(array)
 
-    def _set_statistics(self, values: Mapping[str, Sequence[Any]]) -> None:
+    def _set_aux(self, values: Mapping[str, Sequence[Any]]) -> None:
         for name, (value,) in values.items():
             self._set(name, value)
 

@@ -12,7 +12,7 @@ import pytest
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, ProtocolError
-from kvstore.fronts.gluon.store import Store
+from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.job import agreement
 from kvstore.session.session import Session
 from kvstore.state.npz import npz, text_array
@@ -23,7 +23,7 @@ SHAPES = {"3": (2, 3), "4": (5,), 99: (40, 30)}
 MEAN = (1 + 2 + 3) / 3
 
 
-def on_workers(check: Callable[[Store], Any], name: str = "ssgd", optimizer: str = "test") -> List[Any]:
+def on_workers(check: Callable[[LegacyStore], Any], name: str = "ssgd", optimizer: str = "test") -> List[Any]:
     def worker(transport: Any) -> Any:
         store = kvstore.create(name, transport=transport)
         store.set_optimizer(mx.optimizer.create(optimizer, rescale_grad=1.0))
@@ -32,7 +32,7 @@ def on_workers(check: Callable[[Store], Any], name: str = "ssgd", optimizer: str
     return Stage(WORKERS).run(worker)
 
 
-def gradient(store: Store, shape: Any, dtype: str = "float32") -> Any:
+def gradient(store: LegacyStore, shape: Any, dtype: str = "float32") -> Any:
     return mx.nd.full(shape, store.rank + 1, dtype=dtype)
 
 
@@ -42,7 +42,7 @@ def is_everywhere(array: Any, value: float) -> bool:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_push_and_pull_of_one_key_at_a_time(dtype: str) -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         for key, shape in SHAPES.items():
             store.init(key, mx.nd.full(shape, 1 if store.rank == 0 else 7, dtype=dtype))
         for round_ in range(ROUNDS):
@@ -57,7 +57,7 @@ def test_push_and_pull_of_one_key_at_a_time(dtype: str) -> None:
 
 
 def test_lists_of_keys() -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         keys = list(SHAPES)
         store.init(keys, [mx.nd.ones(shape) for shape in SHAPES.values()])
         outs = [mx.nd.zeros(shape) for shape in SHAPES.values()]
@@ -70,7 +70,7 @@ def test_lists_of_keys() -> None:
 
 
 def test_pushpull_and_broadcast_of_lists() -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         keys, outs = list(SHAPES), [mx.nd.zeros(shape) for shape in SHAPES.values()]
         store.broadcast(keys, [mx.nd.full(shape, store.rank) for shape in SHAPES.values()], out=outs)
         assert all(is_everywhere(out, 0) for out in outs)
@@ -82,7 +82,7 @@ def test_pushpull_and_broadcast_of_lists() -> None:
 
 
 def test_several_devices_add_up_and_all_get_the_weights() -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         devices = [mx.cpu(0), mx.cpu(1)]
         store.init("3", mx.nd.ones((2, 3)))
         for round_ in range(1, ROUNDS):
@@ -95,7 +95,7 @@ def test_several_devices_add_up_and_all_get_the_weights() -> None:
 
 
 def test_barrier_rank_and_dead_nodes() -> None:
-    def check(store: Store) -> Any:
+    def check(store: LegacyStore) -> Any:
         store._barrier()
         return store.rank, store.num_workers, store.num_dead_node, store.type
 
@@ -112,7 +112,7 @@ def test_row_sparse_gradients_and_pulls(name: str) -> None:
     """Worker m has gradients of m + 1 in rows 0 and m alone; asynchronous servers add, synchronous ones average."""
     shape, share = (4, 3), 1 if name == "asgd" else WORKERS
 
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         store.init(["3", "4"], [rows(shape, [0, 1, 2, 3], 1), mx.nd.zeros(5)])
         for _ in range(2):
             store.push("3", rows(shape, [0, store.rank], store.rank + 1) if store.rank else rows(shape, [0], 1))
@@ -203,8 +203,8 @@ def test_a_trainer_with_row_sparse_weights_walks_the_path_of_dense_ones(name: st
     (lambda store: store.set_optimizer(mx.optimizer.SGD(param_idx2name={"3": "b_bias"}, wd=0.1)),
      r"with other multipliers: lr_mult and wd_mult of 3 were \[1.0, 1.0\] and are \[1.0, 0.0\]"),
 ])
-def test_what_cannot_be_is_one_line(call: Callable[[Store], None], said: str) -> None:
-    def check(store: Store) -> None:
+def test_what_cannot_be_is_one_line(call: Callable[[LegacyStore], None], said: str) -> None:
+    def check(store: LegacyStore) -> None:
         store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
         store.push(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
         with pytest.raises(ConfigError, match=said):
@@ -214,7 +214,7 @@ def test_what_cannot_be_is_one_line(call: Callable[[Store], None], said: str) ->
 
 
 def test_a_key_takes_part_once_in_every_round() -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
         store.push("3", mx.nd.zeros(1))
         with pytest.raises(ProtocolError, match="parameter 3 was handed in twice in iteration 0, while 1 others are"):
@@ -225,7 +225,7 @@ def test_a_key_takes_part_once_in_every_round() -> None:
 
 def test_weights_that_lack_a_gradient_which_was_pushed_are_not_handed_out() -> None:
     """In MXNet each key is updated by itself; a script that pushes and pulls one by one expects that."""
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         outs = [mx.nd.zeros((1, 1)), mx.nd.zeros((1, 1))]
         store.init(["3", "4"], outs)
         store.push("3", mx.nd.ones((1, 1)))
@@ -246,7 +246,7 @@ def test_states_of_the_optimizer_go_from_store_to_store(tmp_path: Any) -> None:
     """Momentum, saved after three rounds and loaded before the fourth, gives the bits of four rounds in one."""
     file = str(tmp_path / "states")
 
-    def rounds(store: Store, number: int, w: Any) -> Any:
+    def rounds(store: LegacyStore, number: int, w: Any) -> Any:
         out = mx.nd.array(w)
         store.broadcast("3", out, out=out)
         for _ in range(number):
@@ -274,8 +274,8 @@ def test_states_of_the_optimizer_go_from_store_to_store(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("call", [lambda store: store.set_optimizer(mx.optimizer.SGD()),
                                   lambda store: store.load_optimizer_states("none")])
-def test_an_optimizer_changes_between_two_iterations(call: Callable[[Store], None]) -> None:
-    def check(store: Store) -> None:
+def test_an_optimizer_changes_between_two_iterations(call: Callable[[LegacyStore], None]) -> None:
+    def check(store: LegacyStore) -> None:
         store.init(["3", "4"], [mx.nd.zeros(1), mx.nd.zeros(1)])
         store.push("3", mx.nd.zeros(1))
         with pytest.raises(ProtocolError, match="in the middle of iteration 1: some of its gradients have been handed"):
@@ -285,7 +285,7 @@ def test_an_optimizer_changes_between_two_iterations(call: Callable[[Store], Non
 
 
 def test_workers_that_set_different_optimizers_hear_of_it() -> None:
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         store.init("3", mx.nd.zeros(1))
         store.push("3", mx.nd.zeros(1))
         store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1 + store.rank))
@@ -296,7 +296,7 @@ def test_workers_that_set_different_optimizers_hear_of_it() -> None:
 
 def test_workers_of_an_asynchronous_job_set_an_optimizer_after_as_many_iterations_as_each_has_data_for() -> None:
     """The one in use, with other settings, has been counted on by each for itself."""
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         store.init("3", mx.nd.zeros(1))
         optimizer: Any = store.session.optimizer
         for _ in range(1 + store.rank):
@@ -328,7 +328,7 @@ def test_a_schedule_begins_with_its_optimizer_and_goes_on_with_one_that_was_in_u
     def scheduled(lr: float) -> Any:
         return mx.optimizer.SGD(learning_rate=lr, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=lr))
 
-    def check(store: Store) -> List[float]:
+    def check(store: LegacyStore) -> List[float]:
         first, second, out = scheduled(1.0), scheduled(8.0), mx.nd.zeros(1)
         store.init("3", mx.nd.zeros(1))
         fell = []
@@ -420,7 +420,7 @@ def test_what_is_saved_where_an_optimizer_has_changed_is_gone_on_with(when: str)
     def adam() -> Any:
         return mx.optimizer.create("adam", lr_scheduler=mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1))
 
-    def steps(store: Store, out: Any, number: int) -> Any:
+    def steps(store: LegacyStore, out: Any, number: int) -> Any:
         for _ in range(number):
             store.pushpull("3", out - store.rank, out=out)
         return out.asnumpy()
@@ -474,7 +474,7 @@ def test_two_bits_with_threshold_and_residual_as_mxnet_documents_them() -> None:
     """A worker sends +t or -t where gradient and residual together reach that, else 0; the rest waits for the next."""
     threshold, gradients = 0.5, [0.3, 0.3, -0.2, 1.4]
 
-    def check(store: Store) -> None:
+    def check(store: LegacyStore) -> None:
         store.set_gradient_compression({"type": "2bit", "threshold": threshold})
         store.init("3", mx.nd.zeros((40, 30)))
         w, residual, out = 0.0, 0.0, mx.nd.zeros((40, 30))

@@ -11,7 +11,7 @@ from kvstore import ConfigError, ProtocolError, RoundTimeoutError, StoreClosedEr
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.fronts import base
 from kvstore.fronts.gluon.lanes import FLATS
-from kvstore.fronts.gluon.store import Store
+from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.messages.seam import Ring, Transport
 from kvstore.session.saving import Saved
 from kvstore.transports.in_process import Stage
@@ -20,7 +20,7 @@ autograd, gluon = mx.autograd, mx.gluon
 
 
 def make(name: str = "ssgd", workers: int = 1, transport: Optional[Transport] = None,
-         optimizer: Optional[Callable[[], Any]] = None, **options: Any) -> Store:
+         optimizer: Optional[Callable[[], Any]] = None, **options: Any) -> LegacyStore:
     store = kvstore.create(name, transport or Stage(workers).worker(0), **options)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.5) if optimizer is None else optimizer())
     return store
@@ -139,7 +139,7 @@ def test_a_job_without_servers_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         kvstore.create("ssgd")
 
 
-def two_keys(store: Store) -> Dict[str, NDArray]:
+def two_keys(store: LegacyStore) -> Dict[str, NDArray]:
     arrays = {key: mx.nd.ones(3) for key in "ab"}
     for key, array in arrays.items():
         store.broadcast(key, array, array)
@@ -788,7 +788,7 @@ def test_a_snapshot_is_of_its_time_and_no_affair_of_the_others() -> None:
                 assert held() == [-2.5, 2.0]
             assert held() == [-1.0, 2.0] and not store.holds_own([net.beta.name])
         assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
-    with pytest.raises(KeyError), store.showing(then._replace(statistics={})):
+    with pytest.raises(KeyError), store.showing(then._replace(aux={})):
         pass
     assert held() == [-2.5, 8.0] and store.holds_own([net.beta.name])
     w = mx.nd.ones(1)

@@ -1,0 +1,160 @@
+"""What MXNet's own stores can do beside `broadcast` and `pushpull`: older calls, the optimizer's state in a file."""
+from typing import Any, List, Optional
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts.gluon.store import Store, as_list, each
+from kvstore.job import agreement, environment
+from kvstore.session import saving
+from kvstore.session.saving import Saved
+from kvstore.state.npz import read_npz, write_npz
+
+
+class LegacyStore(Store):
+    """A `Store` for every script that knows MXNet's: what `kvstore.create` makes.
+
+    The older calls have weights that the store keeps in arrays of its own.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.stands_for: Optional[str] = None
+        """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
+
+    @property
+    def type(self) -> str:
+        return self.stands_for or self.name
+
+    def init(self, key: Any, value: Any) -> None:
+        """The initial weights of `key`: worker 0's. Collective; waits."""
+        with mx.autograd.pause():  # a Trainer with row-sparse weights calls where a forward pass first reads them
+            values = [as_list(its)[0].tostype("default") for _, its in each(key, value)]
+            keys = [one for one, _ in each(key, value)]
+            self.broadcast(keys, values, out=[its.copy() for its in values])
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins."""
+        for one, grads in each(key, value):
+            known = self._known(one)
+            grads = as_list(grads)
+            if [array.context for array in known.weights] != [array.context for array in grads] and not self.lanes:
+                known.weights = [known.weights[0].copyto(array.context) for array in grads]
+            self.pushpull(one, grads, out=known.weights)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration.
+
+        Between the gradients of `key` and the last ones of their iteration it raises, unless `out` will hold the
+        weights anyway: those that the caller expects are not there before all keys have been handed in.
+        """
+        self._check_usable()
+        self._share()
+        for one, outs in each(key, out):
+            weights = self._known(one).weights
+            others = [array for array in as_list(outs) if not any(array is mine for mine in weights)
+                      and not (ignore_sparse and array.stype != "default")]
+            self._check_updated("pull", one, others)
+            for array in others:
+                weights[0].copyto(array)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
+        if row_ids is None:
+            raise ConfigError(f"row_sparse_pull of {key} without row_ids; say which rows, or use pull")
+        self._check_usable()
+        self._share()
+        for one, outs, rows in each(key, out, row_ids):
+            self._check_updated("row_sparse_pull", one, as_list(outs))
+            weight, arrays = self._known(one).weights[0], as_list(outs)
+            ids = as_list(rows)
+            with mx.autograd.pause():  # as `init`
+                for array, wanted in zip(arrays, ids if len(ids) == len(arrays) else ids * len(arrays)):
+                    _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
+
+    def _barrier(self) -> None:
+        """MXNet's name of `barrier`."""
+        self.barrier()
+
+    @property
+    def num_dead_node(self) -> int:
+        """How many workers the launcher has given up (``--on-worker-loss continue``); else a job ends as a whole."""
+        return len(environment.lost_workers())
+
+    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
+        """Write the global optimizer's state: arrays and JSON, no pickle. Waits; any one worker may call it.
+
+        Where `state_is_shared`, all call it, and each writes its file.
+        """
+        arrays, meta = self.server_state()
+        with open(fname, "wb") as file:
+            write_npz(file, arrays, meta)
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Go on with what `save_optimizer_states` wrote: the global optimizer's state, its settings but for rates, its
+        count of updates. Before the first step any worker may call it, and worker 0's file counts, if it has one. After
+        that step every worker calls it, between the same two iterations, and waits until all have. Only worker 0 reads
+        then (else the one that `leads`); if it cannot, all raise the same ConfigError.
+        """
+        if self.lanes:
+            self._settle("load_optimizer_states", [])
+            self._load_optimizer(fname)
+            return
+        if not self.session.method.resumes_from_optimizer:
+            raise ConfigError(f"optimizer states alone do not continue a `{self.name}` run, which keeps more than "
+                              "them (versions and backups, unfinished intervals, sums in flight); use load_state "
+                              "(`odsgd train --resume`)")
+        if getattr(self.options, "codec_weights", "none") != "none":
+            raise ConfigError("optimizer states alone do not continue a run with codec_weights, whose servers keep the "
+                              "weights that travelled, too; use load_state (`odsgd train --resume`)")
+        self._saved_servers = _states(fname)
+
+    def _multiply_back(self) -> None:
+        """The script divides gradients by the number of workers, for servers that add up: make them again what a method
+        is written for, each worker's own mean, of which the global step then takes the mean.
+        """
+        self._factor = float(self.num_workers)
+        if self.session.method.reduces:
+            self._change({"reduction": "mean"})
+
+    def _load_optimizer(self, fname: str) -> None:
+        """What the worker that leads reads goes to where the global optimizer lives; rules and workers keep what they
+        have. If it cannot, every worker hears why. Collective.
+        """
+        state, updates, wrong = None, 0, ""
+        if self.leads:
+            try:
+                state, updates = saving.for_servers(self.session, saving.optimizer_alone(_states(fname)))
+            except Exception as error:  # also what a file of another content leads to: the others wait for a word
+                name = "" if isinstance(error, (OSError, ConfigError)) else f"{type(error).__name__}: "
+                wrong = f"worker {self.rank} could not load the optimizer's state: {name}{error}"
+        wrong = agreement.from_one(self.session.transport, wrong.encode()).decode()
+        if wrong:
+            raise ConfigError(wrong)
+        updates = saving.send(self.session, state, updates)
+        if not self.session.method.asynchronous:  # whose servers count the updates of all workers
+            self.session.counts(updates)
+
+    def _check_updated(self, call: str, key: Any, outs: List[NDArray]) -> None:
+        """ProtocolError if `outs` would get weights that lack a gradient which the caller has handed in."""
+        if key in self._handed and outs:
+            raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient "
+                                f"was pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; "
+                                "all are updated together, so push all before you pull, or call pushpull with `out` "
+                                "(docs/how-to/unchanged-scripts.md)")
+
+
+def _states(fname: str) -> Saved:
+    """What `save_optimizer_states` wrote."""
+    saved = read_npz(fname)
+    saving.check_servers(saved, fname)
+    return saved
+
+
+def _rows(weight: NDArray, ids: np.ndarray) -> NDArray:
+    """These rows, in a row-sparse array."""
+    if not ids.size:
+        return mx.nd.sparse.zeros("row_sparse", weight.shape, ctx=weight.context, dtype=weight.dtype)
+    rows = mx.nd.array(ids, ctx=weight.context, dtype=np.int64)
+    return mx.nd.sparse.row_sparse_array((weight.take(rows), rows), weight.shape, dtype=weight.dtype)
