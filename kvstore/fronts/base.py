@@ -105,7 +105,7 @@ class FrontEnd(Generic[L]):
 
     @property
     def type(self) -> str:
-        """The same."""
+        """The method's name, as MXNet calls it."""
         return self.name
 
     @property
@@ -347,7 +347,7 @@ class FrontEnd(Generic[L]):
             atexit.register(self._join_at_exit)
 
     def _advise(self) -> None:
-        """Worker 0 says what it would do otherwise."""
+        """Worker 0 prints the session's warning, if it has one."""
         advice = self.session.advice() if self.rank == 0 and self.lr_local is None else None
         if advice is not None:
             print(f"{environment.who()}: warning: {advice}", file=sys.stderr, flush=True)
@@ -371,8 +371,9 @@ class FrontEnd(Generic[L]):
                                   self.session.transport.total)
 
     def _counts(self, *rates: float) -> Tuple[float, Sequence[float]]:
-        """What a gradient counts in the iteration that begins, of which all workers' are M together (M / A where A
-        workers have one, 0 where none has), and the learning rates of those. Waits, where data may be uneven.
+        """Weight of one gradient in the coming iteration, and its learning rates. Waits, where data may be uneven.
+
+        The weights add up to M over all workers: 1 each, M / A if only A workers still have data, 0 if none has.
         """
         if self.options.uneven != "join":
             return 1.0, rates

@@ -45,7 +45,7 @@ class Options:
                 raise ConfigError(f"{name} has no meaning {because}")
 
     def share(self, gradients: int) -> float:
-        """What each of so many gradients counts."""
+        """The weight of one gradient, where this many make one update."""
         return 1.0 / gradients if self.reduction == "mean" else 1.0
 
     def plain(self) -> Dict[str, Any]:
@@ -53,7 +53,7 @@ class Options:
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":
-        """The same with lengths in epochs as numbers of iterations."""
+        """The same options, with lengths in iterations where they were in epochs."""
         spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
                  if isinstance(value, Span)}
         return dataclasses.replace(self, **spans)
@@ -64,7 +64,7 @@ CODEC = one_of("codec", tuple(CODECS))
 
 @dataclass(frozen=True)
 class CodedOptions(Options):
-    """Those of methods whose gradients may travel in fewer bytes."""
+    """Options of methods whose gradients may travel in fewer bytes."""
 
     codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "

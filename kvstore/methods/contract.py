@@ -64,8 +64,8 @@ class Worker:
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
     ends_with_exchange: ClassVar[bool] = False
-    """Whether nothing reads a gradient that `exchange` has been given, so that it may be sent from its place. Said by
-    each class that has an `iterate`: what is right of the one it derives from may be wrong of its own."""
+    """Whether nothing reads a gradient after `exchange` has it, so that it may be sent from its place. Not inherited: a
+    class that defines `iterate` declares it again, because its version may read the gradient after the exchange."""
 
     options: Any
     num_workers: int
@@ -119,8 +119,8 @@ class Rule:
     arrays: ClassVar[Mapping[str, str]] = {}
     facts: ClassVar[Sequence[str]] = ()
     by_element: ClassVar[bool] = False
-    """Whether an element's update depends on that element alone, however a bucket is cut. Said by each class that has a
-    `receive`."""
+    """Whether an element's update depends on no other element, however a bucket is cut. Not inherited: a class that
+    defines `receive` declares it again."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

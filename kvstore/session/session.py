@@ -56,7 +56,7 @@ class Session:
     def __init__(self, method: Type[Method], options: Options, transport: Transport) -> None:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
-        self.on = recorder.begin("worker", transport.worker_rank)
+        self.recorder = recorder.begin("worker", transport.worker_rank)
         self.holder: GlobalWeights
         if isinstance(transport, Servers):
             self.holder = transport
@@ -65,8 +65,8 @@ class Session:
         else:
             assert isinstance(transport, Ring)
             self.holder = Replicas(transport)
-        if self.on is not None:
-            wraps.messages(self.on, transport, numbered=not method.asynchronous)
+        if self.recorder is not None:
+            wraps.messages(self.recorder, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
         self.left_out = 0
         self.since = 0
@@ -182,16 +182,16 @@ class Session:
             step.skips = lambda grad: not finite(grad)
             step.telling = lambda: functools.partial(
                 skips, f"worker {self.transport.worker_rank}, iteration {self.step.t}", names(bucket))
-        return step if self.on is None else wraps.update(self.on, step, bucket, "local update")
+        return step if self.recorder is None else wraps.update(self.recorder, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
         if not isinstance(self.holder, Resident):
             return None
         update = self.holder.updates[bucket.id]
-        return update if self.on is None else wraps.update(self.on, update, bucket, "update")
+        return update if self.recorder is None else wraps.update(self.recorder, update, bucket, "update")
 
     def advice(self) -> Optional[str]:
-        """What is to be said of local steps, at the global optimizer's rate, that are next to none beside its own."""
+        """A warning where local steps at the global optimizer's rate would be far smaller than its own; else None."""
         mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
         if mine not in PLAIN or theirs not in SCALED:
             return None
@@ -233,7 +233,7 @@ class Session:
             self.local_optimizer.wd = self._wd_local()
 
     def counts(self, updates: int) -> None:
-        """So many updates the global optimizer has done, and schedules go on from there."""
+        """The global optimizer has done this many updates; schedules go on from there."""
         self.since = self.step.t - updates
 
     # -- every step ----------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class Session:
         pulse.moved(self.iteration)
 
     def resume(self, t: int, lr: float = 0.0, lr_local: float = 0.0, left_out: int = 0, since: int = 0) -> None:
-        """Iteration `t`, with these rates, is done, so many more were left out, and the optimizer counts since then."""
+        """Iteration `t` is done, with these rates; `left_out` and `since` as the attributes."""
         self.step, self.left_out, self.since = Step(t, lr, lr_local), left_out, since
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
@@ -264,7 +264,7 @@ class Session:
         return self.holder.room(bucket) if self._has_room else None
 
     def multiplied(self, factor: float) -> None:
-        """The gradients of this iteration are as many times a worker's own mean, which its own steps are to take."""
+        """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again."""
         for step in self.local_steps.values():
             step.factor = 1.0 / factor
 

@@ -58,9 +58,9 @@ def teach(trainer: Any, ours: type) -> None:
 
 
 def overflowed(grads: Iterable[NDArray]) -> bool:
-    """Whether any number of these gradients is infinite or none. Waits for them.
+    """Whether any element of these gradients is infinite or NaN. Waits for them.
 
-    Those on a CPU are looked at in NumPy, which takes a hundredth of the time of MXNet's operator there.
+    NumPy inspects those on a CPU, which takes a hundredth of the time of MXNet's operator there.
     """
     alike: Dict[Any, List[NDArray]] = {}
     for grad in grads:

@@ -162,8 +162,8 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
         for lane in lanes:
-            if self.session.on is not None:
-                wraps.lane(self.session.on, lane)
+            if self.session.recorder is not None:
+                wraps.lane(self.session.recorder, lane)
             for key in lane.keys():
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
