@@ -64,13 +64,9 @@ def descendants(ancestor: int) -> List[int]:
     children: Dict[int, List[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", "rb") as stat:
-                    state, parent, *_ = stat.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if state != b"Z":
-                children.setdefault(int(parent), []).append(int(entry))
+            fields = stat(int(entry))
+            if fields and fields[0] != "Z":
+                children.setdefault(int(fields[1]), []).append(int(entry))
     below = list(children.get(ancestor, ()))
     for pid in below:  # which grows as we go
         below += children.get(pid, ())
@@ -79,21 +75,22 @@ def descendants(ancestor: int) -> List[int]:
 
 def state(pid: int) -> str:
     """The letter with which the kernel tells the state of a process: R, S, D, T (stopped) ...; empty if it is gone."""
-    return _stat_field(pid, 0)
+    return (stat(pid) or [""])[0]
 
 
 def start_time(pid: int) -> str:
-    """When a process was started, in the kernel's words; empty if it is gone."""
-    return _stat_field(pid, 19)
+    """When a process was started, in the kernel's ticks; empty if it is gone, or a zombie."""
+    fields = stat(pid)
+    return fields[19] if fields and fields[0] not in "ZX" else ""
 
 
-def _stat_field(pid: int, place: int) -> str:
-    """What the kernel tells of a process, by its place behind the name; empty if it is gone."""
+def stat(pid: int) -> List[str]:
+    """The fields of /proc/PID/stat from the state on, behind the name; none if the process is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[place].decode()
-    except (OSError, IndexError):
-        return ""
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
 
 
 def mpi_memory(pid: int) -> Set[str]:

@@ -18,6 +18,7 @@ from typing import IO, Any, Dict, Iterator, List, Mapping, NamedTuple, Optional,
 from kvstore.errors import ConfigError, KVStoreError, unknown
 from odsgd.lab import processes
 from odsgd.lab.cluster import boot, links
+from odsgd.launch import linux
 
 FOLDER = Path("/run/odsgd/cluster")
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux",
@@ -185,7 +186,7 @@ class Cluster:
         with self._process.stdout as said:
             answers = _answers(said, ["init", *["host"] * len(rates)])
             pid = next(answers)
-            (self.folder / "init").write_text(f"{pid} {_start_time(int(pid))}", encoding="ascii")
+            (self.folder / "init").write_text(f"{pid} {linux.start_time(int(pid))}", encoding="ascii")
             pids = dict(answer.split() for answer in answers)
         network = os.readlink(f"/proc/{pid}/ns/net")
         ssh = self.folder / "ssh"
@@ -198,7 +199,7 @@ class Cluster:
             pid, started = (self.folder / "init").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             return None
-        return int(pid) if _start_time(int(pid)) == started else None
+        return int(pid) if linux.start_time(int(pid)) == started else None
 
     def _end(self) -> None:
         self._hang_up()
@@ -284,16 +285,6 @@ def _alone() -> Iterator[None]:
                                       "is it stopped?") from None
                 time.sleep(0.02)
         yield
-
-
-def _start_time(pid: int) -> Optional[str]:
-    """When a process was started, in the kernel's ticks; None if it is not there, or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, Tuple
 
 import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.cli import main
 from odsgd.lab.cluster import boot, cluster, links
+from odsgd.launch import linux
 
 
 @pytest.mark.parametrize("text, rate", [("1gbit", 10**9), ("100mbit", 10**8), ("2.5Gbit", 25 * 10**8),
@@ -184,9 +185,9 @@ def test_other_users_than_root_are_told(
         "odsgd cluster: an emulated cluster needs root, for its network namespaces; run it with sudo\n")
 
 
-@pytest.mark.parametrize("started, is_up", [(cluster._start_time(os.getpid()), True), ("1", False)])
+@pytest.mark.parametrize("started, is_up", [(linux.start_time(os.getpid()), True), ("1", False)])
 def test_a_process_number_in_other_hands_is_not_the_cluster(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Optional[str], is_up: bool) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, is_up: bool) -> None:
     monkeypatch.setattr(cluster, "FOLDER", tmp_path)
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "init").write_text(f"{os.getpid()} {started}")
