@@ -10,9 +10,10 @@ from typing import Any, Deque, Dict, Optional, Sequence, Tuple
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.tracing.trace import Trace
+from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.exact import LaneTimes, Simulation, WorkerTimes
 from odsgd.virtual.programs import Programs
-from odsgd.virtual.simulation import NS, Simulation, _Lane
 
 
 class TracedSimulation(Simulation):
@@ -39,34 +40,35 @@ class TracedSimulation(Simulation):
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def _start(self, m: int) -> None:
-        t = self._begun[m][0]
-        began, turned, _, over = self._passes.times(m, t, self._computed[m], self._weights[m])
-        super()._start(m)
+    def _start(self, time: int, m: int, b: int, number: int, end: int) -> None:
+        worker = self._workers[m]
+        t = worker.begun[0]
+        began, turned, _, over = self.passes.times(m, t, worker.computed, worker.weights)
+        super()._start(time, m, b, number, end)
         self._traces[m].add("compute", "forward", began / NS, turned / NS, iteration=t - 1)
         self._traces[m].add("compute", "backward", turned / NS, over / NS, iteration=t - 1)
 
-    def _arrays(self, stage: str, m: int, b: int, time: int, cost: int) -> int:
-        over = super()._arrays(stage, m, b, time, cost)
-        self._bar(self._traces[m], stage, b, time, over)
+    def _arrays(self, worker: WorkerTimes, stage: str, b: int, time: int, cost: int) -> int:
+        over = super()._arrays(worker, stage, b, time, cost)
+        self._bar(self._traces[worker.rank], stage, b, time, over)
         return over
 
-    def _send(self, m: int, b: int, lane: _Lane, time: int, number: int, update: Optional[bool]) -> None:
-        self._waited[m, b].append(time)
-        super()._send(m, b, lane, time, number, update)
+    def _send(self, worker: WorkerTimes, lane: LaneTimes, time: int, number: int, update: Optional[bool]) -> None:
+        self._waited[worker.rank, lane.b].append(time)
+        super()._send(worker, lane, time, number, update)
 
-    def _answered(self, m: int, b: int, lane: _Lane, time: int, update: int = 0) -> None:
-        there = max(time, self._messages_free[m]) + self._costs.message
-        self._bar(self._traces[m], "exchange", b, self._waited[m, b].popleft(), there)
-        super()._answered(m, b, lane, time, update)
+    def _answered(self, worker: WorkerTimes, lane: LaneTimes, time: int, update: int) -> None:
+        there, m = max(time, worker.messages_free) + self.costs.message, worker.rank
+        self._bar(self._traces[m], "exchange", lane.b, self._waited[m, lane.b].popleft(), there)
+        super()._answered(worker, lane, time, update)
 
     # -- servers -------------------------------------------------------------------------------------------------
 
-    def _handle(self, time: int, m: int, b: int) -> None:
-        server = self._servers[b]
+    def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
+        server = self.buckets[b].server_rank
         began = max(time, self._server_free[server])
-        merged = began + self._costs.receive[b]
-        super()._handle(time, m, b)
+        merged = began + self.costs.receive[b]
+        super()._handle(time, m, b, number, end)
         self._bar(self._serving[server], "merge", b, began, merged)
         if self._server_free[server] > merged:
             self._bar(self._serving[server], "update", b, merged, self._server_free[server])

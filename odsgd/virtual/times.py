@@ -18,9 +18,12 @@ from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.transports.rounds import on_ring
 from odsgd.virtual import layout
+from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster, slowed
+from odsgd.virtual.exact import Simulation
+from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.loads import loads
 from odsgd.virtual.programs import Programs
-from odsgd.virtual.simulation import NS, Simulation
 
 ITERATIONS, WARM_UP = 16, 4
 
@@ -36,7 +39,7 @@ class Pace:
 
     iteration : seconds of one iteration of a worker, the mean over workers and the iterations that count
     staleness : of an asynchronous job: tau -> pushes
-    loads : seconds per iteration that the busiest resource of each kind is at work (`Simulation.loads`); no iteration
+    loads : seconds per iteration that the busiest resource of each kind is at work (`loads.loads`); no iteration
         takes less than the largest of them on average
     """
 
@@ -68,9 +71,9 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
 
     def found(slower: float) -> Pace:
         job = simulation(cluster, method, checked, parameters, transport, slower=slower)
-        loads = job.loads(range(warm_up + 1, warm_up + period + 1))
+        bounds = loads(job, range(warm_up + 1, warm_up + period + 1))
         iteration = pace(job, warm_up + counted, warm_up, period).iteration
-        return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), loads)
+        return Pace(iteration, staleness(job.order.values(), every, averaged, warm_up), bounds)
 
     return found(1.0) if cluster.cores is None else _shared(found, cluster.cores)
 
@@ -98,7 +101,8 @@ def _shared(found: Callable[[float], Pace], cores: int) -> Pace:
 
 
 def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, parameters: Sequence[Parameter],
-               transport: Optional[str] = None, stepwise: bool = False, slower: float = 1.0) -> Simulation:
+               transport: Optional[str] = None, slower: float = 1.0,
+               made_by: Type[Simulation] = FastSimulation) -> Simulation:
     """The job before its first iteration. `transport`: `server`, `ring` or `sharded`; None: the method's first choice.
 
     `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
@@ -115,7 +119,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     programs = Programs(method, options, cluster.workers, buckets, method.local_optimizer(options) is not None,
                         kind != "server", layout.window(layers, traffic) if kind == "server" else None)
     hosts = cluster if slower == 1 else slowed(cluster, slower)
-    return Simulation(hosts, method, programs, buckets, layers, traffic.codec, kind, stepwise)
+    return made_by(hosts, method, programs, buckets, layers, traffic.codec, kind)
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:

@@ -29,9 +29,10 @@ from kvstore.transports.buffers import Buffer
 from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
 from kvstore.transports.rounds import on_ring
 from odsgd.virtual import layout
+from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster
+from odsgd.virtual.exact import Simulation
 from odsgd.virtual.programs import Programs
-from odsgd.virtual.simulation import NS, Simulation
 from odsgd.virtual.timeline import TracedSimulation
 
 
@@ -92,7 +93,7 @@ class VirtualStage(Stage):
             return 0.0
 
         def known() -> bool:
-            return simulation.done[worker_rank] >= t or (self.idle() and known())
+            return simulation.done(worker_rank) >= t or (self.idle() and known())
 
         self.wait_until(known, f"worker {worker_rank}: the time of iteration {t}")
         return simulation.ready(worker_rank) / NS

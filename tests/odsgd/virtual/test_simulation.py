@@ -13,8 +13,11 @@ from kvstore.messages.header import Header
 from kvstore.methods.contract import Method
 from kvstore.methods.sync import SSGD, SyncUpdate
 from odsgd.virtual import layout, times
+from odsgd.virtual.costs import NS
 from odsgd.virtual.description import of
-from odsgd.virtual.simulation import NS, Simulation
+from odsgd.virtual.exact import Simulation
+from odsgd.virtual.fast import FastSimulation
+from odsgd.virtual.loads import loads
 
 FREE: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
                         "server": {"message": 0, "receive": 0, "update": 0}}
@@ -22,13 +25,14 @@ FLOATS = 250_000 - 4  # a message is a megabyte, with its header
 MBYTE = "8mbit"  # a second for each
 
 
-def job(store: str, layers: int = 1, options: Any = None, stepwise: bool = False, **cluster: Any) -> Simulation:
+def job(store: str, layers: int = 1, options: Any = None, made_by: Type[Simulation] = FastSimulation,
+        **cluster: Any) -> Simulation:
     """Of equal layers, a bucket each, whose messages need a second; all that is not given costs nothing."""
     described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, **cluster})
     method = methods.find(store)
     parameters = [Parameter(number, f"layer{number}", (FLOATS,)) for number in range(layers)]
     checked = method.Options(**{"bucket_nbytes": 4 * FLOATS, **(options or {})}).in_iterations()
-    return times.simulation(described, method, checked, parameters, stepwise=stepwise)
+    return times.simulation(described, method, checked, parameters, made_by=made_by)
 
 
 def per_iteration(store: str, iterations: int = 12, **settings: Any) -> float:
@@ -56,7 +60,7 @@ def test_garbage_is_collected_afterwards_where_it_was_before_however_a_simulatio
     try:
         per_iteration("ssgd", workers=1)
         whole = gc.isenabled()
-        monkeypatch.setattr(Simulation, "met", lambda simulation: signal.raise_signal(signal.SIGINT))
+        monkeypatch.setattr(FastSimulation, "met", lambda simulation: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             per_iteration("ssgd", workers=1)
         assert [whole, gc.isenabled()] == [collects] * 2
@@ -190,7 +194,7 @@ def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: 
     simulation = job(store, workers=2, placement=placement, cores=2, links={"goodput": MBYTE, "processor": "300ms"},
                      worker={"message": "10ms", **dict.fromkeys(("gather", "step", "scatter"), "100.0016ms")},
                      server={"message": 0, "receive": "300.0048ms", "update": "500.008ms"})
-    assert simulation.loads(range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
+    assert loads(simulation, range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_where_cores_are_shared_processors_take_as_much_longer_as_they_are_busy() -> None:
@@ -232,7 +236,7 @@ def test_the_order_at_a_servers_rule_is_that_of_the_times() -> None:
 
 
 def test_time_does_not_go_on_while_a_worker_may_begin_something_earlier() -> None:
-    simulation = job("asgd", workers=2, compute=COMPUTE_3S, stepwise=True)
+    simulation = job("asgd", workers=2, compute=COMPUTE_3S, made_by=Simulation)
     simulation.begin(0, 1)
     assert not simulation.advance() and not any(simulation.order.values())
     simulation.begin(1, 1)
@@ -356,8 +360,8 @@ CLUSTERS: Dict[str, Dict[str, Any]] = {
 def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: str, options: Dict[str, Any],
                                                                        cluster: str, draws: str) -> None:
     """Every iteration ends at the same nanosecond, and every rule sees the same order."""
-    def ends(stepwise: bool) -> Tuple[List[Tuple[int, int]], List[List[int]]]:
-        simulation = job(store, 4, options, stepwise, **{**CLUSTERS[cluster], "workers": 5},
+    def ends(made_by: Type[Simulation]) -> Tuple[List[Tuple[int, int]], List[List[int]]]:
+        simulation = job(store, 4, options, made_by, **{**CLUSTERS[cluster], "workers": 5},
                          compute={"iteration": "2s", "draws": draws})
         over: List[Tuple[int, int]] = []
         simulation.over = lambda m: over.append((m, simulation.ready(m)))
@@ -368,7 +372,7 @@ def test_what_is_carried_out_at_once_happens_when_it_would_step_by_step(store: s
         simulation.met()
         return sorted(over), [list(order) for order in simulation.order.values()]
 
-    assert ends(stepwise=False) == ends(stepwise=True)
+    assert ends(FastSimulation) == ends(Simulation)
 
 
 def test_draws_keep_the_mean_and_follow_the_seed() -> None:
