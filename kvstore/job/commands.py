@@ -48,7 +48,7 @@ class Verifier:
         self._key = key
         self._last: Dict[int, int] = {}
 
-    def open(self, message: str) -> Tuple[int, str, Dict[str, Any]]:
+    def verify(self, message: str) -> Tuple[int, str, Dict[str, Any]]:
         """Sender, name and payload of `message`; ProtocolError unless it is signed and new."""
         try:
             sender_text, counter_text, signature, text = message.split(" ", 3)

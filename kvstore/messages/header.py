@@ -23,11 +23,16 @@ FRAME = struct.Struct("<qq4f")
 
 
 class Header(NamedTuple):
-    """What a server reads of a push; in a synchronous job `version` and `worker_rank` are sums."""
+    """What a server reads of a push. In a synchronous job it is the sum of all workers' headers."""
 
     version: int
     lr: float
-    worker_rank: int
+    rank_sum: int
+
+    @property
+    def worker_rank(self) -> int:
+        """Of a push by one worker."""
+        return self.rank_sum
 
 
 def split_lr(lr: float) -> Tuple[float, float]:
@@ -71,7 +76,7 @@ def pieces(nbytes: int) -> int:
     return max(1, -(-nbytes // _PIECE_NBYTES))
 
 
-def open_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
+def read_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
     """The worker that asked, which piece, how long the whole is, and the piece (padded)."""
     raw = letter.tobytes()
     return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])

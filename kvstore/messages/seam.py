@@ -79,7 +79,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Opening:
+class Setup:
     """How a session begins: what holds the global weights is told."""
 
     method: str
@@ -146,12 +146,12 @@ class GlobalWeights:
 
     state_is_shared = False  # whether `export_state` is collective: every worker has a part
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], Array], leads: bool) -> None:
-        """Go on with the optimizer of `opening`, which has seen nothing yet. All workers call it, with nothing in
+    def use(self, setup: Setup, weights: Callable[[Bucket], Array], leads: bool) -> None:
+        """Go on with the optimizer of `setup`, which has seen nothing yet. All workers call it, with nothing in
         flight; it is done when all of them have returned. `weights`: W as it is; `leads`: this worker tells servers.
         """
         raise NotImplementedError

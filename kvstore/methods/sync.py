@@ -73,9 +73,9 @@ class SyncUpdate(Rule):
 
     def _check(self, header: Header) -> None:
         everyone = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)
-        if (header.worker_rank, header.version) != everyone:
+        if (header.rank_sum, header.version) != everyone:
             raise ProtocolError(
-                f"bucket {self.index}: in this round the ranks add up to {header.worker_rank} and the versions to "
+                f"bucket {self.index}: in this round the ranks add up to {header.rank_sum} and the versions to "
                 f"{header.version}, expected {everyone[0]} and {everyone[1]} ({self.num_workers} workers at version "
                 f"{self.version}); a worker pushed twice, or left and came back")
 

@@ -23,10 +23,10 @@ from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.seam import (
     AsynchronousServers,
     GlobalWeights,
-    Opening,
     Pending,
     Ring,
     Servers,
+    Setup,
     Sharded,
     Transport,
     kind_of,
@@ -147,11 +147,11 @@ class Session:
 
         `w_local`: the weights that the first gradients are taken at; None: W_0.
         """
-        method, optimizer, opening = self.method, self.optimizer, self._opening()
+        method, optimizer, setup = self.method, self.optimizer, self._setup()
         assert optimizer is not None
         self.transport.on_nan = self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
-        arriving = self.holder.open(opening, weights)
+        arriving = self.holder.set_up(setup, weights)
         local = self.local_optimizer  # one of the user's own may write to the gradient
         self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
         for bucket in self.buckets:
@@ -163,12 +163,12 @@ class Session:
                 lr_given=optimizer.lr if self.lr_given is None else self.lr_given,
                 local=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
 
-    def _opening(self) -> Opening:
+    def _setup(self) -> Setup:
         assert self.optimizer is not None
         described = optimizers.describe(self.optimizer)
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
-        return Opening(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
+        return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
                        self._traffic)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
@@ -221,7 +221,7 @@ class Session:
         told = False
         while not told:  # else the one that tells the servers was lost before it had
             leads = self.leads
-            self.holder.use(self._opening(), self.global_weights, leads)
+            self.holder.use(self._setup(), self.global_weights, leads)
             told = bool(self.transport.total(np.array([leads], np.float32)).any())
         self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:

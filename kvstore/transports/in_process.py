@@ -27,7 +27,7 @@ from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER
-from kvstore.messages.seam import Opening, Pending, Ring, Sharded, State, Traffic, Transport
+from kvstore.messages.seam import Pending, Ring, Setup, Sharded, State, Traffic, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, un_npz
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken
@@ -230,13 +230,13 @@ class Stage:
 
     # -- the servers -----------------------------------------------------------------------------------------
 
-    def open(self, key: int, whole: NDArray) -> None:
+    def hold(self, key: int, whole: NDArray) -> None:
         """The first worker's weights are the global ones; all have the same."""
         if key not in self._stored:
             self._stored[key] = whole.copy()
             self._stored[key].wait_to_read()  # as on a server, nothing is in flight when an update begins
 
-    def open_coded(self, worker_rank: int, key: int, traffic: Traffic) -> np.ndarray:
+    def hold_coded(self, worker_rank: int, key: int, traffic: Traffic) -> np.ndarray:
         """The same of a bucket with codecs; its weights."""
         stored = engine.memory(self._stored[key])
         if key not in self._coded:
@@ -417,30 +417,30 @@ class InProcess(_Staged, Buffered):
         self._synchronous = not traffic.asynchronous
         return super().plan(parameters, traffic)
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in opening.buckets}
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         for key, buffers in self._buffers.items():
-            self._stage.open(key, buffers.last.whole)
+            self._stage.hold(key, buffers.last.whole)
         if self.worker_rank == 0:
             for shard in self._stage.shards:
-                shard.command("open", opening.command())
+                shard.command("open", setup.command())
         self.total(np.zeros(1))
-        if opening.traffic.coded:
-            self._open_coded(opening)
+        if setup.traffic.coded:
+            self._set_up_coded(setup)
         return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
-    def _open_coded(self, opening: Opening) -> None:
-        for bucket in opening.buckets:
-            w = self._stage.open_coded(self.worker_rank, bucket.id, opening.traffic)
+    def _set_up_coded(self, setup: Setup) -> None:
+        for bucket in setup.buckets:
+            w = self._stage.hold_coded(self.worker_rank, bucket.id, setup.traffic)
             engine.memory(self._buffers[bucket.id].last.whole)[:-HEADER] = w
-            if opening.traffic.codec_weights != "none":
+            if setup.traffic.codec_weights != "none":
                 self._stage.shards[bucket.server_rank].keep({bucket.id: w})
         self.total(np.zeros(1))
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+    def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         if leads:
             for shard in self._stage.shards:
-                shard.command("use", opening.command())
+                shard.command("use", setup.command())
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         codes = self._stage.codes.get((self.worker_rank, bucket.id))

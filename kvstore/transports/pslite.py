@@ -26,8 +26,8 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import DEFAULT_NBYTES, WIRE_DTYPE, Bucket, Keys, Parameter, plan
-from kvstore.messages.header import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, open_letter, pieces, sum_message
-from kvstore.messages.seam import Export, Opening, Pending, State, Traffic
+from kvstore.messages.header import BEGIN, FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, pieces, read_letter, sum_message
+from kvstore.messages.seam import Export, Pending, Setup, State, Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import by_bucket, npz, un_npz
 from kvstore.tracing import recorder
@@ -193,7 +193,7 @@ class Connection:
         with self._waiting(f"the servers' answer to `{name}`"):
             while True:
                 self.command(name, {"chunk": chunk})
-                letters = [open_letter(mail) for mail in self._pull(self._mailboxes, MAILBOX_FLOATS)]
+                letters = [read_letter(mail) for mail in self._pull(self._mailboxes, MAILBOX_FLOATS)]
                 if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
                     return letters
                 time.sleep(random.uniform(0, 0.01))  # another worker's question came between
@@ -365,19 +365,19 @@ class ParameterServer(Buffered):
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         return on_servers(parameters, traffic, self._connection.keys, self.num_workers, lambda: self._connection.pace)
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        if opening.method.startswith("__main__:"):
-            raise ConfigError(f"method {opening.method[9:]} is defined in the script itself, which servers cannot "
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        if setup.method.startswith("__main__:"):
+            raise ConfigError(f"method {setup.method[9:]} is defined in the script itself, which servers cannot "
                               "import; move it to a file of its own")
-        methods.load(opening.method, commands.trusted())  # complains here as the servers would
+        methods.load(setup.method, commands.trusted())  # complains here as the servers would
         if self.worker_rank == 0:
-            self._connection.command("open", opening.command())
-        ids = [bucket.id for bucket in opening.buckets]
-        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in opening.buckets}
-        under_way = window_nbytes(sum(bucket.size for bucket in opening.buckets), opening.traffic.waits)
+            self._connection.command("open", setup.command())
+        ids = [bucket.id for bucket in setup.buckets]
+        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
+        under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if opening.traffic.coded:
-            self._open_coded(opening)
+        if setup.traffic.coded:
+            self._set_up_coded(setup)
         with self._connection._waiting("the start of the global weights"):
             if self._outbox is None:
                 self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
@@ -385,35 +385,35 @@ class ParameterServer(Buffered):
         deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
         return {key: Pending(self._buffers[key].last.payload) for key in ids}
 
-    def _open_coded(self, opening: Opening) -> None:
+    def _set_up_coded(self, setup: Setup) -> None:
         """Let the servers take messages with codecs; worker 0's weights are the first of them."""
         connection, first = self._connection, self.worker_rank == 0
         if first:
-            connection.command("coded", {"traffic": dataclasses.asdict(opening.traffic), "buckets": {
-                bucket.id: [bucket.server_rank, bucket.size] for bucket in opening.buckets}})
+            connection.command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
+                bucket.id: [bucket.server_rank, bucket.size] for bucket in setup.buckets}})
         if connection.outbox is None:
             addresses = b"\n".join(connection.read_mail("address")) if first else b""
             connection.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
                                        self.worker_rank, self._timeout_s)
         self._outbox = connection.outbox
         with connection._waiting("the start of the global weights"):
-            for bucket in opening.buckets:
+            for bucket in setup.buckets:
                 message = self._buffers[bucket.id].last
                 w = engine.memory(message.whole)[:-HEADER]
-                if opening.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
+                if setup.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
                     w[:] = self.total(w if first else np.zeros_like(w))
-                self._outbox.open(bucket, opening.traffic, w)
+                self._outbox.open(bucket, setup.traffic, w)
                 if first:
                     message.floats[-1] = BEGIN
                     self._outbox.send(bucket, message)
-            for bucket in opening.buckets:
+            for bucket in setup.buckets:
                 header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
                 header[:] = 0
         self.total(np.zeros(1))  # the servers have them
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+    def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         if leads:
-            self._connection.command("use", opening.command())
+            self._connection.command("use", setup.command())
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         return {} if self._outbox is None else self._outbox.residual(bucket)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import Opening, Pending, Sharded
+from kvstore.messages.seam import Pending, Setup, Sharded
 from kvstore.optimizers.apply import Queued
 from kvstore.weights.replicas import InTurn, Resident
 
@@ -31,9 +31,9 @@ class Parts(Resident):
         self._arriving: Dict[int, Pending] = {}
         self._no_part: Dict[int, NDArray] = {}
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(opening)
-        for bucket in opening.buckets:
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(setup)
+        for bucket in setup.buckets:
             w, mine = weights(bucket), self.sharded.part(bucket)
             size = mine.stop - mine.start
             self._no_part.update({} if size else {bucket.id: mx.nd.zeros(1, w.context)})

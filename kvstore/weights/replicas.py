@@ -16,7 +16,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import agreement
 from kvstore.messages import finite
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import GlobalWeights, Opening, Pending, Replicated, Ring, State, Transport
+from kvstore.messages.seam import GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import Queued
 from kvstore.state.npz import array_text, below, npz, text_array, un_npz
@@ -46,19 +46,19 @@ class Resident(GlobalWeights):
         self.share = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
-    def optimizer(self, opening: Opening) -> mx.optimizer.Optimizer:
-        """U, for the buckets of `opening`."""
-        self.buckets = opening.buckets
-        if opening.options.get("reduction") == "sum":
+    def optimizer(self, setup: Setup) -> mx.optimizer.Optimizer:
+        """U, for the buckets of `setup`."""
+        self.buckets = setup.buckets
+        if setup.options.get("reduction") == "sum":
             self.share = 1.0
-        optimizer = described.build(opening.optimizer, trusted=True)  # this process's own
-        optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in opening.buckets})
-        optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in opening.buckets})
+        optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
+        optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in setup.buckets})
+        optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in setup.buckets})
         return optimizer
 
-    def use(self, opening: Opening, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
-        optimizer = self.optimizer(opening)
-        for bucket in opening.buckets:
+    def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
+        optimizer = self.optimizer(setup)
+        for bucket in setup.buckets:
             self.updates[bucket.id].use(optimizer)
             self.updates[bucket.id].start(self.mine(bucket, weights(bucket)))
 
@@ -108,16 +108,16 @@ class Replicas(Resident, Replicated):
         self._weights: Dict[int, InTurn] = {}
         self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
 
-    def open(self, opening: Opening, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        optimizer = self.optimizer(opening)
-        for bucket in opening.buckets:
+    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
+        optimizer = self.optimizer(setup)
+        for bucket in setup.buckets:
             w = weights(bucket)
             self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
-            if opening.traffic.on_nan == "skip":
+            if setup.traffic.on_nan == "skip":
                 where = f"worker {self.ring.worker_rank}, the sum over the workers"
                 self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
-            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, opening.traffic.depth), InTurn(w, 2, first=[w])
+            self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, setup.traffic.depth), InTurn(w, 2, first=[w])
             self._arriving[bucket.id] = Pending(w)
         return dict(self._arriving)
 

@@ -21,7 +21,7 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec
 from kvstore.messages.finite import Check
-from kvstore.messages.seam import Opening, Traffic, Transport
+from kvstore.messages.seam import Setup, Traffic, Transport
 from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
@@ -60,18 +60,18 @@ class VirtualStage(Stage):
 
     # -- what workers tell and ask ---------------------------------------------------------------------------
 
-    def opens(self, opening: Opening, layers: Sequence[Parameter], ring: bool) -> None:
+    def opens(self, setup: Setup, layers: Sequence[Parameter], ring: bool) -> None:
         """A worker's session begins; those of all workers are the same."""
         if self.simulation is not None:
-            if self.simulation.buckets != list(opening.buckets):
+            if self.simulation.buckets != list(setup.buckets):
                 raise ConfigError("a virtual cluster trains one model at a time; make another one for another store")
             return
-        method = methods.load(opening.method, trusted=True)
-        options = method.Options(**opening.options)
-        window = None if ring else layout.window(layers, opening.traffic)
+        method = methods.load(setup.method, trusted=True)
+        options = method.Options(**setup.options)
+        window = None if ring else layout.window(layers, setup.traffic)
         local = method.local_optimizer(options) is not None
-        programs = Programs(method, options, self.num_workers, opening.buckets, local, ring, window)
-        job = (self.cluster, method, programs, opening.buckets, layers, opening.traffic.codec,
+        programs = Programs(method, options, self.num_workers, setup.buckets, local, ring, window)
+        job = (self.cluster, method, programs, setup.buckets, layers, setup.traffic.codec,
                "ring" if ring else "server")
         self.simulation = Simulation(*job) if self._trace is None else TracedSimulation(Path(self._trace), *job)
 
@@ -180,7 +180,7 @@ class VirtualSession(Session):
 
     def begin(self, weights: Callable[[Bucket], NDArray],
               w_local: Optional[Callable[[Bucket], NDArray]] = None) -> None:
-        self.transport.stage.opens(self._opening(), self._layers, isinstance(self.transport, VirtualRing))
+        self.transport.stage.opens(self._setup(), self._layers, isinstance(self.transport, VirtualRing))
         super().begin(weights, w_local)
 
     def next_step(self, lr: float, lr_local: Optional[float]) -> Step:

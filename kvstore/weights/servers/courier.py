@@ -146,7 +146,7 @@ def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
     connection.sendall(challenge)
     text = _exactly(connection, HELLO_NBYTES, timeout_s).decode("ascii", "replace").rstrip()
     try:
-        sender, name, payload = commands.Verifier(commands.job_key()).open(text)
+        sender, name, payload = commands.Verifier(commands.job_key()).verify(text)
     except ProtocolError:
         return None
     return sender if (name, payload.get("challenge")) == ("courier", challenge.hex()) else None

@@ -91,7 +91,7 @@ class Server:
             raise ProtocolError("a worker's script uses a store of MXNet's own (`dist_sync` or the like) in a job of "
                                 "odsgd; put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: "
                                 "`ssgd` in place of `dist_sync`, `asgd` in place of `dist_async`")
-        sender, name, payload = self._verifier.open(body.decode("ascii", "replace"))
+        sender, name, payload = self._verifier.verify(body.decode("ascii", "replace"))
         self._heard()
         if name == "hello":
             self._hello(**payload)

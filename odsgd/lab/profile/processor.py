@@ -18,7 +18,7 @@ from kvstore.fronts.gluon.lanes import Keyed, Lane
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
 from kvstore.messages.codecs import CODECS, Codec, codec
 from kvstore.messages.header import HEADER
-from kvstore.messages.seam import Opening, Traffic
+from kvstore.messages.seam import Setup, Traffic
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import Queued
@@ -161,10 +161,10 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
     options = {option: getattr(config.options, option) for option in method.option_names()
                if name == config.kvstore and option != "T"}
-    opening = Opening(methods.where(method), method.Options(**options).in_iterations().plain(),
+    setup = Setup(methods.where(method), method.Options(**options).in_iterations().plain(),
                       described.describe(optimizer(config, plain=bool(method.plain_sgd))),
                       [_bucket(key, floats) for key in keys], Traffic())
-    shard.command("open", opening.command())
+    shard.command("open", setup.command())
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))
 
     def push(key: int) -> None:

@@ -9,7 +9,7 @@ KEY = b"the secret of the job"
 
 
 def test_a_signed_command_is_opened() -> None:
-    assert Verifier(KEY).open(Signer(3, KEY).sign("open", {"x": [1, "é"]})) == (3, "open", {"x": [1, "é"]})
+    assert Verifier(KEY).verify(Signer(3, KEY).sign("open", {"x": [1, "é"]})) == (3, "open", {"x": [1, "é"]})
 
 
 def test_a_message_survives_as_a_c_string() -> None:
@@ -20,12 +20,12 @@ def test_a_message_survives_as_a_c_string() -> None:
 @pytest.mark.parametrize("message", ["", "\x80\x03csomething", "cos\nsystem\n(S'id'\ntR.", "a b c d", "1 2"])
 def test_an_unsigned_command_is_refused(message: str) -> None:
     with pytest.raises(ProtocolError, match="unsigned command"):
-        Verifier(KEY).open(message)
+        Verifier(KEY).verify(message)
 
 
 def test_another_secret_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 1 is not signed with this job's secret"):
-        Verifier(KEY).open(Signer(1, b"another").sign("open", {}))
+        Verifier(KEY).verify(Signer(1, b"another").sign("open", {}))
 
 
 @pytest.mark.parametrize("what", ["sender", "counter", "text"])
@@ -34,23 +34,23 @@ def test_no_part_of_a_command_can_be_changed(what: str) -> None:
     changed = {"sender": f"2 {counter} {signature} {text}", "counter": f"{sender} 9 {signature} {text}",
                "text": f"{sender} {counter} {signature} {text.replace('1', '2')}"}[what]
     with pytest.raises(ProtocolError, match="not signed"):
-        Verifier(KEY).open(changed)
+        Verifier(KEY).verify(changed)
 
 
 def test_a_command_cannot_be_played_again() -> None:
     signer, verifier = Signer(0, KEY), Verifier(KEY)
     first, second = signer.sign("open", {}), signer.sign("open", {})
-    verifier.open(first)
-    verifier.open(second)
+    verifier.verify(first)
+    verifier.verify(second)
     for again in (first, second):
         with pytest.raises(ProtocolError, match="a second time"):
-            verifier.open(again)
+            verifier.verify(again)
 
 
 def test_senders_count_for_themselves() -> None:
     verifier = Verifier(KEY)
     for rank in (0, 1, 2):
-        verifier.open(Signer(rank, KEY).sign("open", {}))
+        verifier.verify(Signer(rank, KEY).sign("open", {}))
 
 
 def test_without_a_secret_the_job_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

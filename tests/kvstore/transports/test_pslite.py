@@ -10,7 +10,7 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import DEFAULT_NBYTES, Keys, Parameter, plan
-from kvstore.messages.seam import Opening, Traffic
+from kvstore.messages.seam import Setup, Traffic
 from kvstore.methods import where
 from kvstore.methods.delayed import ODSGD
 from kvstore.transports import pslite
@@ -106,8 +106,8 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
     worker = pslite.ParameterServer()
     traffic = Traffic(waits=waits, bucket_nbytes=400)
     buckets = worker.plan([Parameter(0, "w", (600,))], traffic)
-    opening = Opening(where(ODSGD), {}, {}, buckets, traffic)
-    worker.open(opening, lambda bucket: mx.nd.zeros(bucket.size))
+    setup = Setup(where(ODSGD), {}, {}, buckets, traffic)
+    worker.set_up(setup, lambda bucket: mx.nd.zeros(bucket.size))
     order = {bucket.id: place for place, bucket in enumerate(buckets)}
     waiting: Dict[int, Dict[int, Callable[[], None]]] = {rank: {} for rank in range(servers)}
 
@@ -135,4 +135,4 @@ def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.
     for method, said in (("__main__:Mine", "method Mine is defined in the script itself, which servers cannot import"),
                          ("/tmp/mine.py:Mine", "is not this package's, and this job has no secret")):
         with pytest.raises(ConfigError, match=said):
-            pslite.ParameterServer().open(Opening(method, {}, {}, [], Traffic()), lambda bucket: None)
+            pslite.ParameterServer().set_up(Setup(method, {}, {}, [], Traffic()), lambda bucket: None)
