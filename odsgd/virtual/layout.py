@@ -3,17 +3,17 @@ from typing import List, Optional, Sequence
 
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.seam import Traffic
-from kvstore.transports import pslite
+from kvstore.transports import sizing
 from odsgd.virtual.description import VirtualCluster
 
 
 def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, cluster: VirtualCluster) -> List[Bucket]:
-    """As `ps.ParameterServer.plan`."""
-    return pslite.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
+    """As `pslite.ParameterServer.plan`."""
+    return sizing.on_servers(parameters, traffic, keys, cluster.workers, lambda: round_pace(cluster))
 
 
 def round_pace(cluster: VirtualCluster) -> float:
-    """What `ps.Connection.pace` measures: seconds that a round of a server takes for each byte of a worker's message.
+    """What `sizing.measured_pace` measures: seconds that a round of a server takes for each byte of a worker's message.
 
     All workers' messages share the link of the server, each way, and its thread, which receives while others come.
     """
@@ -27,4 +27,4 @@ def round_pace(cluster: VirtualCluster) -> float:
 def window(parameters: Sequence[Parameter], traffic: Traffic) -> Optional[float]:
     """Bytes that may be in flight to one server; None: an asynchronous job has no bound."""
     floats = sum(parameter.size for parameter in parameters)
-    return None if traffic.asynchronous else pslite.window_nbytes(floats, traffic.waits)
+    return None if traffic.asynchronous else sizing.window_nbytes(floats, traffic.waits)

@@ -18,7 +18,7 @@ from kvstore.messages.header import BEGIN, HEADER, MAILBOX_FLOATS, Header
 from kvstore.messages.seam import Traffic
 from kvstore.methods.sync import SyncUpdate
 from kvstore.optimizers.described import describe
-from kvstore.transports.pslite import Connection, Mail
+from kvstore.transports.connection import Connection, Mail
 from kvstore.weights.servers import server
 from kvstore.weights.servers.server import Server
 from tests.kvstore.weights.servers.test_hub import KEY as BUCKET

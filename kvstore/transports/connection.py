@@ -1,0 +1,272 @@
+"""A worker's place in a job of MXNet's ps-lite: the greeting, commands, sums over the workers, and servers' answers.
+
+One `Connection` per process carries every store: MXNet gives a process one place in the job, and numbers in messages
+must not meet.
+"""
+import collections
+import contextlib
+import functools
+import os
+import random
+import time
+from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.job import commands, ending, environment, software
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting
+from kvstore.job.report import report
+from kvstore.messages.buckets import Keys
+from kvstore.messages.header import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, pieces, read_letter, sum_message
+from kvstore.messages.seam import Export, State
+from kvstore.state.npz import by_bucket, un_npz
+from kvstore.tracing import recorder
+from kvstore.transports.outbox import Outbox
+from kvstore.transports.sizing import measured_pace
+
+SUM_KEYS = 2
+"""Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
+windows grow so far that buckets later leave in bursts, and workers' streams drift apart (docs/benchmarks/tried.md)."""
+Asked = Tuple[int, int, NDArray]
+"""A sum that has been asked for: its key, its length, and where it arrives."""
+
+
+class Connection:
+    """This worker's place in the job. `timeout_s`: of its next wait; each store sets its own."""
+
+    def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        self.timeout_s, self.synchronous = timeout_s, synchronous
+        self.num_workers, self.num_servers = _counts()
+        rank = _given_rank(self.num_workers)
+        ending.end_well(disconnect)
+        engine.wait_before_forks()
+        self.native = self._connect()
+        self.worker_rank = self.native.rank if rank is None else rank
+        self._signer = commands.Signer(self.worker_rank, commands.job_key())
+        self.keys = Keys(self.num_servers)
+        self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
+        self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
+        self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self.outbox: Optional[Outbox] = None  # where a store has a codec
+        self._greet()
+
+    def _connect(self) -> mx.kvstore.KVStore:
+        # Arrays above the bound would be cut up behind our back; buckets are cut already.
+        os.environ["MXNET_KVSTORE_BIGARRAY_BOUND"] = str(2 ** 31 - 1)
+        connecting()
+        where = "{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}".format(**os.environ)
+        late = (f"the job did not come up within {self.timeout_s:g} s: scheduler at {where}, {self.num_workers} "
+                f"workers and {self.num_servers} servers expected; check that each was started and can reach it")
+        with deadlines.within(self.timeout_s, late), environment.alone():
+            # Of the module below: `mx.kvstore.create` may have been taught that these names mean us.
+            return mx.kvstore.base.create("dist_sync" if self.synchronous else "dist_async")
+
+    def _greet(self) -> None:
+        """Make the servers ours, and check that every rank is here once."""
+        if self.worker_rank == 0:
+            trace_folder = recorder.folder and os.path.abspath(recorder.folder)  # servers work elsewhere
+            self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
+                                   "timeout_s": self.timeout_s,
+                                   "sums": [key for keys in self._sums.values() for key in keys],
+                                   "mailboxes": self._mailboxes, "trace_folder": trace_folder})
+        with self.waiting_for("the first round with the servers"):
+            sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
+            sizes.update(dict.fromkeys(self._mailboxes, MAILBOX_FLOATS))
+            self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
+            for key in self._mailboxes:  # a server knows its mailbox from the first round on it
+                empty = mx.nd.zeros(MAILBOX_FLOATS)
+                self.native.pushpull(key, empty, out=empty)
+                empty.wait_to_read()
+        mine = np.zeros(self.num_workers, np.float32)
+        mine[self.worker_rank] = 1
+        present = self.total(mine)
+        if not np.all(present == 1):
+            raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
+                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
+                                "none")
+        answers = self.read_mail("software") if self.worker_rank == 0 else []
+        software.compare(self, [answer.decode() for answer in answers])
+
+    @contextlib.contextmanager
+    def waiting_for(self, what: str) -> Iterator[None]:
+        message = (f"{what} was not over within {self.timeout_s:g} s: another worker or a server is late, stopped or "
+                   "unreachable. Check that all are alive, or raise `timeout_s`")
+        with deadlines.within(self.timeout_s, message):
+            yield
+
+    def command(self, name: str, payload: Dict[str, Any]) -> None:
+        """Have every server carry out a command; returns when all have."""
+        with self.waiting_for(f"command `{name}` to the servers"):
+            self.native._send_command_to_servers(0, self._signer.sign(name, payload))
+
+    def total(self, array: np.ndarray) -> np.ndarray:
+        """The sum over workers, through keys whose answer is the sum; waits."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty_like(flat)
+        largest = max(self._sums)
+        under_way: Deque[Tuple[np.ndarray, Asked]] = collections.deque()
+        for start in range(0, flat.size, largest):
+            if len(under_way) == (SUM_KEYS if self.synchronous else 1):
+                self._take(*under_way.popleft())
+            part = slice(start, start + largest)
+            under_way.append((result[part], self._ask_sum(flat[part])))
+        for one in under_way:
+            self._take(*one)
+        return result.reshape(np.shape(array))
+
+    def _ask_sum(self, part: np.ndarray) -> Asked:
+        """Push what this worker adds; the key's last sum has been taken."""
+        size = min(size for size in self._sums if size >= part.size)
+        self._sums[size].rotate()  # the keys of a size are used in turn
+        key = self._sums[size][0]
+        self._rounds[key] += 1
+        return key, size, self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
+
+    def _take(self, out: np.ndarray, asked: Asked) -> None:
+        """Wait for a sum."""
+        key, size, message = asked
+        with self.waiting_for("a sum over the workers"):
+            answer = message.asnumpy()
+            pause_s = 0.0
+            while not self.synchronous and answer[-HEADER] != self._rounds[key]:
+                pause_s = min(pause_s + 0.001, 0.02)
+                time.sleep(pause_s)
+                answer = self._push_sum(key, sum_message(out[:0], size, self._rounds[key], FETCH)).asnumpy()
+        out[:] = answer[:out.size]
+
+    @functools.cached_property
+    def pace(self) -> float:
+        """As `sizing.measured_pace`, which is collective; the same as long as the process lives."""
+        return measured_pace(self.total, self.num_workers)
+
+    def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
+        message = mx.nd.array(pushed)
+        self.native.pushpull(key, message, out=message)
+        return message
+
+    def read_mail(self, name: str) -> List[bytes]:
+        """What each server answers to command `name`."""
+        return Mail(self, name).read()
+
+    def ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
+        """One letter from each server; once more, if another worker's question came between."""
+        with self.waiting_for(f"the servers' answer to `{name}`"):
+            while True:
+                self.command(name, {"chunk": chunk})
+                letters = [read_letter(mail) for mail in self._pull(self._mailboxes, MAILBOX_FLOATS)]
+                if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
+                    return letters
+                time.sleep(random.uniform(0, 0.01))  # another worker's question came between
+
+    def _pull(self, keys: Sequence[int], size: int) -> List[np.ndarray]:
+        arrays = [mx.nd.zeros(size) for _ in keys]
+        with self.waiting_for("an answer of a server"):
+            for key, array in zip(keys, arrays):
+                self.native.pull(key, out=array)
+            return [array.asnumpy() for array in arrays]
+
+    def close(self) -> None:
+        """Leave the job.
+
+        In a job of our launcher nobody waits: it ends the servers when all workers have left and ended, and what a
+        worker ends with is seen at once. A foreign tracker waits for the scheduler, which ends as MXNet has it: all
+        workers leave together, and the first of them stops the servers.
+        """
+        with self.waiting_for("the end of the job"):
+            mx.nd.waitall()
+            if environment.launched():
+                self.command("leave", {})
+                mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
+            handle, self.native.handle = self.native.handle, None
+            mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
+        report("done")
+
+
+class Mail(Export):
+    """What each server answers to a command, as it was at the first piece."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection, self._name, self._chunk = connection, name, 0
+        self._timeout_s = connection.timeout_s
+        self._answers = [bytearray() for _ in range(connection.num_servers)]
+        self.left = 1
+        self.fetch()
+
+    def fetch(self) -> None:
+        if not self.left:
+            return
+        self._connection.timeout_s = self._timeout_s
+        letters = self._connection.ask(self._name, self._chunk)
+        self._chunk += 1
+        for answer, (_, _, length, piece) in zip(self._answers, letters):
+            answer += piece[:length - len(answer)]
+        self.left = max(map(pieces, (letter[2] for letter in letters))) - self._chunk
+        if not self.left and self._chunk > 1:  # what fits into a letter may stay with the servers
+            self._connection.command("taken", {"answer": self._name})
+
+    def read(self) -> List[bytes]:
+        """All of it; waits."""
+        while self.left:
+            self.fetch()
+        return [bytes(answer) for answer in self._answers]
+
+    def state(self) -> State:
+        arrays: Dict[str, np.ndarray] = {}
+        for answer in self._answers:
+            arrays.update(un_npz(answer))
+        return by_bucket(arrays)
+
+
+_shared: Optional[Connection] = None
+
+
+def shared(timeout_s: float, synchronous: bool) -> Connection:
+    """The connection of this process, made on first use; it is left in good order when the process ends."""
+    global _shared
+    if _shared is None:
+        _shared = Connection(timeout_s, synchronous)
+    if _shared.synchronous != synchronous:
+        kinds = ("asynchronous", "synchronous")
+        raise ConfigError(f"this job is {kinds[_shared.synchronous]} and the new store {kinds[synchronous]}; "
+                          "each kind needs a job of its own")
+    return _shared
+
+
+def disconnect() -> None:
+    """End the connection, if there is one."""
+    global _shared
+    if _shared is not None:
+        _shared.close()
+    _shared = None
+
+
+def _counts() -> Tuple[int, int]:
+    """Numbers of workers and servers, from the environment."""
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` "
+                          "before anything that imports mxnet makes it what it should be")
+    missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+               if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
+                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
+    os.environ.setdefault("DMLC_ROLE", "worker")
+    num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
+    if num_servers < 1:
+        raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
+    return num_workers, num_servers
+
+
+def _given_rank(num_workers: int) -> Optional[int]:
+    """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""
+    text = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID")
+    if text is None:
+        return None
+    if not text.isdigit() or int(text) >= num_workers:
+        raise ConfigError(f"this worker's rank is {text!r} (ODSGD_WORKER_RANK or DMLC_WORKER_ID), expected a number "
+                          f"from 0 to {num_workers - 1}")
+    return int(text)
