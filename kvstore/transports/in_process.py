@@ -3,9 +3,7 @@
 For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
 algorithm files run on it unchanged.
 
-Only one thread runs at a time, and it hands over only where it has to wait, to the one that has waited longest of those
-that need not any more: MXNet's front end is not made for several threads, and a run is repeatable. Where no thread can
-go on, that is an error at once. The scripted order is that of exchanges:
+Only one thread runs at a time (`turns`). The scripted order is that of exchanges:
 
     stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
     stage.run(lambda transport: train(transport))              # called once per worker, with its transport
@@ -13,15 +11,12 @@ go on, that is an error at once. The scripted order is that of exchanges:
 import collections
 import json
 import operator
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
@@ -33,12 +28,8 @@ from kvstore.state.npz import by_bucket, un_npz
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
+from kvstore.transports.turns import Late, Turns
 from kvstore.weights.servers.shard import Shard
-
-MOST_WORKERS = 2 ** 17
-
-_threads = [ThreadPoolExecutor(MOST_WORKERS)]
-"""Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
 
 
 class _Codes:
@@ -46,56 +37,6 @@ class _Codes:
 
     def __init__(self, traffic: Traffic, w: np.ndarray) -> None:
         self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True)
-
-
-class Late(Pending):
-    """An answer that comes when every worker's push has; `result` lets others run until then."""
-
-    def __init__(self, stage: "Stage", worker_rank: int, what: str, array: NDArray,
-                 check: Optional[Check] = None) -> None:
-        super().__init__(array)
-        self.check = check  # of what was sent, before the answer is made
-        self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
-        self.arrived = False
-
-    def result(self) -> NDArray:
-        self._stage.wait_until(lambda: self.arrived, self._what)
-        return super().result()
-
-    def wait(self) -> None:
-        self._stage.rest(self._worker_rank)
-        self.result().wait_to_read()
-
-    def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
-        return _Then(self, function)
-
-
-class _Then(Pending):
-    """What a function makes of a late answer, as soon as somebody asks."""
-
-    def __init__(self, late: Late, function: Callable[[NDArray], NDArray]) -> None:
-        super().__init__(None)
-        self._late, self._function = late, function
-        self._made: Optional[NDArray] = None
-
-    def result(self) -> NDArray:
-        if self._made is None:
-            self._made = self._function(self._late.result())
-        return self._made
-
-    untaken = result
-
-    def wait(self) -> None:
-        self._late.wait()
-        self.result().wait_to_read()
-
-
-class _Waiter:
-    """A thread that waits until `ready`, and for its turn: a lock that another thread opens, once."""
-
-    def __init__(self, ready: Callable[[], bool]) -> None:
-        self.ready, self.turn = ready, threading.Lock()
-        self.turn.acquire()
 
 
 class _TakenLate(Taken):
@@ -113,7 +54,7 @@ class _TakenLate(Taken):
         self._late.wait()
 
 
-class Stage:
+class Stage(Turns):
     """The servers' side, and whose turn it is.
 
     Parameters
@@ -127,13 +68,9 @@ class Stage:
 
     def __init__(self, num_workers: int, order: Optional[Iterable[int]] = None,
                  timeout_s: float = DEFAULT_TIMEOUT_S, num_servers: int = 1) -> None:
-        self.num_workers, self.timeout_s = num_workers, timeout_s
+        super().__init__(num_workers, order, timeout_s)
         self.shards = [Shard(server, num_workers, trusted=True) for server in range(num_servers)]
         self.keys = [Keys(num_servers) for _ in range(num_workers)]  # a worker's stores share their numbers
-        self.log: List[int] = []  # worker ranks in the order of their exchanges
-        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
-        self._waiting: List[_Waiter] = []
-        self._failure: Optional[BaseException] = None
         self._stored: Dict[int, NDArray] = {}
         self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
         self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
@@ -151,82 +88,6 @@ class Stage:
 
     def sharded_worker(self, worker_rank: int) -> "InProcessSharded":
         return InProcessSharded(self, worker_rank)
-
-    # -- whose turn it is ------------------------------------------------------------------------------------
-
-    def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
-        """Call `function` on every worker's transport, each in a thread; their results.
-
-        `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
-        """
-        make = make or self.worker
-        first = [_Waiter(lambda: True) for _ in range(self.num_workers)]
-
-        def body(worker_rank: int) -> Any:
-            first[worker_rank].turn.acquire()
-            try:
-                return None if self._failure else function(make(worker_rank))
-            except BaseException as error:  # raised again below
-                self._failure = self._failure or error
-            finally:
-                self._hand_over()
-
-        self._waiting += first
-        called = []
-        try:
-            for worker_rank in range(self.num_workers):
-                called.append(_threads[0].submit(body, worker_rank))
-        except RuntimeError as error:  # those that wait for their turn then end without having begun
-            _threads[0].shutdown(wait=False)  # it keeps what it refused, and would be a thread short for it later
-            _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
-            self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
-                                        f"{len(called)} threads, and no more ({error}); take fewer workers")
-        self._hand_over()
-        results = [one.result() for one in called]
-        if self._failure is not None:
-            raise self._failure
-        return results
-
-    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
-        """Let other workers run until `ready`."""
-        if ready():
-            return
-        waiter = _Waiter(ready)
-        self._waiting.append(waiter)
-        self._hand_over()
-        if not waiter.turn.acquire(timeout=self.timeout_s):
-            raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
-        if not ready():
-            if self._failure is not None:
-                raise WorkerLostError(f"another worker failed first: {self._failure}")
-            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended, or the "
-                                    "scripted order asks for a worker that cannot come")
-
-    def _hand_over(self) -> None:
-        """Let the thread run that has waited longest of those that can go on; if none can, the first learns of it."""
-        while self._waiting:
-            waiter = next((one for one in self._waiting if one.ready()), None)
-            if waiter is None and self._failure is None and self.idle():
-                continue
-            waiter = waiter or self._waiting[0]
-            self._waiting.remove(waiter)
-            waiter.turn.release()
-            return
-
-    def idle(self) -> bool:
-        """No worker can go on. Returns whether the stage has done something that may let one."""
-        return False
-
-    def rest(self, worker_rank: int) -> None:
-        """A worker waits for an answer before it begins anything new."""
-
-    def take_turn(self, worker_rank: int) -> None:
-        """Wait until the script lets this worker's exchange arrive."""
-        order = self._order
-        if order is not None:
-            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
-            order.popleft()
-        self.log.append(worker_rank)
 
     # -- the servers -----------------------------------------------------------------------------------------
 

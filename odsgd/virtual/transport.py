@@ -26,8 +26,9 @@ from kvstore.methods.contract import Step
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.session.session import Session
 from kvstore.transports.buffers import Buffer
-from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Late, Stage
+from kvstore.transports.in_process import Asked, InProcess, InProcessRing, InProcessSharded, Stage
 from kvstore.transports.rounds import on_ring
+from kvstore.transports.turns import Late
 from odsgd.virtual import layout
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import VirtualCluster

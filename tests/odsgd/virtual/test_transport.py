@@ -8,7 +8,7 @@ import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
-from kvstore.transports.in_process import Late
+from kvstore.transports.turns import Late
 from odsgd.virtual.description import of
 from odsgd.virtual.transport import VirtualStage
 from tests.scenarios import PLAIN, Scenario, train

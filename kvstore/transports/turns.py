@@ -1,0 +1,165 @@
+"""Workers as threads of one process, of which one runs at a time.
+
+A thread hands over only where it has to wait, to the one that has waited longest of those that can go on: MXNet's front
+end is not made for several threads, and a run is repeatable. Where no thread can go on, that is an error at once.
+"""
+import collections
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Callable, Deque, Iterable, List, Optional
+
+from kvstore.engine._mxnet import NDArray
+from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
+from kvstore.messages.finite import Check
+from kvstore.messages.seam import Pending
+
+MOST_WORKERS = 2 ** 17
+
+_threads = [ThreadPoolExecutor(MOST_WORKERS)]
+"""Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
+
+
+class _Waiter:
+    """A thread that waits until `ready`, and for its turn: a lock that another thread opens, once."""
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready, self.turn = ready, threading.Lock()
+        self.turn.acquire()
+
+
+class Turns:
+    """Whose turn it is.
+
+    Parameters
+    ----------
+    num_workers : how many threads `run` starts
+    order : worker ranks, one per exchange, in the order in which exchanges take place; None: as they come
+    timeout_s : how long a worker waits for its turn or its answer
+    """
+
+    def __init__(self, num_workers: int, order: Optional[Iterable[int]], timeout_s: float) -> None:
+        self.num_workers, self.timeout_s = num_workers, timeout_s
+        self.log: List[int] = []  # worker ranks in the order of their exchanges
+        self._order: Optional[Deque[int]] = None if order is None else collections.deque(order)
+        self._waiting: List[_Waiter] = []
+        self._failure: Optional[BaseException] = None
+
+    def worker(self, worker_rank: int) -> Any:
+        """A worker's transport."""
+        raise NotImplementedError
+
+    def run(self, function: Callable[[Any], Any], make: Optional[Callable[[int], Any]] = None) -> List[Any]:
+        """Call `function` on every worker's transport, each in a thread; their results.
+
+        `make` gives a worker's transport by its rank; None: `worker`. Raises what the first failure raised.
+        """
+        make = make or self.worker
+        first = [_Waiter(lambda: True) for _ in range(self.num_workers)]
+
+        def body(worker_rank: int) -> Any:
+            first[worker_rank].turn.acquire()
+            try:
+                return None if self._failure else function(make(worker_rank))
+            except BaseException as error:  # raised again below
+                self._failure = self._failure or error
+            finally:
+                self._hand_over()
+
+        self._waiting += first
+        called = []
+        try:
+            for worker_rank in range(self.num_workers):
+                called.append(_threads[0].submit(body, worker_rank))
+        except RuntimeError as error:  # those that wait for their turn then end without having begun
+            _threads[0].shutdown(wait=False)  # it keeps what it refused, and would be a thread short for it later
+            _threads[0] = ThreadPoolExecutor(MOST_WORKERS)
+            self._failure = ConfigError(f"{self.num_workers} workers in one process: this machine has begun "
+                                        f"{len(called)} threads, and no more ({error}); take fewer workers")
+        self._hand_over()
+        results = [one.result() for one in called]
+        if self._failure is not None:
+            raise self._failure
+        return results
+
+    def wait_until(self, ready: Callable[[], bool], what: str) -> None:
+        """Let other workers run until `ready`."""
+        if ready():
+            return
+        waiter = _Waiter(ready)
+        self._waiting.append(waiter)
+        self._hand_over()
+        if not waiter.turn.acquire(timeout=self.timeout_s):
+            raise RoundTimeoutError(f"{what}: not within {self.timeout_s:g} s; another worker computes for so long")
+        if not ready():
+            if self._failure is not None:
+                raise WorkerLostError(f"another worker failed first: {self._failure}")
+            raise RoundTimeoutError(f"{what}: will not come; the others are waiting, too, or have ended, or the "
+                                    "scripted order asks for a worker that cannot come")
+
+    def _hand_over(self) -> None:
+        """Let the thread run that has waited longest of those that can go on; if none can, the first learns of it."""
+        while self._waiting:
+            waiter = next((one for one in self._waiting if one.ready()), None)
+            if waiter is None and self._failure is None and self.idle():
+                continue
+            waiter = waiter or self._waiting[0]
+            self._waiting.remove(waiter)
+            waiter.turn.release()
+            return
+
+    def idle(self) -> bool:
+        """No worker can go on. Returns whether something has been done that may let one."""
+        return False
+
+    def rest(self, worker_rank: int) -> None:
+        """A worker waits for an answer before it begins anything new."""
+
+    def take_turn(self, worker_rank: int) -> None:
+        """Wait until the script lets this worker's exchange arrive."""
+        order = self._order
+        if order is not None:
+            self.wait_until(lambda: bool(order) and order[0] == worker_rank, f"worker {worker_rank}'s turn")
+            order.popleft()
+        self.log.append(worker_rank)
+
+
+class Late(Pending):
+    """An answer that comes when every worker's push has; `result` lets others run until then."""
+
+    def __init__(self, stage: Turns, worker_rank: int, what: str, array: NDArray,
+                 check: Optional[Check] = None) -> None:
+        super().__init__(array)
+        self.check = check  # of what was sent, before the answer is made
+        self._stage, self._worker_rank, self._what = stage, worker_rank, f"worker {worker_rank}, {what}"
+        self.arrived = False
+
+    def result(self) -> NDArray:
+        self._stage.wait_until(lambda: self.arrived, self._what)
+        return super().result()
+
+    def wait(self) -> None:
+        self._stage.rest(self._worker_rank)
+        self.result().wait_to_read()
+
+    def then(self, function: Callable[[NDArray], NDArray]) -> Pending:
+        return _Then(self, function)
+
+
+class _Then(Pending):
+    """What a function makes of a late answer, as soon as somebody asks."""
+
+    def __init__(self, late: Late, function: Callable[[NDArray], NDArray]) -> None:
+        super().__init__(None)
+        self._late, self._function = late, function
+        self._made: Optional[NDArray] = None
+
+    def result(self) -> NDArray:
+        if self._made is None:
+            self._made = self._function(self._late.result())
+        return self._made
+
+    untaken = result
+
+    def wait(self) -> None:
+        self._late.wait()
+        self.result().wait_to_read()
