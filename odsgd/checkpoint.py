@@ -19,8 +19,9 @@ from typing import Any, Dict, Optional, Union
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from odsgd.training.checkpoint import checkpoint, manifests, resuming
+from odsgd.training.checkpoint import manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
+from odsgd.training.checkpoint.writer import CheckpointWriter
 
 
 def latest(folder: Union[str, Path]) -> int:
@@ -49,18 +50,17 @@ class CheckpointKeeper:
     """Writes one script's checkpoints. Files are written while the training goes on."""
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
-                 second: Optional[CheckpointMirror]) -> None:
-        self._store, self._net, self._folder, self._every, self._kept = store, net, folder, every, kept
-        self._second = second
-        self._unfinished: Optional[checkpoint.UnfinishedCheckpoint] = None
+                 mirror: Optional[CheckpointMirror]) -> None:
+        self._store, self._net, self._every = store, net, every
+        self._writer = CheckpointWriter(folder, store, net, kept, self._warn, mirror)
         self.iteration = 0
         """Iterations done."""
         if store.rank == 0:
-            resuming.bring_back(folder, second)
-            for line in resuming.check_saved(folder, second):
+            resuming.bring_back(folder, mirror)
+            for line in resuming.check_saved(folder, mirror):
                 print(f"warning: {line}", flush=True)
         if resuming.from_worker_0(store, latest(folder)):
-            manifest, warnings = resuming.resume(folder, store, net, self._check, second=second)
+            manifest, warnings = resuming.resume(folder, store, net, self._check, second=mirror)
             self.iteration = manifest["iteration"]
             if store.rank == 0:
                 lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
@@ -69,26 +69,17 @@ class CheckpointKeeper:
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
         self.iteration += 1
-        if self._unfinished is not None and self._unfinished.advance(self.iteration):
-            self._finish()
+        self._writer.advance(self.iteration)
         if self.iteration % self._every == 0:
-            self._finish()
-            self._unfinished = checkpoint.UnfinishedCheckpoint(self._folder, self._store, self._net, {}, self._kept,
-                                                               second=self._second)
+            self._writer.begin({})
 
     def close(self) -> None:
         """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective."""
-        self._finish()
-        if self._second is not None:
-            for line in self._second.failures(checkpoint.copies_within_s(self._store)):
-                print(f"warning: {line}", flush=True)
+        self._writer.close()
 
-    def _finish(self) -> None:
-        if self._unfinished is not None:
-            unfinished, self._unfinished = self._unfinished, None
-            for line in unfinished.finish():
-                if self._store.leads:
-                    print(f"warning: {line}", flush=True)
+    def _warn(self, line: str) -> None:
+        if self._store.leads:
+            print(f"warning: {line}", flush=True)
 
     def _check(self, manifest: Dict[str, Any]) -> None:
         now = {} if environment.most_workers() else {"num_workers": self._store.num_workers}

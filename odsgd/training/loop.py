@@ -23,9 +23,8 @@ import itertools
 import math
 import os
 import sys
-import zlib
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -39,23 +38,21 @@ from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
 from kvstore.tracing import recorder
 from odsgd import timeline
-from odsgd.config.kinds import Compute
 from odsgd.config.train import TrainConfig
-from odsgd.training import devices, evaluation, randomness
-from odsgd.training.checkpoint import checkpoint, disk, manifests, resuming
+from odsgd.training import devices, evaluation, going_on, randomness
+from odsgd.training.checkpoint import disk, resuming
 from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
+from odsgd.training.checkpoint.writer import CheckpointWriter
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
 from odsgd.training.epochs import EpochProgress, EpochShares
-from odsgd.training.metrics import BatchResult, Clock, Interval, Meter, Sums, VirtualClock
+from odsgd.training.metrics import Clock, Interval, Meter, Sums, VirtualClock
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog, versions
 from odsgd.training.schedule import lr_at, lr_local_at
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import StalenessReader
-from odsgd.training.step import half
-from odsgd.training.step.emulated import Emulated
-from odsgd.virtual import description
+from odsgd.training.step.passes import passes_for
 
 
 def run(config: TrainConfig) -> int:
@@ -95,20 +92,15 @@ class Training:
     """All parts of one run, made from its configuration."""
 
     def __init__(self, config: TrainConfig, transport: Transport, arrays: Optional[Arrays] = None) -> None:
-        self.config, self.checkpoints = config, Path(str(config.out)) / "checkpoints"
+        self.config, self.folder = config, Path(str(config.out)) / "checkpoints"
         self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         options = config.options.in_iterations(self.data.batches_per_epoch)
         self.store = LegacyStore(fitting(config.kvstore, options, transport), options, transport)
         self.frozen = models.frozen(self.net, config)
         self.trainer = self._trainer()
-        self.half = config.dtype == half.FLOAT16
-        if self.half:
-            half.scale_by_itself(self.trainer)
         self.store.session.lr_given = config.lr
-        self.loss, self.batch_result = mx.gluon.loss.SoftmaxCrossEntropyLoss(), BatchResult()
-        for block in (self.loss, self.batch_result):
-            block.hybridize(config.hybridize)
+        self.passes = passes_for(config, self.net, self.trainer, self.data, self.store.rank)
         self.batches_per_epoch = self.data.batches_per_epoch
         self.trainable = [one for one in self.net.collect_params().values() if one.grad_req != "null"]
         self.progress, self.scaling = EpochProgress(), self._scaling()
@@ -117,12 +109,12 @@ class Training:
         self.clock.stop()
         self.interval = self.epoch = Interval(0, 0.0, None)
         self.tested: Dict[str, float] = {}  # by the last evaluation
-        self.emulated: Optional[Emulated] = None
         self.staleness: Optional[StalenessReader] = None  # of an asynchronous job, from its first step on
         self.beside: Optional[evaluation.Beside] = None
         self.untold: Optional[Dict[str, Any]] = None  # the record of an epoch whose evaluation goes on
-        self.second = mirror_at(config.checkpoint_to)
-        self.unfinished: Optional[checkpoint.UnfinishedCheckpoint] = None
+        self.mirror = mirror_at(config.checkpoint_to)
+        self.checkpoints = CheckpointWriter(self.folder, self.store, self.net, config.keep_checkpoints,
+                                            lambda line: self.run_log.warn(line), self.mirror, self.frozen)
         self.warnings: List[str] = []  # of the time before there was a run log
 
     def _trainer(self) -> Any:
@@ -139,7 +131,7 @@ class Training:
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
         trusted_or_first = commands.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
-        with disk.held(self.checkpoints.parent) if trusted_or_first else contextlib.nullcontext():
+        with disk.held(self.folder.parent) if trusted_or_first else contextlib.nullcontext():
             self._run()
 
     def _run(self) -> None:
@@ -155,12 +147,8 @@ class Training:
             self.run_log.start(self.store.num_workers, self.batches_per_epoch,
                                sum(int(np.prod(parameter.shape)) for parameter in self.trainable),
                                devices.contexts(self.config), resumed)
-            for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers)]:
+            for line in [*self.warnings, *warnings_about(self.config, self.store.num_workers), *self.passes.warnings]:
                 self.run_log.warn(line)
-            if self.config.emulate_compute is not None:
-                self._emulate(self.config.emulate_compute)
-            elif recorder.on is not None:
-                self._passes = self._traced(recorder.on)  # type: ignore[method-assign]
             self._tell_untold()
             while self.store.iteration < self.total:
                 self._train_epoch()
@@ -192,22 +180,19 @@ class Training:
         self.clock.go_on()
         self.epoch = self._interval_from_here()
         with pulse.doing("training"):
-            for xs, ys in itertools.islice(self._batches(epoch, position), end - self.store.iteration):
+            batches = self.passes.batches(self.data, epoch, position, self.progress.offset(epoch))
+            for xs, ys in itertools.islice(batches, end - self.store.iteration):
                 self._iterate(xs, ys)
                 if self.beside is not None and not self.beside.advance():
                     self.beside = None
-                if self.unfinished and self.unfinished.advance(self.store.iteration):
-                    self._finish_checkpoint()
+                self.checkpoints.advance(self.store.iteration)
                 if self.store.iteration < end and self._checkpoint_due():
                     self._checkpoint()
             self._close_epoch(epoch, began)
         if self._checkpoint_due():
             self._checkpoint()
         if self.store.iteration == self.total:
-            self._finish_checkpoint()
-            if self.second is not None:
-                for line in self.second.failures(checkpoint.copies_within_s(self.store)):
-                    self.run_log.warn(line)
+            self.checkpoints.close()
 
     def _iterate(self, xs: List[Any], ys: List[Any]) -> None:
         """Queue one iteration."""
@@ -217,63 +202,17 @@ class Training:
         self.store.lr_local = lr_local
         if self.draws:
             randomness.seed_iteration(self.config.seed, iteration, self.store.rank)
-        tallies = self._compute(xs, ys)
+        results = self.passes.train(xs, ys)
         try:
             self.trainer.step(self.config.worker_batch_size)
         except DivergedError as error:
             raise DivergedError(f"{error} ({self._settings(iteration)})") from None
-        self.meter.add(iteration, tallies, self.config.worker_batch_size)
+        self.meter.add(iteration, results, self.config.worker_batch_size)
         self.run_log.advance()
         if self.staleness is None and self.config.asynchronous and not self.run_log.silent:
             self._begin_staleness()
         if self.store.iteration % self.config.log_interval == 0:
             self._log_interval()
-
-    def _compute(self, xs: List[Any], ys: List[Any]) -> List[Any]:
-        """Queue forward and backward on every device; what they count. An emulated accelerator counts nothing."""
-        if self.emulated is not None:
-            return [mx.nd.tile(through, 2) for through in self.emulated.iteration()]
-        outputs, losses = self._passes(xs, ys)
-        return [self.batch_result(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
-
-    def _passes(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
-        """Queue both; outputs and losses."""
-        with mx.autograd.record():
-            outputs = [self._forward(x) for x in xs]
-            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
-            with half.scaled(losses, self.trainer) as scaled:
-                mx.autograd.backward(scaled)
-        return outputs, losses
-
-    def _forward(self, x: Any) -> Any:
-        return half.outputs(self.net, x) if self.half else self.net(x)
-
-    def _traced(self, on: recorder.Recorder) -> Any:
-        """`_passes`, with bars of both on the timeline: from the first layer's weights, which are read first, to its
-        gradient, which is written last.
-        """
-        passes, first = self._passes, self.trainable[0]
-
-        def traced(xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
-            bars = on.compute(first.list_data())
-            outputs, losses = passes(xs, ys)
-            bars.passes(losses, first.list_grad())
-            return outputs, losses
-        return traced
-
-    def _emulate(self, compute: Compute) -> None:
-        """From here on an emulated accelerator computes. What the gradients hold, of the first batch, they keep."""
-        self._compute(*next(iter(self.data.train(0))))
-        self.emulated = Emulated(self.net.collect_params().values(), compute.seconds, compute.spread,
-                                 seed=[self.config.seed, self.store.rank])
-        self.run_log.warn(f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
-                          "learned, evaluated or kept")
-
-    def _batches(self, epoch: int, position: int) -> Iterator[Any]:
-        """What is left of an epoch; an emulated accelerator needs no data."""
-        if self.emulated is not None:
-            return iter([([], [])] * (self.batches_per_epoch - position))
-        return self.data.train(epoch, position, self.progress.offset(epoch))
 
     def _place(self) -> Tuple[int, int]:
         """Epoch, and batch in it, of the next iteration."""
@@ -341,7 +280,7 @@ class Training:
         learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}
         done = self.store.iteration + self.progress.ahead
         return {"epoch": (done - 1) // self.batches_per_epoch + 1, "iteration": self.store.iteration,
-                **(learned if self.emulated is None else {}),
+                **(learned if self.passes.learns else {}),
                 "samples_per_s": iterations * self.config.worker_batch_size * present / seconds,
                 "iteration_ms": 1000 * seconds / iterations,
                 "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._scale(),
@@ -350,9 +289,8 @@ class Training:
 
     def _scale(self) -> Dict[str, float]:
         """Of the losses, and the iterations it has left out so far, where it has one."""
-        if not self.half:
-            return {}
-        return {"loss_scale": self.trainer._amp_loss_scaler.loss_scale, "left_out": self.store.session.left_out}
+        scaler = self.trainer._amp_loss_scaler
+        return {} if scaler is None else {"loss_scale": scaler.loss_scale, "left_out": self.store.session.left_out}
 
     def _virtual_record(self, interval: Interval, iterations: int) -> Dict[str, float]:
         """The same numbers in virtual time, where there is one."""
@@ -399,7 +337,7 @@ class Training:
             self.run_log.epoch(record, self.config.epochs)
             return
         self.untold = record
-        self.beside = evaluation.Beside(self.store, self.data.test(), self._test_batch, self._tell)
+        self.beside = evaluation.Beside(self.store, self.data.test(), self.passes.test, self._tell)
 
     def _tell(self, tested: Dict[str, float]) -> None:
         """The evaluation beside has ended."""
@@ -456,16 +394,12 @@ class Training:
                 return evaluation.as_metrics(sums)
 
     def _test(self) -> Sums:
-        return evaluation.test(self.data.test(), self._test_batch)
-
-    def _test_batch(self, xs: List[Any], ys: List[Any]) -> List[Any]:
-        outputs = [self._forward(x) for x in xs]
-        return [self.batch_result(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+        return evaluation.test(self.data.test(), self.passes.test)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        if self.emulated is not None:
+        if not self.passes.learns:
             return False
         span = self.config.checkpoint_every
         every, done = span.iterations(self.batches_per_epoch), self.store.iteration
@@ -476,7 +410,7 @@ class Training:
         """Copy what is kept. Collective; weights of a run that has diverged are not worth it, so all losses are read
         first. The files are written while the training goes on, and count some iterations later.
         """
-        self._finish_checkpoint()
+        self.checkpoints.finish()
         self.meter.drain()
         if self.config.cluster is not None:
             self.store.barrier()  # the time of a checkpoint is that at which all workers have come to it
@@ -485,50 +419,25 @@ class Training:
         facts = {"epoch": epoch, "position": position, "batches_per_epoch": self.batches_per_epoch,
                  "course": list(self.progress),
                  "store": self.store.type, "config": self.config.to_dict(), "versions": versions(),
-                 "cluster": self._cluster(), "virtual_seconds": self.virtual.read(), "untold": self.untold}
-        self.unfinished = checkpoint.UnfinishedCheckpoint(self.checkpoints, self.store, self.net, facts,
-                                                          self.config.keep_checkpoints, self.frozen, self.second)
+                 "cluster": going_on.cluster(self.config), "virtual_seconds": self.virtual.read(),
+                 "untold": self.untold}
+        self.checkpoints.begin(facts)
         if self.config.cluster is not None:
-            self._finish_checkpoint()  # later all would meet once more, which a run that resumes from here does not
+            self.checkpoints.finish()  # later all would meet once more, which a run that resumes from here does not
         self.clock.go_on()
 
-    def _finish_checkpoint(self) -> None:
-        """Make the last one count, if it does not yet. Collective."""
-        if self.unfinished is not None:
-            unfinished, self.unfinished = self.unfinished, None
-            for line in unfinished.finish():
-                self.run_log.warn(line)
-
     def _resume(self) -> Optional[Path]:
-        """Take up worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
-
-        A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective.
-        """
-        if self.store.rank == 0 and (self.config.resume or environment.restarts()):
-            resuming.bring_back(self.checkpoints, self.second)
-        there = manifests.complete(self.checkpoints) if self.store.rank == 0 else []
-        again = environment.restarts() > 0
-        if self.store.rank == 0 and again:
-            self.warnings = resuming.check_saved(self.checkpoints, self.second)
-        if again and not resuming.from_worker_0(self.store, there):
+        """Take up the run that is there, if there is one to go on with; the folder of its checkpoint. Collective."""
+        manifest, self.warnings = going_on.resume(self.config, self.store, self.net, self.folder, self.mirror,
+                                                  self.frozen, self.batches_per_epoch)
+        if manifest is None:
             return None
-        if not self.config.resume and not again:
-            if there:
-                raise ConfigError(f"`{self.checkpoints.parent}` holds a run with checkpoints up to iteration "
-                                  f"{there[-1]}; go on with it (--resume), take another --out, or remove it")
-            if self.second is not None and self.store.rank == 0 and self.second.holds(manifests.MANIFEST):
-                raise ConfigError(f"`{self.config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), "
-                                  "or take another --checkpoint-to")
-            return None
-        manifest, warnings = resuming.resume(self.checkpoints, self.store, self.net, self._check, self.frozen,
-                                               self.second)
-        self.warnings += warnings
         self.progress, self.untold = EpochProgress(*manifest.get("course") or ()), manifest.get("untold")
         if manifest["num_workers"] != self.store.num_workers:
             self._divide_anew(manifest)
         if self.config.cluster is not None:
             self.virtual.go_on_from(manifest.get("virtual_seconds"))
-        return self.checkpoints / str(manifest["iteration"])
+        return self.folder / str(manifest["iteration"])
 
     def _divide_anew(self, manifest: Dict[str, Any]) -> None:
         """What is left of the epoch goes to the workers that there are now, which are others than those of before."""
@@ -543,23 +452,3 @@ class Training:
             f"{now} workers go on where {before} were: {left} of the {examples} examples of epoch {epoch + 1} are left "
             f"and dealt anew; the global batch is {now * batch}, it was {before * batch}; what each worker kept for "
             f"itself begins anew; lr times {self.scaling:.4g} (lr_scaling {self.config.lr_scaling})")
-
-    def _cluster(self, saved: Optional[str] = None) -> Optional[str]:
-        """What tells one virtual cluster from another; None for a real one.
-
-        `saved`: what a checkpoint has, perhaps the checksum of all settings that earlier versions took.
-        """
-        if self.config.cluster is None:
-            return None
-        before = f"virtual, checksum {zlib.crc32(repr(self.config.virtual_cluster).encode()):08x}"
-        if saved == before:
-            return before
-        return f"virtual, settings {description.checksum(self.config.virtual_cluster):08x}"
-
-    def _check(self, manifest: Dict[str, Any]) -> None:
-        """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
-        workers = {"num_workers": self.store.num_workers, "batches_per_epoch": self.batches_per_epoch}
-        others = environment.most_workers() is not None and manifest["num_workers"] != self.store.num_workers
-        now = {**({} if others else workers), "cluster": self._cluster(manifest.get("cluster"))}
-        manifests.check_facts(manifest, now, self.config.mismatches(manifest["config"] or {}))
-        manifests.check_model(manifest, self.net)

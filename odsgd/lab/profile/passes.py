@@ -41,7 +41,7 @@ class Network:
         """One iteration; when the passes were through with each layer, as far as that is `looked_at`."""
         xs, ys = next(self._batches)
         with mx.autograd.record():
-            losses = [self._training.loss(self._training.net(x), y) for x, y in zip(xs, ys)]
+            losses = [self._training.passes.loss(self._training.net(x), y) for x, y in zip(xs, ys)]
         forward = [Instant([], layer.list_data()) for layer in self.layers if looked_at]
         mx.autograd.backward(losses)
         looked = self.layers if looked_at else self.layers[:1]

@@ -1,0 +1,70 @@
+"""Whether a run goes on with the one that is in its folder, and whether the two are of one kind."""
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any, Collection, Dict, List, Optional, Tuple
+
+from kvstore.errors import ConfigError
+from kvstore.fronts.gluon.store import Store
+from kvstore.job import environment
+from odsgd.config.train import TrainConfig
+from odsgd.training.checkpoint import manifests, resuming
+from odsgd.training.checkpoint.mirror import CheckpointMirror
+from odsgd.virtual import description
+
+
+def resume(config: TrainConfig, store: Store, net: Any, folder: Path, mirror: Optional[CheckpointMirror],
+           frozen: Collection[str], batches_per_epoch: int) -> Tuple[Optional[Dict[str, Any]], List[str]]:
+    """Go on from worker 0's newest complete checkpoint, if so asked; else refuse to mix with a run that is there.
+
+    A job that the launcher has started again goes on from the newest checkpoint, if there is one. Collective. Returns
+    the checkpoint's manifest, or None for a run that begins, and what to warn of.
+    """
+    first, again, warnings = store.rank == 0, environment.restarts() > 0, []
+    if first and (config.resume or again):
+        resuming.bring_back(folder, mirror)
+    there = manifests.complete(folder) if first else []
+    if first and again:
+        warnings = resuming.check_saved(folder, mirror)
+    if again and not resuming.from_worker_0(store, there):
+        return None, []
+    if not config.resume and not again:
+        if first:
+            _check_empty(config, folder, there, mirror)
+        return None, []
+    manifest, more = resuming.resume(folder, store, net,
+                                     lambda manifest: _check(manifest, config, store, net, batches_per_epoch),
+                                     frozen, mirror)
+    return manifest, [*warnings, *more]
+
+
+def _check_empty(config: TrainConfig, folder: Path, there: List[int], mirror: Optional[CheckpointMirror]) -> None:
+    if there:
+        raise ConfigError(f"`{folder.parent}` holds a run with checkpoints up to iteration {there[-1]}; go on with it "
+                          "(--resume), take another --out, or remove it")
+    if mirror is not None and mirror.holds(manifests.MANIFEST):
+        raise ConfigError(f"`{config.checkpoint_to}` holds a run's checkpoints; go on with it (--resume), or take "
+                          "another --checkpoint-to")
+
+
+def _check(manifest: Dict[str, Any], config: TrainConfig, store: Store, net: Any, batches_per_epoch: int) -> None:
+    """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
+    workers = {"num_workers": store.num_workers, "batches_per_epoch": batches_per_epoch}
+    others = environment.most_workers() is not None and manifest["num_workers"] != store.num_workers
+    now = {**({} if others else workers), "cluster": cluster(config, manifest.get("cluster"))}
+    manifests.check_facts(manifest, now, config.mismatches(manifest["config"] or {}))
+    manifests.check_model(manifest, net)
+
+
+def cluster(config: TrainConfig, saved: Optional[str] = None) -> Optional[str]:
+    """What tells one virtual cluster from another; None for a real one.
+
+    `saved`: what a checkpoint has, perhaps the checksum of all settings that earlier versions took.
+    """
+    if config.cluster is None:
+        return None
+    before = f"virtual, checksum {zlib.crc32(repr(config.virtual_cluster).encode()):08x}"
+    if saved == before:
+        return before
+    return f"virtual, settings {description.checksum(config.virtual_cluster):08x}"

@@ -1,0 +1,99 @@
+"""What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that takes time alone."""
+from __future__ import annotations
+
+from typing import Any, Iterator, List, Sequence, Tuple
+
+from kvstore.engine._mxnet import mx
+from kvstore.tracing import recorder
+from odsgd.config.kinds import Compute
+from odsgd.config.train import TrainConfig
+from odsgd.training.metrics import BatchResult
+from odsgd.training.step import half
+from odsgd.training.step.emulated import Emulated
+
+
+class NetworkPasses:
+    """Forward and backward of `net` on every device."""
+
+    learns = True
+    warnings: Sequence[str] = ()
+
+    def __init__(self, config: TrainConfig, net: Any, trainer: Any) -> None:
+        self._net, self._trainer, self._half = net, trainer, config.dtype == half.FLOAT16
+        if self._half:
+            half.scale_by_itself(trainer)
+        self.loss, self._result = mx.gluon.loss.SoftmaxCrossEntropyLoss(), BatchResult()
+        for block in (self.loss, self._result):
+            block.hybridize(config.hybridize)
+
+    def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
+        """What is left of an epoch."""
+        batches: Iterator[Any] = data.train(epoch, position, offset)
+        return batches
+
+    def train(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        """Queue forward and backward; the result of each device's part of the batch."""
+        outputs, losses = self._queue(xs, ys)
+        return [self._result(loss, output, y) for loss, output, y in zip(losses, outputs, ys)]
+
+    def _queue(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+        """Queue both; outputs and losses."""
+        with mx.autograd.record():
+            outputs = [self._forward(x) for x in xs]
+            losses = [self.loss(output, y) for output, y in zip(outputs, ys)]
+            with half.scaled(losses, self._trainer) as scaled:
+                mx.autograd.backward(scaled)
+        return outputs, losses
+
+    def _forward(self, x: Any) -> Any:
+        return half.outputs(self._net, x) if self._half else self._net(x)
+
+    def test(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        """Queue forward alone; the same results."""
+        outputs = [self._forward(x) for x in xs]
+        return [self._result(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
+
+
+class RecordedPasses(NetworkPasses):
+    """With bars of both on the timeline: from the weights of the first layer with a gradient, which are read first, to
+    its gradient, which is written last."""
+
+    def __init__(self, config: TrainConfig, net: Any, trainer: Any, on: recorder.Recorder) -> None:
+        super().__init__(config, net, trainer)
+        self._on = on
+        self._first = next(one for one in net.collect_params().values() if one.grad_req != "null")
+
+    def _queue(self, xs: List[Any], ys: List[Any]) -> Tuple[List[Any], List[Any]]:
+        bars = self._on.compute(self._first.list_data())
+        outputs, losses = super()._queue(xs, ys)
+        bars.passes(losses, self._first.list_grad())
+        return outputs, losses
+
+
+class EmulatedPasses(NetworkPasses):
+    """Time alone. What the gradients hold, of the first batch, they keep; there is no data, and no result."""
+
+    learns = False
+
+    def __init__(self, config: TrainConfig, net: Any, trainer: Any, compute: Compute, data: Any, rank: int) -> None:
+        super().__init__(config, net, trainer)
+        super().train(*next(iter(data.train(0))))
+        self._emulated = Emulated(net.collect_params().values(), compute.seconds, compute.spread,
+                                  seed=[config.seed, rank])
+        self.warnings = [f"forward and backward are emulated, {compute} per iteration: speeds count, and nothing is "
+                         "learned, evaluated or kept"]
+
+    def batches(self, data: Any, epoch: int, position: int, offset: int) -> Iterator[Any]:
+        return iter([([], [])] * (data.batches_per_epoch - position))
+
+    def train(self, xs: List[Any], ys: List[Any]) -> List[Any]:
+        return [mx.nd.tile(through, 2) for through in self._emulated.iteration()]
+
+
+def passes_for(config: TrainConfig, net: Any, trainer: Any, data: Any, rank: int) -> NetworkPasses:
+    """Those of this run."""
+    if config.emulate_compute is not None:
+        return EmulatedPasses(config, net, trainer, config.emulate_compute, data, rank)
+    if recorder.on is not None:
+        return RecordedPasses(config, net, trainer, recorder.on)
+    return NetworkPasses(config, net, trainer)
