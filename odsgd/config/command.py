@@ -21,11 +21,11 @@ def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[T
     flags = _flags_of_train(list(command))
     if flags is None:
         return None
-    method_file = str(given(flags, "--method-file"))
-    if elsewhere and method_file.endswith(".py") and not os.path.exists(method_file):
+    method_file, config_file = given(flags, "--method-file", "--config") if elsewhere else (None, None)
+    if method_file and method_file.endswith(".py") and not os.path.exists(method_file):
         return None
-    _, config_file = TrainConfig.parse(flags)
-    if elsewhere and config_file and not os.path.exists(config_file):
+    if config_file and not os.path.exists(config_file):
+        TrainConfig.parse(flags)
         return None
     return TrainConfig.from_flags(flags)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from typing import Any, Callable, Dict, Iterable, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, Span, convert
@@ -51,12 +51,13 @@ def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv
             for key, value in values.items()}, config_file
 
 
-def given(argv: Sequence[str], flag: str) -> Optional[str]:
-    """The value of one flag, before the others are looked at."""
+def given(argv: Sequence[str], *flags: str) -> List[Optional[str]]:
+    """The values of some flags, before the others are looked at."""
     parser = Parser(add_help=False)
-    parser.add_argument(flag, dest="value")
-    value: Optional[str] = parser.parse_known_args([_dashed(argument) for argument in argv])[0].value
-    return value
+    for flag in flags:
+        parser.add_argument(flag, dest=flag)
+    values = vars(parser.parse_known_args([_dashed(argument) for argument in argv])[0])
+    return [values[flag] for flag in flags]
 
 
 def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, description: str) -> Parser:

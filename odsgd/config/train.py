@@ -53,8 +53,6 @@ DATASETS = {
     "synthetic": DatasetSpec((3, 32, 32), 10, ("image_shape", "num_classes", "num_examples")),
 }
 
-NOT_YET = ("horovod", "byteps")
-
 VIRTUAL = "virtual"
 
 _AUTHORS = "In the words of the OD-SGD authors' scripts"
@@ -207,11 +205,11 @@ class TrainConfig:
 
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
-        flags, config_file = cls.parse(argv)
+        flags, config_file, said = cls.parse(argv)
         _put_into_our_words(flags)
         if "method_file" in flags:
             flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
-        values = read_yaml(option_fields(), config_file) if config_file else {}
+        values = _known(option_fields(), config_file, said or _lines(config_file)) if config_file else {}
         if "kvstore" in flags:
             local = {**values, **flags}.get("optimizer_local")
             store = _store_named(flags["kvstore"], local)
@@ -220,21 +218,20 @@ class TrainConfig:
         return cls(**{**values, **flags})
 
     @staticmethod
-    def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str]]:
-        """The options given on a command line, each checked for itself, and the file after ``--config``.
+    def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str], Dict[str, Any]]:
+        """The options given on a command line, each checked for itself, the file after ``--config``, and what it says.
 
         A method of the user's own is loaded first, since its options are among those that are known.
         """
-        config_file = given(argv, "--config")
+        config_file, file, asked = given(argv, "--config", "--method-file", "--kvstore")
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
-        file = given(argv, "--method-file") or said.get("method_file")
+        file, asked = file or said.get("method_file"), asked or said.get("kvstore")
         if file:
             algorithms.load(str(file))
-        asked = given(argv, "--kvstore") or said.get("kvstore")
         if asked and asked not in _MXNETS:
             with contextlib.suppress(ConfigError):  # is told later
                 algorithms.find(str(asked))  # perhaps another package's, with options of its own
-        return parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv)
+        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""
@@ -475,11 +472,16 @@ def _goes_with(key: str, store: str, same: bool) -> bool:
 
 def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str = "odsgd train") -> Dict[str, Any]:
     """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
-    known = _lines(path)
-    for key in known:
+    return _known(fields, path, _lines(path), program)
+
+
+def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],
+           program: str = "odsgd train") -> Dict[str, Any]:
+    """The same, of what the file has said."""
+    for key in said:
         if key not in fields:
             raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")
-    return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in known.items()}
+    return {key: convert(fields[key], value, f"`{path}`: {key}") for key, value in said.items()}
 
 
 def _lines(path: str) -> Dict[str, Any]:
@@ -494,8 +496,6 @@ def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
     """Our name of the store that a user asks for, perhaps in MXNet's words."""
     if asked in _MXNETS:
         return "odsgd" if _MXNETS[asked] == "ssgd" and optimizer_local is not None else _MXNETS[asked]
-    if asked in NOT_YET:
-        raise ConfigError(f"kvstore `{asked}` is not available yet; available: {', '.join(algorithms.METHODS)}")
     return algorithms.find(asked, "kvstore", also=_MXNETS).name
 
 

@@ -184,11 +184,6 @@ def test_mxnets_names_of_stores_become_ours(flags: str, kvstore: str, local: Opt
     assert (config.kvstore, optimizer_local(config)) == (kvstore, local)
 
 
-def test_a_family_that_is_not_there_yet_is_said_to_be_so() -> None:
-    assert message("--kvstore byteps") == \
-        f"kvstore `byteps` is not available yet; available: {', '.join(algorithms.METHODS)}"
-
-
 # --- what goes together -----------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, said", [
