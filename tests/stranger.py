@@ -1,6 +1,6 @@
 """A stranger at the ports of a job: programs that connect without knowing its secret, in ZeroMQ's and ps-lite's words.
 
-``python -m tests.stranger ADDRESS PORT DEED`` does one of `DEEDS`. docs/reliability.md says what comes of each.
+``python -m tests.stranger ADDRESS PORT DEED`` does one of `DEEDS`. docs/results/reliability.md says what comes of each.
 """
 import socket
 import struct

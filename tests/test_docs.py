@@ -23,12 +23,10 @@ README = TEXT[ROOT / "README.md"]
 DOCS = {page.relative_to(FOLDER).with_suffix("").as_posix(): text for page, text in TEXT.items()
         if FOLDER in page.parents}
 HEADINGS = {"tutorial": "Tutorial", "how-to": "How-to guides", "reference": "Reference", "explanation": "Explanation",
-            "design": "Explanation", "virtual": "How-to guides", "advise": "How-to guides", "pytorch": "How-to guides",
-            "benchmarks": "Results", "reliability": "Results", "results": "Results", "timing-models": "Results",
-            "scale": "Results",
-            "contributing": "For contributors"}
-"""Of the index, docs/README.md: the heading for a folder, or for a page that is in none."""
-MEASURED = re.compile(r"benchmarks/\w+_\d{6}$|results/[a-z-]+$")
+            "results": "Results", "design": "For contributors", "contributing": "For contributors"}
+"""Of the index, docs/README.md: the heading for a folder; the two pages that are in none are for contributors."""
+MEASURED = re.compile(r"results/benchmarks/\w+_\d{6}$|results/(od-sgd|sasgd|pipe-sgd|delayed-update|"
+                      "staleness-aware-asgd|beyond)$")
 """Pages of measurements, each with its month, and of the papers, which `results/README` leads to."""
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -116,21 +114,21 @@ def test_the_tables_of_options_are_the_codes() -> None:
 
 
 def test_the_keys_of_a_virtual_cluster_are_the_codes() -> None:
-    page = DOCS["virtual"]
+    page = DOCS["how-to/virtual"]
     assert docs_tables.described(page) == page
 
 
 def test_what_is_said_of_virtual_clusters_against_real_jobs_is_the_results() -> None:
     """To write it anew: scripts/maintain/validate_virtual.py page."""
-    assert validate_virtual.described(DOCS["virtual"]) == DOCS["virtual"]
+    assert validate_virtual.described(DOCS["how-to/virtual"]) == DOCS["how-to/virtual"]
     results = json.loads(validate_virtual.RESULTS.read_text(encoding="utf-8"))
-    assert validate_virtual.table(results) == DOCS[f"benchmarks/{validate_virtual.TABLE.stem}"]
+    assert validate_virtual.table(results) == DOCS[f"results/benchmarks/{validate_virtual.TABLE.stem}"]
 
 
 def test_the_page_of_scale_is_its_results_and_these_are_the_models() -> None:
     """To write it anew: scripts/maintain/scale.py page; to compute: without its results, `scale.py run`."""
     found, crossed = scale.results(scale.Kept(computes=False))
-    assert scale.written(DOCS["scale"], found, crossed) == DOCS["scale"]
+    assert scale.written(DOCS["results/scale"], found, crossed) == DOCS["results/scale"]
     for point in (scale.Point("25M", "1gbit", "lognormal:0.3", 16, store) for store in scale.STORES):
         assert scale.computed(point) == found[point], point
 

@@ -66,6 +66,6 @@ def test_od_sgds_column_of_table_5_follows_within_10_per_cent_from_ssgds_and_one
 
 
 def test_the_page_is_what_the_script_writes() -> None:
-    """To write it anew: scripts/maintain/timing_models.py, as the numbers in docs/benchmarks are part of it."""
-    page = (ROOT / "docs" / "timing-models.md").read_text(encoding="utf-8")
+    """To write it anew: scripts/maintain/timing_models.py, as the numbers in docs/results/benchmarks are part of it."""
+    page = (ROOT / "docs" / "results" / "timing-models.md").read_text(encoding="utf-8")
     assert timing_models.written(page) == page

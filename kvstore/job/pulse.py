@@ -1,7 +1,7 @@
 """A process's pulse: every second it says that it runs, how far it is, and how long it has waited for others.
 
 The beats go to the launcher (`odsgd/launch/policy/liveness.py` judges them) from a thread of their own, so that a
-process whose script computes or waits is told from one that is stopped. docs/reliability.md has measured the cost.
+process whose script computes or waits is told from one that is stopped. docs/results/reliability.md has the cost.
 """
 import contextlib
 import faulthandler

@@ -30,7 +30,8 @@ from kvstore.transports.sizing import measured_pace
 
 SUM_KEYS = 2
 """Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
-windows grow so far that buckets later leave in bursts, and workers' streams drift apart (docs/benchmarks/tried.md)."""
+windows grow so far that buckets later leave in bursts, and workers' streams drift apart
+(docs/results/benchmarks/tried.md)."""
 Asked = Tuple[int, int, NDArray]
 """A sum that has been asked for: its key, its length, and where it arrives."""
 

@@ -32,7 +32,7 @@ MESSAGE_NBYTES = 1024 * 1024
 """A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
 LEAST_ROUNDS = 8  # so many share the work of a small model, for one to transfer while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
-"""The latter where an iteration passes before the sum is needed. How these were found: docs/benchmarks/tried.md."""
+"""The latter where an iteration passes before the sum is needed. docs/results/benchmarks/tried.md says how."""
 
 Pair = Tuple[np.ndarray, np.ndarray]  # of messages: to the next worker, from the previous one
 Pairs = Generator[Pair, None, np.ndarray]

@@ -3,8 +3,8 @@
     scripts/maintain/chaos --jobs 100 [--seed 1] [--out runs/chaos] [--markdown FILE]
 
 Everything about job K follows from seed and K: store, workers, servers, victim, fault, moment, restarts. Jobs that are
-in OUT/results.jsonl already are not run again, so that a campaign can go on where it was stopped. docs/reliability.md
-says what is checked. The status is 0 if every promise was kept.
+in OUT/results.jsonl already are not run again, so that a campaign can go on where it was stopped.
+docs/results/reliability.md says what is checked. The status is 0 if every promise was kept.
 """
 import argparse
 import contextlib

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the tables of options in docs/reference/configuration.md and docs/virtual.md anew, from the fields that declare
-them."""
+"""Write the tables of options in docs/reference/configuration.md and docs/how-to/virtual.md anew, from the fields that
+declare them."""
 import dataclasses
 import re
 import sys
@@ -15,7 +15,7 @@ from odsgd.config import methods  # noqa: E402
 from odsgd.config.train import own_fields  # noqa: E402
 from odsgd.virtual import description  # noqa: E402
 
-VIRTUAL = ROOT / "docs" / "virtual.md"
+VIRTUAL = ROOT / "docs" / "how-to" / "virtual.md"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
 HEAD = ["| option | default | value | meaning |", "|---|---|---|---|"]
 HEAD_OF_METHODS = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
@@ -60,7 +60,7 @@ def key_table() -> str:
 
 
 def described(page: str) -> str:
-    """docs/virtual.md with its table as it should be."""
+    """docs/how-to/virtual.md with its table as it should be."""
     return re.sub(r"(<!-- description -->\n).*?(<!-- end -->)", lambda match: match[1] + key_table() + match[2], page,
                   flags=re.DOTALL)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""docs/scale.md: five stores from 1 to 4,096 workers, in virtual time.
+"""docs/results/scale.md: five stores from 1 to 4,096 workers, in virtual time.
 
     scripts/maintain/scale.py run     compute what RESULTS lacks, then write the page
     scripts/maintain/scale.py page    write the page's tables and its pictures from RESULTS, as far as they go
@@ -21,8 +21,8 @@ from odsgd import tools  # noqa: E402
 from odsgd.virtual.description import of  # noqa: E402
 from odsgd.virtual.times import layers, simulate  # noqa: E402
 
-PAGE = ROOT / "docs" / "scale.md"
-RESULTS = ROOT / "docs" / "benchmarks" / "scale_virtual.jsonl"
+PAGE = ROOT / "docs" / "results" / "scale.md"
+RESULTS = ROOT / "docs" / "results" / "benchmarks" / "scale_virtual.jsonl"
 STORES = {"ssgd": "#555555", "odsgd": "#d62728", "pipesgd": "#1f77b4", "asgd": "#2ca02c", "easgd": "#9467bd"}
 MODELS = {"25M": (25_000_000, 0.2), "350M": (350_000_000, 1.0)}
 """Floats, and seconds of both passes."""
@@ -233,7 +233,7 @@ def draw(found: Dict[Point, Dict[str, Any]], crossed: Dict[Tuple[float, float, s
         axes[0][0].legend(fontsize=8)
         figure.suptitle(f"{model} parameters, passes of {compute:g} s, up to {MOST_SERVERS} servers (virtual time)")
         figure.tight_layout()
-        figure.savefig(ROOT / "docs" / f"scale_{model}.png", dpi=80, metadata={"Software": None})
+        figure.savefig(ROOT / "docs" / "results" / f"scale_{model}.png", dpi=80, metadata={"Software": None})
         pyplot.close(figure)
     figure, axis = pyplot.subplots(figsize=(7, 4))
     for index, sigma in enumerate(SIGMAS):
@@ -247,7 +247,7 @@ def draw(found: Dict[Point, Dict[str, Any]], crossed: Dict[Tuple[float, float, s
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "scale_crossing.png", dpi=80, metadata={"Software": None})
+    figure.savefig(ROOT / "docs" / "results" / "scale_crossing.png", dpi=80, metadata={"Software": None})
 
 
 def results(kept: Kept) -> Tuple[Dict[Point, Dict[str, Any]], Dict[Tuple[float, float, str], float]]:

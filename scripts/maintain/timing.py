@@ -1,7 +1,7 @@
 """The papers' models of how long an iteration takes, one function per equation, in the papers' symbols.
 
 Times are in seconds, sizes in bytes. The models know a computing time and a communication time and nothing of how a
-network is made: docs/timing-models.md confronts them with the virtual cluster, with what was measured and with the
+network is made: docs/results/timing-models.md confronts them with the virtual cluster, measured jobs and the
 papers' own numbers. `odsgd.virtual.times.simulate` has no such limits.
 
     Eq. 1 to 3, Fig. 6, Eq. 7   Xu et al., "OD-SGD", arXiv:2005.06728

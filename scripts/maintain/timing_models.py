@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the tables of docs/timing-models.md anew: each equation of `timing` beside the virtual cluster, the measured
-pages of docs/benchmarks, and Table 5 of the OD-SGD paper as configs/bench_table5.yaml has it.
+"""Write the tables of docs/results/timing-models.md anew: each equation of `timing` beside the virtual cluster, the
+measured pages of docs/results/benchmarks, and Table 5 of the OD-SGD paper as configs/bench_table5.yaml has it.
 
     scripts/maintain/timing_models.py             write the page
     scripts/maintain/timing_models.py --print     print the tables
@@ -23,8 +23,8 @@ from odsgd.virtual.description import of  # noqa: E402
 from odsgd.virtual.times import layers, simulate  # noqa: E402
 from scripts.maintain import timing  # noqa: E402
 
-PAGE = ROOT / "docs" / "timing-models.md"
-BENCHMARKS = ROOT / "docs" / "benchmarks"
+PAGE = ROOT / "docs" / "results" / "timing-models.md"
+BENCHMARKS = ROOT / "docs" / "results" / "benchmarks"
 TABLE_5 = ROOT / "configs" / "bench_table5.yaml"
 
 

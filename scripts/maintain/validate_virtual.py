@@ -3,7 +3,7 @@
 
     validate_virtual.py rows PROFILE.yaml PAGE.md ...    predict the rows of these pages
     validate_virtual.py staleness PROFILE.yaml           run asynchronous jobs, and the same in virtual time
-    validate_virtual.py page                             write docs/virtual.md from the results
+    validate_virtual.py page                             write docs/how-to/virtual.md from the results
 
 All pages are predicted from one description, which `odsgd profile` wrote on the machine that they were measured on. Of
 a row come the sizes of the model, T_cop, the number of workers, the store, its servers, and the goodput measured with
@@ -34,9 +34,9 @@ from odsgd.training.step.emulated import FORWARD  # noqa: E402
 from odsgd.virtual import times  # noqa: E402
 from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
 
-RESULTS = ROOT / "docs" / "benchmarks" / "virtual_2core_202611.json"
+RESULTS = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.json"
 TABLE = RESULTS.with_suffix(".md")
-PAGE = ROOT / "docs" / "virtual.md"
+PAGE = ROOT / "docs" / "how-to" / "virtual.md"
 CORES = 2
 LOOPBACK = Quantity(3e9)
 """Where no links are emulated nothing is slower than the processors."""
@@ -226,7 +226,7 @@ def distance(one: Dict[Any, int], other: Dict[Any, int]) -> float:
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 def section(results: Dict[str, Any]) -> str:
-    """What docs/virtual.md says of the results."""
+    """What docs/how-to/virtual.md says of the results."""
     found = results["rows"]
     lines = ["| page | rows | links alone: median error, within 10 % | shared cores: median error, within 10 % |",
              "|---|---:|---:|---:|"]
@@ -259,7 +259,7 @@ def table(results: Dict[str, Any]) -> str:
     lines = ["# Measured rows and the virtual cluster's, November 2026", "",
              f"<!-- Written by scripts/maintain/validate_virtual.py from {RESULTS.name} -->", "",
              f"Every row of these pages that a virtual cluster knows, from `{results['profile']}`: milliseconds per "
-             "iteration.", "[Virtual clusters](../virtual.md#against-real-jobs) says how.", "",
+             "iteration.", "[Virtual clusters](../../how-to/virtual.md#against-real-jobs) says how.", "",
              "| row | measured | links alone | error | shared cores | error |", "|---|---:|---:|---:|---:|---:|"]
     lines += [f"| {place(row)} | {row['measured_ms']:g} | {row['links_ms']:.1f} | {100 * error(row, 'links_ms'):+.1f} "
               f"% | {row['predicted_ms']:.1f} | {100 * error(row):+.1f} % |" for row in results["rows"]]
@@ -267,7 +267,7 @@ def table(results: Dict[str, Any]) -> str:
 
 
 def described(page: str) -> str:
-    """docs/virtual.md with the section as it should be."""
+    """docs/how-to/virtual.md with the section as it should be."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     return re.sub(r"(<!-- validation -->\n).*?(<!-- end -->)", lambda match: match[1] + section(results) + match[2],
                   page, flags=re.DOTALL)

@@ -15,7 +15,7 @@ from tests.jobs import ROOT, environment, load
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(400)
 
-SCRIPT = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+SCRIPT = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/pytorch.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
 def launched(folder: Path, code: str, *flags: str, words: Sequence[str] = ()) -> Any:

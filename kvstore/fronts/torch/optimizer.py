@@ -228,7 +228,7 @@ class Optimizer(torch.optim.Optimizer):
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
                 raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
                                   "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
-                                  "while it stands still (docs/pytorch.md)")
+                                  "while it stands still (docs/how-to/pytorch.md)")
         if hasattr(self, "found_inf"):
             raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
                               "odsgd.torch.GradScaler in its place, with the same arguments")
@@ -340,7 +340,7 @@ def _refuse_wrapped(model: torch.nn.Module) -> None:
             if kind.__name__ in WRAPPERS and kind.__module__.startswith("torch."):
                 raise ConfigError(f"the model is in {kind.__name__}, which exchanges gradients itself, and the store "
                                   "does so; leave the wrapper out: give the optimizer, od.Optimizer and the training "
-                                  "the model as it is (docs/pytorch.md)")
+                                  "the model as it is (docs/how-to/pytorch.md)")
 
 
 def _compiled(module: torch.nn.Module) -> bool:

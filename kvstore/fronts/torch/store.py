@@ -155,7 +155,7 @@ class TorchStore(FrontEnd[TensorLane]):
             if one.changed:
                 raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
                                     "to add them up, run backward() under `with optimizer.no_sync():`; what else "
-                                    "exchanges them (DistributedDataParallel), leave out (docs/pytorch.md)")
+                                    "exchanges them (DistributedDataParallel), leave out (docs/how-to/pytorch.md)")
             one.forget()
         self._steps = []
         for lane in self.lanes:
@@ -188,7 +188,7 @@ class TorchStore(FrontEnd[TensorLane]):
         if name is not None:
             raise ProtocolError(f"the weights of {name} were changed by the script, and the store's would take their "
                                 "place in silence; to constrain weights, do so in the forward pass; to put an average "
-                                "in place, do so inside `with store.global_weights():` (docs/pytorch.md)")
+                                "in place, do so inside `with store.global_weights():` (docs/how-to/pytorch.md)")
 
     def mean_gradients(self) -> None:
         """Let every ``.grad`` hold its mean over the workers. Collective; waits."""

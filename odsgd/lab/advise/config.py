@@ -20,7 +20,7 @@ from odsgd.virtual.description import RATE
 
 DESCRIPTION = """\
 Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what
-limits it. PROFILE describes the cluster and how long its parts take (docs/virtual.md); nothing is run but a simulation.
+limits it. PROFILE describes the cluster and how long its parts take (docs/how-to/virtual.md); only a simulation is run.
 
   odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit --batch-size 32
   odsgd advise cluster.yaml --model cnn --now odsgd@1"""

@@ -62,7 +62,7 @@ def _told(system: System, known: Mapping[str, Seeds]) -> str:
 
 CHECKED_WORKERS, CHECKED_FLOATS, CHECKED_GOODPUT = (2, 6), (0.05e6, 17.1e6), (0.33e9 / 8, 9.6e9 / 8)
 CHECKED_STORES = ("ssgd", "odsgd", "asgd", "pipesgd", "easgd")
-"""Of the configurations that were measured for docs/advise.md, lowest and highest; goodput in bytes per second."""
+"""Of the configurations measured for docs/how-to/advise.md, lowest and highest; goodput in bytes per second."""
 
 
 def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence[System]) -> List[str]:

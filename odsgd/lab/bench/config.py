@@ -24,7 +24,7 @@ Measure the time of an iteration of several systems on the same links: on an emu
 root), or with `--rates none` on this machine's loopback. The jobs are interleaved and repeated.
 
   odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn --compute 34ms --rates 1gbit --workers 2,4
-  odsgd bench --config configs/bench_peers.yaml --markdown docs/benchmarks/peers.md"""
+  odsgd bench --config configs/bench_peers.yaml --markdown docs/results/benchmarks/peers.md"""
 
 NO_CLUSTER = "none"
 

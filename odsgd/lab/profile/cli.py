@@ -47,7 +47,7 @@ def main(argv: List[str]) -> int:
         found = _measured(config)
         if found:
             path.write_text(text(found, argv), encoding="utf-8")
-            print(f"wrote {path}; `odsgd train --cluster {path}` trains on it, docs/virtual.md says what is in it")
+            print(f"wrote {path}; `odsgd train --cluster {path}` trains on it, docs/how-to/virtual.md says what it has")
     except ConfigError as error:
         if not os.environ.get("DMLC_ROLE"):
             raise
