@@ -92,11 +92,7 @@ class Launch:
 
     def pid(self, name: str) -> int:
         """The pid of `worker 1`, `server 0`, `scheduler`."""
-        role, _, rank = name.partition(" ")
-        pids = [pid for pid, env in marked(self.mark).items() if env.get("DMLC_ROLE") == role
-                and (not rank or env.get(f"ODSGD_{role.upper()}_RANK") == rank)]
-        children = {child for pid in pids for child in descendants(pid)}  # they have its environment
-        return next(pid for pid in pids if pid not in children)
+        return pid_of(self.mark, name)
 
     def kill(self, name: str, number: int) -> None:
         """Send a signal to one process of the job."""
@@ -127,6 +123,15 @@ class Launch:
             self.process.wait()
         for reader in self._readers:
             reader.join(PATIENCE_S)
+
+
+def pid_of(mark: str, name: str) -> int:
+    """The pid of `worker 1`, `server 0`, `scheduler` of the job that carries the mark."""
+    role, _, rank = name.partition(" ")
+    pids = [pid for pid, env in marked(mark).items() if env.get("DMLC_ROLE") == role
+            and (not rank or env.get(f"ODSGD_{role.upper()}_RANK") == rank)]
+    children = {child for pid in pids for child in descendants(pid)}  # they have its environment
+    return next(pid for pid in pids if pid not in children)
 
 
 def marked(mark: str) -> Dict[int, Dict[str, str]]:

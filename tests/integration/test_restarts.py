@@ -1,20 +1,22 @@
 """Jobs that are hit while they train, and go on by themselves to the bits of a run that was left alone."""
+import functools
 import json
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import mx
-from tests.integration.launching import Launch, Word, words
+from tests.integration.launching import ROOT, Launch, Word, words
 from tests.jobs import until
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
+HIT = Path(ROOT) / "tests" / "hit.py"
 METHODS: Dict[str, List[str]] = {
     "ssgd": ["--kvstore", "ssgd"],
     "odsgd": ["--kvstore", "odsgd", "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--warmup", "10"],
@@ -23,13 +25,21 @@ METHODS: Dict[str, List[str]] = {
 }
 
 
-def start(out: Path, method: str, *launcher: Word, epochs: int = 12) -> Launch:
+EPOCHS = 3
+
+
+def start(out: Path, method: str, *launcher: Word, hit: Optional[Tuple[str, int]] = None,
+          epochs: int = EPOCHS) -> Launch:
+    """A job of two workers; of `hit`, a process and an iteration, the process is killed there."""
     ring = method in ("pipesgd", "sasgd")
     rest: List[Word] = [] if method == "sasgd" else ["--momentum", "0.9"]
-    return Launch("-n", 2, "-s", 0 if ring else 1, *launcher, sys.executable, "-m", "odsgd", "train", "--dataset",
-                  "digits",
+    return Launch("-n", 2, "-s", 0 if ring else 1, *launcher, *train(hit), "--dataset", "digits",
                   "--epochs", epochs, "--lr", "0.05", *rest, *METHODS[method], "--checkpoint-every", 10, "--out", out,
                   env=SERVER)
+
+
+def train(hit: Optional[Tuple[str, int]]) -> List[Word]:
+    return [sys.executable, *([HIT, *hit] if hit else ["-m", "odsgd"]), "train"]
 
 
 def weights(out: Path, iteration: int) -> Dict[str, Any]:
@@ -42,20 +52,28 @@ def newest(out: Path) -> int:
     return max((int(manifest.parent.name) for manifest in manifests), default=0)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dict[str, Any]]:
+    """The last weights of a method's job that nothing hits, which runs once."""
+    @functools.lru_cache(maxsize=None)
+    def run(method: str) -> Dict[str, Any]:
+        out = tmp_path_factory.mktemp("whole") / method
+        with start(out, method) as launch:
+            assert launch.wait() == 0, launch
+        return weights(out, 22 * EPOCHS)
+    return run
+
+
 @pytest.mark.parametrize("method, victim", [("ssgd", "worker 1"), ("odsgd", "worker 0"), ("odsgd", "server 0"),
                                             ("pipesgd", "worker 1"), ("sasgd", "worker 0")])
-def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, method: str, victim: str) -> None:
-    epochs = 60
-    with start(tmp_path / "hit", method, "--max-restarts", 2, epochs=epochs) as launch:
-        until(lambda: newest(tmp_path / "hit") >= 20 or launch.process.poll() is not None)
-        launch.kill(victim, signal.SIGKILL)
+def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(
+        tmp_path: Path, whole: Callable[[str], Dict[str, Any]], method: str, victim: str) -> None:
+    with start(tmp_path / "hit", method, "--max-restarts", 2, hit=(victim, 35)) as launch:
         assert launch.wait() == 0, launch
     restart = next(line for line in launch.errors if "restart 1 of 2, from checkpoint" in line)
     assert re.search(r"from checkpoint \d+0; lost are \d+\.\d s, at least \d+ iterations$", restart), restart
     assert any("resumed from" in line for line in launch.output)
-    with start(tmp_path / "whole", method, epochs=epochs) as launch:
-        assert launch.wait() == 0, launch
-    one, other = (weights(tmp_path / name, 22 * epochs) for name in ("hit", "whole"))
+    one, other = weights(tmp_path / "hit", 22 * EPOCHS), whole(method)
     assert all(np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in one)
 
 
@@ -97,12 +115,10 @@ def test_a_failure_that_repeats_itself_and_a_mistake_are_not_started_again(tmp_p
 def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
     out = tmp_path / "run"
     cannot = 'if [ "$ODSGD_WORKER_RANK" = 2 ] && [ -n "$ODSGD_RESTARTS" ]; then exit 1; fi; exec "$0" "$@"'
-    with Launch("-n", "2:3", "-s", 1, "--max-restarts", 1, "--rejoin-timeout", 2, "sh", "-c", cannot, sys.executable,
-                "-m", "odsgd", "train", "--dataset", "digits", "--epochs", 20, "--lr", "0.05", "--momentum", "0.9",
+    with Launch("-n", "2:3", "-s", 1, "--max-restarts", 1, "--rejoin-timeout", 2, "sh", "-c", cannot,
+                *train(("worker 2", 35)), "--dataset", "digits", "--epochs", 4, "--lr", "0.05", "--momentum", "0.9",
                 "--kvstore", "odsgd", "--momentum-local", "0.5", "--checkpoint-every", 10, "--lr-scaling", "linear",
                 "--out", out, env=SERVER) as launch:
-        until(lambda: newest(out) >= 20 or launch.process.poll() is not None)
-        launch.kill("worker 2", signal.SIGKILL)
         assert launch.wait() == 0, launch
     assert "worker 2 did not come back; trying again for 2 s, then without" in launch.said
     assert "going on with 2 of 3 workers, without worker 2; batches are dealt anew" in launch.said
@@ -111,7 +127,7 @@ def test_a_worker_that_cannot_start_again_is_left_out(tmp_path: Path) -> None:
     assert re.match(r"2 workers go on where 3 were: \d+ of the 1437 examples of epoch \d+ are left and dealt", told)
     assert told.endswith("lr times 0.6667 (lr_scaling linear)")
     ended = [record for record in records if record["event"] == "epoch"][-1]
-    assert (ended["epoch"], ended["lr"]) == (20, pytest.approx(0.05 * 2 / 3)) and ended["test_accuracy"] > 0.9
+    assert (ended["epoch"], ended["lr"]) == (4, pytest.approx(0.05 * 2 / 3)) and ended["test_accuracy"] > 0.9
 
 
 def test_a_worker_that_can_start_again_is_taken_in_at_a_checkpoint(tmp_path: Path) -> None:
