@@ -359,3 +359,9 @@ def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str,
             traceback.print_exc()  # the job may still die of it
             results[f"{name}/error"] = np.array(traceback.format_exc())
     return results
+
+
+def run_kinds(worker_rank: int, kinds: List[str]) -> Dict[str, np.ndarray]:
+    """All scenarios of several kinds one after the other; results as ``KIND/NAME/path`` …"""
+    return {f"{kind}/{part}": array for kind in kinds
+            for part, array in run_all(worker_rank, list(SCENARIOS_OF[kind]), kind).items()}
