@@ -9,7 +9,7 @@ add (`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the glob
 worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
 
 On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
-that runs in a script's time (`inprocess`) may wait in it. So an algorithm calls `result` where it needs the answer.
+that runs in a script's time (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
 Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which
 is the transport's again from then on. A result stays valid until the second next exchange of the same bucket: one

@@ -1,6 +1,6 @@
 """What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
-`server.py` puts it on ps-lite, `inprocess.py` into a test. A shard serves every store of the job: their buckets differ
+`server.py` puts it on ps-lite, `in_process.py` into a test. A shard serves every store of the job: their buckets differ
 in number. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
