@@ -91,6 +91,11 @@ def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
     return {"class": f"{kind.__module__}:{kind.__name__}", "settings": settings}
 
 
+def kind_of(path: str) -> str:
+    """Which optimizer this import path means. Ours go by their names: older saved states have them in other modules."""
+    return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path
+
+
 def build(description: Dict[str, Any], trusted: bool) -> mx.optimizer.Optimizer:
     """The inverse of `describe`. Who trusts the sender takes optimizers from any module."""
     module, _, name = description["class"].partition(":")

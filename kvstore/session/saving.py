@@ -205,13 +205,14 @@ def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays
         return  # there was none yet
     its = sorted(name for name in arrays if name.startswith("optimizer/"))
     mine = [f"optimizer/{name}" for name in described.state_names(optimizer)]
-    kind = described.describe(optimizer)["class"]
-    if facts["optimizer"].get("class", kind) != kind or its != mine:
+    kind = described.kind_of(described.describe(optimizer)["class"])
+    saved = described.kind_of(facts["optimizer"].get("class", kind))
+    if saved != kind or its != mine:
         def told(kind: str, arrays: List[str]) -> str:
-            return f"{kind.rpartition(':')[2]} with {', '.join(arrays) or 'no arrays'}"
+            return f"{kind if its == mine else kind.rpartition(':')[2]} with {', '.join(arrays) or 'no arrays'}"
 
-        raise ConfigError(f"the saved state is of {told(facts['optimizer'].get('class', 'an optimizer'), its)}, the "
-                          f"global optimizer is {told(kind, mine)}; make it as it was when the state was saved")
+        raise ConfigError(f"the saved state is of {told(saved, its)}, the global optimizer is {told(kind, mine)}; make "
+                          "it as it was when the state was saved")
 
 
 def optimizer_alone(saved: Saved) -> Saved:

@@ -13,6 +13,8 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.messages.seam import Transport
+from kvstore.optimizers import torch_formulas
+from kvstore.optimizers.compensated import DCASGD_A, DCASGD_C
 from kvstore.session.saving import Saved
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
@@ -195,6 +197,30 @@ def test_a_state_in_the_form_of_version_0_3_0_is_gone_on_with(name: str, setting
     for one, other in zip(ours, theirs):
         for key, array in one[0].items():
             np.testing.assert_array_equal(array, other[0][key], err_msg=key)
+
+
+@pytest.mark.parametrize("optimizer, path", [
+    (DCASGD_C(), "kvstore.engine.optimizers:DCASGD_C"), (DCASGD_A(), "kvstore.engine.optimizers:DCASGD_A"),
+    (torch_formulas.Adam(), "kvstore.engine.formulas:Adam")], ids=["dcasgd_c", "dcasgd_a", "torch"])
+def test_a_state_of_an_optimizer_of_ours_that_lay_in_another_module_in_0_3_0_is_gone_on_with(
+        optimizer: mx.optimizer.Optimizer, path: str) -> None:
+    def servers(store: Store, saved: Optional[Saved] = None) -> Saved:
+        store.set_optimizer(optimizer)
+        if saved is not None:
+            store.load_shared(1, saved)
+        store.broadcast("w", mx.nd.ones(SIZE), mx.nd.ones(SIZE))
+        store.begin()
+        store.pushpull("w", mx.nd.ones(SIZE), mx.nd.ones(SIZE))
+        store.wait()
+        return store.server_state()
+
+    arrays, meta = servers(kvstore.create("ssgd", transport=Stage(1).worker(0)))
+    meta["w@0"]["optimizer"]["class"] = path
+    _, after = servers(kvstore.create("ssgd", transport=Stage(1).worker(0)), (arrays, meta))
+    assert after["w@0"]["optimizer"]["count"] == 2
+    meta["w@0"]["optimizer"]["class"] = "mxnet.optimizer.optimizer:" + path.partition(":")[2]
+    with pytest.raises(ConfigError, match="the saved state is of mxnet"):
+        servers(kvstore.create("ssgd", transport=Stage(1).worker(0)), (arrays, meta))
 
 
 def test_a_state_of_version_0_3_0_that_does_not_tell_which_bucket_had_which_arrays_is_refused() -> None:
