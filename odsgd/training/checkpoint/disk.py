@@ -11,17 +11,20 @@ import time
 from pathlib import Path
 from typing import IO, Iterator, Optional
 
-from kvstore.errors import ConfigError, shown
-from kvstore.job import commands
+from kvstore.errors import ConfigError, RoundTimeoutError, shown
+from kvstore.job import commands, environment
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-LOCK, FREE_WITHIN_S = ".lock", 3.0
-"""In the folder of a run; and for how long one is asked for that another job has."""
+LOCK, FREE_WITHIN_S, FREE_AGAIN_WITHIN_S = ".lock", 3.0, 45.0
+"""In the folder of a run; for how long one is asked for that another job has; and that of a job started again, by what
+may be left of the attempt before. The last is less than what the launcher takes for a hang."""
 
 
 @contextlib.contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Meanwhile no other job has this folder of a run; ConfigError if one has it. All workers of a job have it.
+    """Meanwhile no other job has this folder of a run. All workers of a job have it.
+
+    ConfigError if another has it; RoundTimeoutError in a job started again, which may try once more.
 
     The kernel's lock goes with the process, however it ends; the file stays. Without a secret of its job a worker is a
     job by itself. Where the file system knows no locks nobody is refused.
@@ -30,15 +33,22 @@ def held(folder: Path) -> Iterator[None]:
     job = hmac.new(commands.job_key(), b"folder", "sha256").hexdigest() if commands.trusted() else mine
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "a+") as file:
-        until = time.monotonic() + FREE_WITHIN_S
+        within_s = FREE_AGAIN_WITHIN_S if environment.restarts() else FREE_WITHIN_S
+        until = time.monotonic() + within_s
         while not _share(file, job, mine):
             if time.monotonic() > until:
                 file.seek(0)
-                other = shown(file.read().partition("\n")[2].strip()) or "starting"
-                raise ConfigError(f"--out `{folder}`: another job trains there (host {other}); take another --out, or "
-                                  "wait until that one has ended")
+                raise _refusal(folder, shown(file.read().partition("\n")[2].strip()) or "starting", within_s)
             time.sleep(0.1)
         yield
+
+
+def _refusal(folder: Path, other: str, within_s: float) -> Exception:
+    if environment.restarts():  # each attempt has a secret of its own
+        return RoundTimeoutError(f"--out `{folder}`: host {other} still has it, from the attempt before or another "
+                                 f"job, after {within_s:g} s; end that process")
+    return ConfigError(f"--out `{folder}`: another job trains there (host {other}); take another --out, or wait until "
+                       "that one has ended")
 
 
 def _share(file: IO[str], job: str, mine: str) -> bool:

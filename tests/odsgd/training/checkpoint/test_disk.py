@@ -1,12 +1,13 @@
 """The folder of a run belongs to one job at a time."""
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import IO, Optional
 
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, RoundTimeoutError
 from odsgd.training.checkpoint import disk
 from tests.jobs import ROOT, environment
 
@@ -43,6 +44,24 @@ def test_a_folder_that_another_job_has_is_refused_until_that_job_is_killed(tmp_p
         other.wait(60)
         with disk.held(folder):
             pass
+
+
+def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_before(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_RESTARTS", "1")
+    monkeypatch.setattr(disk, "FREE_WITHIN_S", 0.0)
+    with holding(tmp_path) as before:
+        end = threading.Timer(0.5, before.kill)
+        end.start()
+        with disk.held(tmp_path):
+            assert before.wait(60)
+        end.join()
+    monkeypatch.setattr(disk, "FREE_AGAIN_WITHIN_S", 0.3)
+    with holding(tmp_path) as before:
+        refused = rf"pid {before.pid} still has it, .* after 0.3 s; end that process"
+        with pytest.raises(RoundTimeoutError, match=refused), disk.held(tmp_path):
+            pass
+        before.kill()
 
 
 def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Path) -> None:
