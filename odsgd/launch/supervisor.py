@@ -210,15 +210,15 @@ class Supervisor:
             self._show_progress(time.monotonic())
 
     def _check_stores(self, verdict: Verdict) -> Verdict:
-        """The verdict, or a failure where several workers have succeeded and none has looked for the others."""
+        """The verdict, or a failure where several workers have succeeded and none has made a store or asked MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
         if not verdict.finished or not expected or self.judge.met or self.mpi_asked:
             return verdict
-        served = f"so `{job.store}` has served none and each" if job.store else "so each"
-        text = (f"no worker has made a store, {served} has trained by itself; the script has to ask for one "
-                "(kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or -I). For a command"
-                f" that needs none say so: --store {NO_STORE}")
+        served = f", so `{job.store}` has served none" if job.store else ""
+        text = (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of MXNet's with "
+                "--store, in a Python that is not started with -E or -I). If the workers meet otherwise, or need not, "
+                f"say --store {NO_STORE}")
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
 

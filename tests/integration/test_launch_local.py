@@ -179,15 +179,15 @@ def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded(
     assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
 
 
-@pytest.mark.parametrize("options, served", [(["-s", 1, "--store", "ssgd"], "`ssgd` has served none and each"),
-                                             ([], "each"), (["-s", 0], "each")])
-def test_workers_who_have_trained_by_themselves_are_told_of_and_have_failed(options: List[Word], served: str) -> None:
+@pytest.mark.parametrize("options, served", [(["-s", 1, "--store", "ssgd"], ", so `ssgd` has served none"),
+                                             ([], ""), (["-s", 0], "")])
+def test_workers_of_whom_none_makes_a_store_are_told_of_and_have_failed(options: List[Word], served: str) -> None:
     with Launch("-n", 2, *options, sys.executable, "-c", "print('alone')") as launch:
         assert launch.wait() == 70
     assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
-    assert launch.said == (f"no worker has made a store, so {served} has trained by itself; the script has to ask for "
-                           "one (kvstore=…; one of MXNet's with --store, in a Python that is not started with -E or "
-                           "-I). For a command that needs none say so: --store none")
+    assert launch.said == (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of "
+                           "MXNet's with --store, in a Python that is not started with -E or -I). If the workers meet "
+                           "otherwise, or need not, say --store none")
 
 
 @pytest.mark.parametrize("options", [["-n", 2, "--store", "none"], ["-n", 1, "-s", 0]])
