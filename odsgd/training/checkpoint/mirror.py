@@ -6,18 +6,20 @@ comes last. On a host the folder is reached by ssh, which asks for nothing there
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
+from kvstore.job.aside import Aside
 from odsgd.launch.hosts.ssh import ssh
 from odsgd.training.checkpoint.disk import replacing
 
@@ -31,16 +33,18 @@ class MirrorError(KVStoreError):
 
 
 class CheckpointMirror:
-    """A folder. Its copies are made in order, on one thread."""
+    """A folder. Its copies are made in order, on one thread; a process that ends does not wait for it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._thread = ThreadPoolExecutor(1, "odsgd-mirror")
+        self._thread = Aside("the second place of checkpoints", most=0)
         self._aside: List[Future[None]] = []
 
     def later(self, call: Callable[[], None]) -> Future[None]:
         """Do it beside the training."""
-        return self._thread.submit(call)
+        future: Future[None] = Future()
+        self._thread.do(functools.partial(_settle, future, call))
+        return future
 
     def aside(self, call: Callable[[], None]) -> None:
         """The same; `failures` tells what has come of it."""
@@ -143,6 +147,14 @@ class RemoteMirror(CheckpointMirror):
             raise MirrorError(f"{self._host}:{self._folder}: ssh ended with exit code {ran.returncode}"
                              + (f": {shown(said[-1])}" if said else ""))
         return (ran.stdout or b"").decode("utf-8", "replace")
+
+
+def _settle(future: Future[None], call: Callable[[], None]) -> None:
+    try:
+        call()
+        future.set_result(None)
+    except BaseException as error:  # told by who waits for it
+        future.set_exception(error)
 
 
 def mirror_at(place: Optional[str]) -> Optional[CheckpointMirror]:

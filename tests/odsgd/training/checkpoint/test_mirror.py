@@ -1,5 +1,7 @@
 """A second place for checkpoints: a folder, and one behind a stand-in for ssh."""
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, List
 
@@ -129,6 +131,21 @@ def test_a_manifest_that_is_not_copied_is_told_once(place: str, tmp_path: Path) 
     failures = second.failures(60.0)
     assert len(failures) == 1 and failures[0].startswith("the second place of checkpoints: ")
     assert "No such file" in failures[0] and second.failures() == []
+
+
+def test_a_copy_that_hangs_does_not_keep_a_process_from_its_end(tmp_path: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an ssh that waits for a file."""
+    monkeypatch.setenv("ODSGD_SSH", executable(tmp_path / "ssh", f"#!/bin/sh\nwhile [ ! -e {tmp_path}/go ]; do "
+                                               "sleep 0.1; done\n"))
+    script = ("import pathlib, sys; from odsgd.training.checkpoint.mirror import mirror_at\n"
+              "second = mirror_at('me@backup:/data')\n"
+              "second.aside(lambda: second.put(pathlib.Path(sys.argv[1]), 7)); print(*second.failures(0.1))")
+    try:
+        ran = subprocess.run([sys.executable, "-c", script, __file__], stdout=subprocess.PIPE, timeout=60, check=True)
+    finally:
+        (tmp_path / "go").touch()
+    assert ran.stdout == b"the second place of checkpoints: not done within 0.1 s\n"
 
 
 @pytest.mark.parametrize("secure", [True, False])
