@@ -13,13 +13,14 @@ With ``odsgd launch --max-restarts N`` such a script goes on by itself after a f
 """
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.job import environment
-from odsgd.training.checkpoint import manifests, resuming
+from odsgd.training.checkpoint import disk, manifests, resuming
 from odsgd.training.checkpoint.mirror import CheckpointMirror, mirror_at
 from odsgd.training.checkpoint.writer import CheckpointWriter
 
@@ -36,21 +37,23 @@ def keep(store: Store, net: Any, folder: Union[str, Path], every: int, kept: int
     `to`: a second place for them, a folder or ``HOST:FOLDER``, from which they are brought back if `folder` has none.
 
     All parameters of `net` are initialized. If `folder` holds a checkpoint it is gone on from: `net`, the store and the
-    optimizer's state are as they were after that iteration.
+    optimizer's state are as they were after that iteration. Until `close` no other job has it: that one is refused.
     """
     if every < 1 or kept < 1:
         raise ConfigError(f"every {every}, kept {kept}: expected whole numbers of at least 1")
     if store.options.uneven == "join":
         raise ConfigError('checkpoint.keep of a store with uneven="join": its workers do not come to a checkpoint in '
                           "the same iteration; give all as many batches, and leave uneven out")
-    return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(disk.held(Path(folder), store.rank))
+        return CheckpointKeeper(store, net, Path(folder), every, kept, mirror_at(to), stack)
 
 
 class CheckpointKeeper:
     """Writes one script's checkpoints. Files are written while the training goes on."""
 
     def __init__(self, store: Store, net: Any, folder: Path, every: int, kept: int,
-                 mirror: Optional[CheckpointMirror]) -> None:
+                 mirror: Optional[CheckpointMirror], held: contextlib.ExitStack) -> None:
         self._store, self._net, self._every = store, net, every
         self._writer = CheckpointWriter(folder, store, net, kept, self._warn, mirror)
         self.iteration = 0
@@ -65,6 +68,7 @@ class CheckpointKeeper:
             if store.rank == 0:
                 lines = [*(f"warning: {line}" for line in warnings), f"resumed from {folder / str(self.iteration)}"]
                 print("\n".join(lines), flush=True)
+        self._held = held.pop_all()
 
     def step(self) -> None:
         """After each ``trainer.step``. Every now and then collective."""
@@ -74,8 +78,12 @@ class CheckpointKeeper:
             self._writer.begin({})
 
     def close(self) -> None:
-        """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective."""
-        self._writer.close()
+        """Wait until the last checkpoint is complete, and in the second place, if there is one. Collective.
+
+        From here on another job may have the folder.
+        """
+        with self._held:
+            self._writer.close()
 
     def _warn(self, line: str) -> None:
         if self._store.leads:

@@ -17,7 +17,6 @@ there are no weights worth a checkpoint.
 """
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -32,7 +31,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
 from kvstore.fronts.choice import connect, fitting
 from kvstore.fronts.gluon.legacy import LegacyStore
-from kvstore.job import agreement, commands, ending, environment
+from kvstore.job import agreement, ending, environment
 from kvstore.job.aside import guarded
 from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
@@ -130,8 +129,7 @@ class Training:
 
     def run(self) -> None:
         """From the first iteration, or the checkpoint, to the last."""
-        trusted_or_first = commands.trusted() or self.store.rank == 0  # else nothing says which job a worker is of
-        with disk.held(self.folder.parent) if trusted_or_first else contextlib.nullcontext():
+        with disk.held(self.folder.parent, self.store.rank):
             self._run()
 
     def _run(self) -> None:

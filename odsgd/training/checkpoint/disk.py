@@ -21,14 +21,17 @@ may be left of the attempt before. The last is less than what the launcher takes
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, rank: int = 0) -> Iterator[None]:
     """Meanwhile no other job has this folder of a run. All workers of a job have it.
 
     ConfigError if another has it; RoundTimeoutError in a job started again, which may try once more.
 
-    The kernel's lock goes with the process, however it ends; the file stays. Without a secret of its job a worker is a
-    job by itself. Where the file system knows no locks nobody is refused.
+    The kernel's lock goes with the process, however it ends; the file stays. Without a secret nothing says which job a
+    worker is of, and the first alone has it. Where the file system knows no locks nobody is refused.
     """
+    if rank and not commands.trusted():
+        yield
+        return
     mine = f"{socket.gethostname()} pid {os.getpid()}"
     job = hmac.new(commands.job_key(), b"folder", "sha256").hexdigest() if commands.trusted() else mine
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,10 +48,10 @@ def held(folder: Path) -> Iterator[None]:
 
 def _refusal(folder: Path, other: str, within_s: float) -> Exception:
     if environment.restarts():  # each attempt has a secret of its own
-        return RoundTimeoutError(f"--out `{folder}`: host {other} still has it, from the attempt before or another "
+        return RoundTimeoutError(f"`{folder}`: host {other} still has it, from the attempt before or another "
                                  f"job, after {within_s:g} s; end that process")
-    return ConfigError(f"--out `{folder}`: another job trains there (host {other}); take another --out, or wait until "
-                       "that one has ended")
+    return ConfigError(f"`{folder}`: another job trains there (host {other}); take another folder, or wait until that "
+                       "one has ended")
 
 
 def _share(file: IO[str], job: str, mine: str) -> bool:

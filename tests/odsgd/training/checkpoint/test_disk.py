@@ -7,7 +7,10 @@ from typing import IO, Optional
 
 import pytest
 
+import kvstore
+from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError, RoundTimeoutError
+from odsgd import checkpoint
 from odsgd.training.checkpoint import disk
 from tests.jobs import ROOT, environment
 
@@ -62,6 +65,24 @@ def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_befor
         with pytest.raises(RoundTimeoutError, match=refused), disk.held(tmp_path):
             pass
         before.kill()
+
+
+def test_the_checkpoints_of_a_script_have_their_folder_until_they_are_closed(tmp_path: Path,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "FREE_WITHIN_S", 0.3)
+    net, store = mx.gluon.nn.Dense(1, in_units=1), kvstore.create("local")
+    net.initialize()
+    with holding(tmp_path) as other:
+        with pytest.raises(ConfigError, match="another job trains there"):
+            checkpoint.keep(store, net, tmp_path, every=1)
+        other.kill()
+    keeper = checkpoint.keep(store, net, tmp_path, every=1)
+    with holding(tmp_path) as other:
+        assert other.wait(60) == 1
+    keeper.close()
+    with holding(tmp_path) as other:
+        assert other.poll() is None
+        other.kill()
 
 
 def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Path) -> None:
