@@ -43,6 +43,11 @@ class Aside:
         self._what, self._calls = what, queue.Queue(most)  # type: str, queue.Queue[Callable[[], object]]
         self._thread: Optional[threading.Thread] = None
 
+    @property
+    def empty(self) -> bool:
+        """None waits; one may be under way."""
+        return self._calls.empty()
+
     def do(self, call: Callable[[], object], within_s: float = 0.0) -> None:
         """Soon. TimeoutError if `most` wait already, and still do after `within_s`."""
         if self._thread is None:

@@ -5,13 +5,14 @@ import os
 import re
 import select
 import sys
-from typing import Dict, Iterator, Optional, TextIO, Tuple
+import time
+from typing import Callable, Dict, Iterator, Optional, TextIO, Tuple
 
 from kvstore.job.aside import Aside
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
-READ_WITHIN_S, ENDED_WITHIN_S, MOST_WAITING = 1.0, 600.0, 1000
+READ_WITHIN_S, ENDED_WITHIN_S, MOST_WAITING = 1.0, 60.0, 1000
 BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
 
 
@@ -22,9 +23,9 @@ class Console:
     processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed above
     it. Without a terminal a bar's last state, the one that ends with a newline, is a line like any other.
 
-    A reader that takes nothing (a stopped terminal, a pipe) is waited for a second, once. Then lines beyond the first
-    `MOST_WAITING` are left out, which is said where it goes on. A disk that is full is said, too. Where a pipe has lost
-    its reader, BrokenPipeError, soon.
+    A reader that takes nothing or little (a stopped terminal, a pipe) is waited for a second in all, until it has read
+    everything. Then lines beyond the first `MOST_WAITING` are left out, which is said where it goes on. A disk that is
+    full is said, too. Where a pipe has lost its reader, BrokenPipeError, soon.
     """
 
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
@@ -35,6 +36,8 @@ class Console:
         self.drawn = False
         """Worker 0 draws one."""
         self._written = self._asides()
+        self._waits_s = dict.fromkeys(self._written.values(), READ_WITHIN_S)
+        """How long each may still hold up the caller."""
         self._left_out = dict.fromkeys(self.streams, 0)
         self._gone = False
         """Nobody can read it any more."""
@@ -76,8 +79,13 @@ class Console:
 
     def _print(self, text: str, stream: str) -> None:
         self._hide_bar()
-        self._write(text + "\n", stream)
+        written = self._write(f"{self._missing(stream)}{text}\n", stream)
+        self._left_out[stream] = 0 if written else self._left_out[stream] + 1
         self._show_bar()
+
+    def _missing(self, stream: str) -> str:
+        number = self._left_out[stream]
+        return f"odsgd launch: warning: {number} lines are left out here, which nobody read\n" if number else ""
 
     def _drop_bar(self) -> None:
         self._hide_bar()
@@ -99,20 +107,26 @@ class Console:
         colours = COLOURS.get(role, ("31",))
         return f"\x1b[{colours[int(rank or 0) % len(colours) if rank.isdigit() else 0]}m{process} |\x1b[0m "
 
-    def _write(self, text: str, name: str) -> None:
+    def _write(self, text: str, name: str) -> bool:
+        """False if it is left out."""
         self._check()
-        if name not in self._written:
-            self.streams[name].write(self._encoded(text, name).decode(self._encoding(name)))
-            self.streams[name].flush()
-            return
-        left_out = self._left_out[name]
-        if left_out:
-            text = f"odsgd launch: warning: {left_out} lines are left out here, which nobody read\n{text}"
+        if name in self._written:
+            return self._hand_over(self._written[name], functools.partial(self._put, text, name))
+        self.streams[name].write(self._encoded(text, name).decode(self._encoding(name)))
+        self.streams[name].flush()
+        return True
+
+    def _hand_over(self, aside: Aside, call: Callable[[], None]) -> bool:
+        if aside.empty:
+            self._waits_s[aside] = READ_WITHIN_S
+        deadline = time.monotonic() + self._waits_s[aside]
         try:
-            self._written[name].do(functools.partial(self._put, text, name), 0.0 if left_out else READ_WITHIN_S)
-            self._left_out[name] = 0
+            aside.do(call, self._waits_s[aside])
         except TimeoutError:
-            self._left_out[name] += 1
+            return False
+        finally:
+            self._waits_s[aside] = _until(deadline)
+        return True
 
     def _check(self) -> None:
         if self._gone:
@@ -124,9 +138,10 @@ class Console:
         try:
             yield
         finally:
-            for aside in set(self._written.values()):
+            deadline = time.monotonic() + ENDED_WITHIN_S
+            for name, aside in self._written.items():
                 with contextlib.suppress(TimeoutError):
-                    aside.finish(lambda: None, ENDED_WITHIN_S)
+                    aside.finish(functools.partial(self._put, self._missing(name), name), _until(deadline))
 
     def _asides(self) -> Dict[str, Aside]:
         """Who writes to the standard streams; both alike if they are one file, so that lines keep their order."""
@@ -157,6 +172,10 @@ class Console:
 
     def _encoded(self, text: str, name: str) -> bytes:
         return text.encode(self._encoding(name), "backslashreplace")
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _columns(stream: TextIO) -> int:

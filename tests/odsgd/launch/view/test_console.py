@@ -1,9 +1,19 @@
 """The user's screen."""
+import contextlib
 import io
+import os
+import pty
+import sys
+import termios
+import threading
+from typing import Iterator, List, TextIO, Tuple
 
 import pytest
 
+from odsgd.launch.view import console as console_module
 from odsgd.launch.view.console import Console
+
+PATIENCE_S = 100.0
 
 
 class Screen(io.StringIO):
@@ -74,3 +84,60 @@ def test_where_there_is_no_terminal_the_jobs_line_is_not_shown() -> None:
     err = Screen(False)
     Console(Screen(False), err).stand("half")
     assert err.getvalue() == ""
+
+
+def test_a_slow_reader_is_waited_for_a_while_and_not_for_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads, writes = os.pipe()
+    monkeypatch.setattr(console_module, "READ_WITHIN_S", 0.5)
+    ended = threading.Event()
+    pieces: List[bytes] = []
+
+    def read() -> None:
+        while not pieces or pieces[-1]:
+            ended.wait(0.02)
+            pieces.append(os.read(reads, 65536))
+    reader = threading.Thread(target=read)
+    with few_wait(monkeypatch, writes) as stream:
+        console = Console(stream, stream)
+        reader.start()
+        with console.flushed():
+            for _ in range(100):
+                console.line("worker 0", "x" * 65536, "stdout")
+            ended.set()
+    reader.join(PATIENCE_S)
+    os.close(reads)
+    assert b"lines are left out here" in b"".join(pieces)
+
+
+def test_states_of_a_bar_are_no_lines_that_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, end = stopped_terminal()
+    monkeypatch.setattr(console_module, "READ_WITHIN_S", 0.2)
+    with few_wait(monkeypatch, end) as stream:
+        console = Console(stream, stream)
+        with console.flushed():
+            for _ in range(10):
+                console.stand("half")
+            for _ in range(3):
+                console.line("worker 0", "hello", "stderr")
+            termios.tcflow(end, termios.TCOON)
+    shown = b""
+    with contextlib.suppress(OSError):  # nobody writes any more
+        while True:
+            shown += os.read(terminal, 65536)
+    os.close(terminal)
+    assert b": 3 lines are left out here" in shown
+
+
+def stopped_terminal() -> Tuple[int, int]:
+    terminal, end = pty.openpty()
+    termios.tcflow(end, termios.TCOOFF)  # as Ctrl-S does
+    return terminal, end
+
+
+@contextlib.contextmanager
+def few_wait(monkeypatch: pytest.MonkeyPatch, fd: int) -> Iterator[TextIO]:
+    """A standard output of which two writes may wait."""
+    monkeypatch.setattr(console_module, "MOST_WAITING", 2)
+    with open(fd, "w") as stream:
+        monkeypatch.setattr(sys, "__stdout__", stream)
+        yield stream
