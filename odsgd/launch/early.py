@@ -4,6 +4,7 @@
 """
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -30,7 +31,8 @@ def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
     def ended(number: int, frame: object) -> None:
         text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
         with contextlib.suppress(OSError):
-            os.write(2, text.encode())
+            if select.select([], [2], [], 0)[1]:  # else it would hang where nobody reads, e.g. on a stopped terminal
+                os.write(2, text.encode())
         end(128 + number)
 
     for number in heard():

@@ -134,11 +134,15 @@ class Console:
 
     @contextlib.contextmanager
     def flushed(self) -> Iterator[None]:
-        """Wait in the end until all has been read, as any program does, but not for ever."""
+        """Wait in the end until all has been read, as any program does, but not for ever, nor after a signal."""
+        within_s = ENDED_WITHIN_S
         try:
             yield
+        except SystemExit:
+            within_s = READ_WITHIN_S
+            raise
         finally:
-            deadline = time.monotonic() + ENDED_WITHIN_S
+            deadline = time.monotonic() + within_s
             for name, aside in self._written.items():
                 with contextlib.suppress(TimeoutError):
                     aside.finish(functools.partial(self._put, self._missing(name), name), _until(deadline))

@@ -3,15 +3,19 @@ import contextlib
 import io
 import os
 import pty
+import signal
+import subprocess
 import sys
 import termios
 import threading
+from pathlib import Path
 from typing import Iterator, List, TextIO, Tuple
 
 import pytest
 
 from odsgd.launch.view import console as console_module
 from odsgd.launch.view.console import Console
+from tests.jobs import until
 
 PATIENCE_S = 100.0
 
@@ -126,6 +130,37 @@ def test_states_of_a_bar_are_no_lines_that_are_left_out(monkeypatch: pytest.Monk
             shown += os.read(terminal, 65536)
     os.close(terminal)
     assert b": 3 lines are left out here" in shown
+
+
+WAITS = """
+import os, pathlib, signal, sys
+from odsgd.launch import early
+from odsgd.launch.view import console as console_module
+console_module.ENDED_WITHIN_S = 1000.0
+console = console_module.Console()
+with early.exit_on_signals(), console.flushed():
+    console.say("the end")
+    pathlib.Path(sys.argv[1]).touch()
+    if sys.argv[2] == "before":
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_signal_ends_the_wait_for_a_terminal_that_is_stopped(when: str, tmp_path: Path) -> None:
+    terminal, end = stopped_terminal()
+    process = subprocess.Popen([sys.executable, "-c", WAITS, str(tmp_path / "waits"), when],
+                               stdin=subprocess.DEVNULL, stdout=end, stderr=end)
+    try:
+        until((tmp_path / "waits").exists)
+        if when == "meanwhile":
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+        os.close(end)
+        os.close(terminal)
 
 
 def stopped_terminal() -> Tuple[int, int]:
