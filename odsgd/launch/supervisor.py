@@ -47,6 +47,8 @@ COMING_S, COMING_SAID_S = 2.0, 10.0
 long again."""
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
+SCHEDULER_ENDS_WITHIN_S = 2.0
+"""How long after the workers the scheduler of a job that has met by MXNet's own store may take to end."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
 FILES, FILES_PER_PROCESS = 256, 4
@@ -213,7 +215,7 @@ class Supervisor:
         """The verdict, or a failure where several workers have succeeded and none has made a store or asked MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
-        if not verdict.finished or not expected or self.judge.met or self.mpi_asked:
+        if not verdict.finished or not expected or self.judge.met or self.mpi_asked or self._met_by_mxnet():
             return verdict
         served = f", so `{job.store}` has served none" if job.store else ""
         text = (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of MXNet's with "
@@ -221,6 +223,14 @@ class Supervisor:
                 f"say --store {NO_STORE}")
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
+
+    def _met_by_mxnet(self) -> bool:
+        """Whether the workers had a store of MXNet's own, of which no report tells: then the scheduler ends by itself."""
+        schedulers = [member for member in self.judge.members.values() if member.role == "scheduler"]
+        until = time.monotonic() + SCHEDULER_ENDS_WITHIN_S
+        while any(one.phase not in ("done", "ended") for one in schedulers) and time.monotonic() < until:
+            self._turn()
+        return any(one.phase in ("done", "ended") for one in schedulers)
 
     def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""

@@ -77,3 +77,12 @@ def test_the_hook_imports_nothing_before_mxnet_and_hides_no_other(tmp_path: Path
     done = subprocess.run([sys.executable, "-c", program], env={**environment(), "PYTHONPATH": path},
                           capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stdout) == (0, "create\n"), done.stderr
+
+
+def test_workers_who_meet_by_a_store_of_mxnets_own_have_not_failed(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import odsgd, mxnet as mx\nstore, total = mx.kv.create('dist_sync'), mx.nd.zeros(1)\n"
+                      "store.init(0, total)\nstore.push(0, mx.nd.ones(1))\nstore.pull(0, total)\n"
+                      "print(total.asnumpy().tolist())\n")
+    done = launch(2, 1, [sys.executable, str(script)])
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["worker 0 | [2.0]", "worker 1 | [2.0]"]), done
