@@ -225,7 +225,7 @@ class Supervisor:
                                    message="\n".join(filter(None, [verdict.message, text])))
 
     def _met_by_mxnet(self) -> bool:
-        """Whether the workers had a store of MXNet's own, of which no report tells: then the scheduler ends by itself."""
+        """Whether they had a store of MXNet's own, of which no report tells: then the scheduler ends by itself."""
         schedulers = [member for member in self.judge.members.values() if member.role == "scheduler"]
         until = time.monotonic() + SCHEDULER_ENDS_WITHIN_S
         while any(one.phase not in ("done", "ended") for one in schedulers) and time.monotonic() < until:
