@@ -104,7 +104,7 @@ def test_a_slow_copy_costs_a_warning_while_the_others_still_wait(tmp_path: Path,
                                                "sleep 0.1; done\n"))
 
     def run(transport: Any) -> List[str]:
-        net = mx.gluon.nn.Dense(1, in_units=1)
+        net = mx.gluon.nn.Dense(1, in_units=1, prefix="net_")
         net.initialize()
         store = kvstore.create("ssgd", transport=transport, timeout_s=8.0)
         trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
