@@ -90,7 +90,7 @@ def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, spr
     """One run; the test accuracy of the global weights, and what the server has counted."""
     import kvstore
     from kvstore.engine._mxnet import mx
-    from kvstore.transports.in_process import Cluster
+    from kvstore.transports.in_process import Stage
     x, y = data.train
     net = Net(x.shape[1])
     order = arrivals(workers, workers * rounds, spread, seed)
@@ -109,7 +109,7 @@ def train(data: Data, workers: int, rounds: int, lr: float, momentum: float, spr
         with own.global_weights():
             return weight.asnumpy(), own.statistics() if own.rank == 0 else None
 
-    w, counted = Cluster(workers, order).run(work)[0]
+    w, counted = Stage(workers, order).run(work)[0]
     with np.errstate(all="ignore"):
         return {"accuracy": net.accuracy(w, *data.test), "tau": counted.mean, "max": counted.max,
                 "updates": counted.updates_per_bucket, "lr": counted.lr_mean}
