@@ -226,11 +226,11 @@ class Supervisor:
 
     def _met_by_mxnet(self) -> bool:
         """Whether they had a store of MXNet's own, of which no report tells: then the scheduler ends by itself."""
-        schedulers = [member for member in self.judge.members.values() if member.role == "scheduler"]
+        scheduler = self.judge.members.get("scheduler")
         until = time.monotonic() + SCHEDULER_ENDS_WITHIN_S
-        while any(one.phase not in ("done", "ended") for one in schedulers) and time.monotonic() < until:
+        while scheduler and not scheduler.finished and time.monotonic() < until:
             self._turn()
-        return any(one.phase in ("done", "ended") for one in schedulers)
+        return scheduler is not None and scheduler.finished
 
     def _check_growth(self, now: float) -> Optional[Verdict]:
         """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""

@@ -77,6 +77,11 @@ class Member:
         return int(self.name.partition(" ")[2] or 0)
 
     @property
+    def finished(self) -> bool:
+        """Whether it has said that it is done, or has ended."""
+        return self.phase in ("done", "ended")
+
+    @property
     def missing(self) -> bool:
         """Whether the others have not heard of it, and will not if it has ended."""
         return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
@@ -467,7 +472,7 @@ class Judge:
         if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
             return None
         left = [worker for worker in self.workers if not worker.lost]
-        if not any(worker.joined for worker in left) or any(worker.phase in ("done", "ended") for worker in left):
+        if not any(worker.joined for worker in left) or any(worker.finished for worker in left):
             return None
         member = next(member for member in self.others if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
