@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -105,6 +106,42 @@ def test_odsgd_resumes_to_the_same_bits_wherever_it_was_interrupted(tmp_path: Pa
     output = train(*ODSGD, "--out", tmp_path / "parts", "--resume")
     assert "resumed from" in output and "nothing is left" not in output
     assert_same_bits(weights(tmp_path / "whole", 264), weights(tmp_path / "parts", 264))
+
+
+def test_a_job_goes_on_whatever_becomes_of_those_who_watch_it_and_report_on_it(tmp_path: Path) -> None:
+    """One who finds no room, one who is stopped, one who is killed."""
+    job = start(*ODSGD, "--epochs", 10 ** 6, "--out", tmp_path)
+    terminal, end = pty.openpty()
+    goes_on(tmp_path, job)
+    with open("/dev/full", "w") as full:
+        assert odsgd("watch", tmp_path, stdout=full, stderr=subprocess.DEVNULL).wait(PATIENCE_S) != 0
+        assert odsgd("report", tmp_path, "--table", stdout=full, stderr=subprocess.DEVNULL).wait(PATIENCE_S) != 0
+    watching, reporting = odsgd("watch", tmp_path, stdout=end), odsgd("report", tmp_path, stdout=end)
+    assert os.read(terminal, 1)
+    reporting.send_signal(signal.SIGSTOP)
+    watching.send_signal(signal.SIGSTOP)
+    goes_on(tmp_path, job)
+    for process in (watching, reporting):
+        process.kill()
+        process.wait(PATIENCE_S)
+    goes_on(tmp_path, job)
+    job.send_signal(signal.SIGTERM)
+    assert "nothing of the job is left" in finish(job)[1]
+    os.close(terminal)
+    os.close(end)
+
+
+def goes_on(out: Path, job: "subprocess.Popen[str]") -> None:
+    """Wait for some epochs more."""
+    def nbytes() -> int:
+        return sum(path.stat().st_size for path in out.glob("metrics.jsonl"))
+    seen = nbytes()
+    wait_for(lambda: nbytes() > seen + 2000, job)
+
+
+def odsgd(*arguments: Any, **streams: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, "-m", "odsgd", *map(str, arguments)], cwd=ROOT, env=environment(),
+                            stdin=subprocess.DEVNULL, **streams)
 
 
 def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
