@@ -71,7 +71,12 @@ class Deadlines:
             now = time.monotonic()
             with self._lock:
                 overdue = [message for _, due, message in sorted(self._due.values()) if due < now]
-                overdue += [one.text() for one in self._followed.values() if one.overdue(now)]
+                followed = list(self._followed.items())
+            # Without the lock: a look may take long, or begin and end waits itself.
+            still = [(what, one) for what, one in followed if one.overdue(now)]
+            with self._lock:
+                still = [(what, one) for what, one in still if self._followed.get(what) is one]
+            overdue += [one.text() for _, one in still]
             if overdue:
                 self._on_overdue(overdue[0])
                 return

@@ -5,11 +5,10 @@ must not meet.
 """
 import collections
 import contextlib
-import functools
 import os
 import random
 import time
-from typing import Any, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -37,7 +36,11 @@ Asked = Tuple[int, int, NDArray]
 
 
 class Connection:
-    """This worker's place in the job. `timeout_s`: of its next wait; each store sets its own."""
+    """This worker's place in the job.
+
+    Each wait lasts as long as the store says that asks for it. `timeout_s`: the longest of all stores so far, for
+    joining and leaving the job.
+    """
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         self.timeout_s, self.synchronous = timeout_s, synchronous
@@ -52,6 +55,7 @@ class Connection:
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
         self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self._pace: Optional[float] = None
         self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
 
@@ -73,8 +77,8 @@ class Connection:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes, "trace_folder": trace_folder})
-        with self.waiting_for("the first round with the servers"):
+                                   "mailboxes": self._mailboxes, "trace_folder": trace_folder}, self.timeout_s)
+        with waiting_for("the first round with the servers", self.timeout_s):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update(dict.fromkeys(self._mailboxes, MAILBOX_FLOATS))
             self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
@@ -89,34 +93,28 @@ class Connection:
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
-        answers = self.read_mail("software") if self.worker_rank == 0 else []
+        answers = Mail(self, "software", self.timeout_s).read() if self.worker_rank == 0 else []
         software.compare(self, [answer.decode() for answer in answers])
 
-    @contextlib.contextmanager
-    def waiting_for(self, what: str) -> Iterator[None]:
-        message = (f"{what} was not over within {self.timeout_s:g} s: another worker or a server is late, stopped or "
-                   "unreachable. Check that all are alive, or raise `timeout_s`")
-        with deadlines.within(self.timeout_s, message):
-            yield
-
-    def command(self, name: str, payload: Dict[str, Any]) -> None:
+    def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
         """Have every server carry out a command; returns when all have."""
-        with self.waiting_for(f"command `{name}` to the servers"):
+        with waiting_for(f"command `{name}` to the servers", timeout_s):
             self.native._send_command_to_servers(0, self._signer.sign(name, payload))
 
-    def total(self, array: np.ndarray) -> np.ndarray:
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
         """The sum over workers, through keys whose answer is the sum; waits."""
+        longest_s = self.timeout_s if timeout_s is None else timeout_s
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         result = np.empty_like(flat)
         largest = max(self._sums)
         under_way: Deque[Tuple[np.ndarray, Asked]] = collections.deque()
         for start in range(0, flat.size, largest):
             if len(under_way) == (SUM_KEYS if self.synchronous else 1):
-                self._take(*under_way.popleft())
+                self._take(*under_way.popleft(), longest_s)
             part = slice(start, start + largest)
             under_way.append((result[part], self._ask_sum(flat[part])))
         for one in under_way:
-            self._take(*one)
+            self._take(*one, longest_s)
         return result.reshape(np.shape(array))
 
     def _ask_sum(self, part: np.ndarray) -> Asked:
@@ -127,10 +125,10 @@ class Connection:
         self._rounds[key] += 1
         return key, size, self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
 
-    def _take(self, out: np.ndarray, asked: Asked) -> None:
+    def _take(self, out: np.ndarray, asked: Asked, timeout_s: float) -> None:
         """Wait for a sum."""
         key, size, message = asked
-        with self.waiting_for("a sum over the workers"):
+        with waiting_for("a sum over the workers", timeout_s):
             answer = message.asnumpy()
             pause_s = 0.0
             while not self.synchronous and answer[-HEADER] != self._rounds[key]:
@@ -139,36 +137,32 @@ class Connection:
                 answer = self._push_sum(key, sum_message(out[:0], size, self._rounds[key], FETCH)).asnumpy()
         out[:] = answer[:out.size]
 
-    @functools.cached_property
-    def pace(self) -> float:
-        """As `sizing.measured_pace`, which is collective; the same as long as the process lives."""
-        return measured_pace(self.total, self.num_workers)
+    def pace(self, total: Callable[[np.ndarray], np.ndarray]) -> float:
+        """As `sizing.measured_pace` by sums of a store's, which is collective; once in a process."""
+        if self._pace is None:
+            self._pace = measured_pace(total, self.num_workers)
+        return self._pace
 
     def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
         message = mx.nd.array(pushed)
         self.native.pushpull(key, message, out=message)
         return message
 
-    def read_mail(self, name: str) -> List[bytes]:
-        """What each server answers to command `name`."""
-        return Mail(self, name).read()
-
-    def ask(self, name: str, chunk: int) -> List[Tuple[int, int, int, bytes]]:
+    def ask(self, name: str, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
         """One letter from each server; once more, if another worker's question came between."""
-        with self.waiting_for(f"the servers' answer to `{name}`"):
+        with waiting_for(f"the servers' answer to `{name}`", timeout_s):
             while True:
-                self.command(name, {"chunk": chunk})
-                letters = [read_letter(mail) for mail in self._pull(self._mailboxes, MAILBOX_FLOATS)]
+                self.command(name, {"chunk": chunk}, timeout_s)
+                letters = [read_letter(mail) for mail in self._pull_mail()]
                 if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
                     return letters
                 time.sleep(random.uniform(0, 0.01))  # another worker's question came between
 
-    def _pull(self, keys: Sequence[int], size: int) -> List[np.ndarray]:
-        arrays = [mx.nd.zeros(size) for _ in keys]
-        with self.waiting_for("an answer of a server"):
-            for key, array in zip(keys, arrays):
-                self.native.pull(key, out=array)
-            return [array.asnumpy() for array in arrays]
+    def _pull_mail(self) -> List[np.ndarray]:
+        arrays = [mx.nd.zeros(MAILBOX_FLOATS) for _ in self._mailboxes]
+        for key, array in zip(self._mailboxes, arrays):
+            self.native.pull(key, out=array)
+        return [array.asnumpy() for array in arrays]
 
     def close(self) -> None:
         """Leave the job.
@@ -177,22 +171,30 @@ class Connection:
         worker ends with is seen at once. A foreign tracker waits for the scheduler, which ends as MXNet has it: all
         workers leave together, and the first of them stops the servers.
         """
-        with self.waiting_for("the end of the job"):
+        with waiting_for("the end of the job", self.timeout_s):
             mx.nd.waitall()
             if environment.launched():
-                self.command("leave", {})
+                self.command("leave", {}, self.timeout_s)
                 mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
         report("done")
 
 
+@contextlib.contextmanager
+def waiting_for(what: str, timeout_s: float) -> Iterator[None]:
+    """A deadline for what is inside, which waits for other processes."""
+    message = (f"{what} was not over within {timeout_s:g} s: another worker or a server is late, stopped or "
+               "unreachable. Check that all are alive, or raise `timeout_s`")
+    with deadlines.within(timeout_s, message):
+        yield
+
+
 class Mail(Export):
     """What each server answers to a command, as it was at the first piece."""
 
-    def __init__(self, connection: Connection, name: str) -> None:
-        self._connection, self._name, self._chunk = connection, name, 0
-        self._timeout_s = connection.timeout_s
+    def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
+        self._connection, self._name, self._chunk, self._timeout_s = connection, name, 0, timeout_s
         self._answers = [bytearray() for _ in range(connection.num_servers)]
         self.left = 1
         self.fetch()
@@ -200,14 +202,13 @@ class Mail(Export):
     def fetch(self) -> None:
         if not self.left:
             return
-        self._connection.timeout_s = self._timeout_s
-        letters = self._connection.ask(self._name, self._chunk)
+        letters = self._connection.ask(self._name, self._chunk, self._timeout_s)
         self._chunk += 1
         for answer, (_, _, length, piece) in zip(self._answers, letters):
             answer += piece[:length - len(answer)]
         self.left = max(map(pieces, (letter[2] for letter in letters))) - self._chunk
         if not self.left and self._chunk > 1:  # what fits into a letter may stay with the servers
-            self._connection.command("taken", {"answer": self._name})
+            self._connection.command("taken", {"answer": self._name}, self._timeout_s)
 
     def read(self) -> List[bytes]:
         """All of it; waits."""
@@ -230,6 +231,7 @@ def shared(timeout_s: float, synchronous: bool) -> Connection:
     global _shared
     if _shared is None:
         _shared = Connection(timeout_s, synchronous)
+    _shared.timeout_s = max(_shared.timeout_s, timeout_s)
     if _shared.synchronous != synchronous:
         kinds = ("asynchronous", "synchronous")
         raise ConfigError(f"this job is {kinds[_shared.synchronous]} and the new store {kinds[synchronous]}; "

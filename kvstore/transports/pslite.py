@@ -24,7 +24,7 @@ from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import npz
 from kvstore.transports import connection
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
-from kvstore.transports.connection import Connection, Mail
+from kvstore.transports.connection import Mail, waiting_for
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
 
@@ -35,20 +35,21 @@ class ParameterServer(Buffered):
     """One store on the connection of this process."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
-        self._shared, self._timeout_s = connection.shared(timeout_s, synchronous), timeout_s
+        self._connection, self._timeout_s = connection.shared(timeout_s, synchronous), timeout_s
         super().__init__(self._connection.worker_rank, synchronous)
         self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
         self._windows: List[Window] = []  # by server
         self._outbox: Optional[Outbox] = None  # for messages with a codec
 
-    @property
-    def _connection(self) -> Connection:
-        """This process's. What it waits for next, it waits for as long as this store's `timeout_s` says."""
-        self._shared.timeout_s = self._timeout_s
-        return self._shared
+    def _command(self, name: str, payload: Dict[str, Any]) -> None:
+        self._connection.command(name, payload, self._timeout_s)
+
+    def _read_mail(self, name: str) -> List[bytes]:
+        return Mail(self._connection, name, self._timeout_s).read()
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        return on_servers(parameters, traffic, self._connection.keys, self.num_workers, lambda: self._connection.pace)
+        return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
+                          lambda: self._connection.pace(self.total))
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         if setup.method.startswith("__main__:"):
@@ -56,14 +57,14 @@ class ParameterServer(Buffered):
                               "import; move it to a file of its own")
         methods.load(setup.method, commands.trusted())  # complains here as the servers would
         if self.worker_rank == 0:
-            self._connection.command("open", setup.command())
+            self._command("open", setup.command())
         ids = [bucket.id for bucket in setup.buckets]
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
         if setup.traffic.coded:
             self._set_up_coded(setup)
-        with self._connection.waiting_for("the start of the global weights"):
+        with waiting_for("the start of the global weights", self._timeout_s):
             if self._outbox is None:
                 self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
         report("joined")  # from here on this worker can be done without
@@ -74,14 +75,14 @@ class ParameterServer(Buffered):
         """Let the servers take messages with codecs; worker 0's weights are the first of them."""
         shared, first = self._connection, self.worker_rank == 0
         if first:
-            shared.command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
+            self._command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
                 bucket.id: [bucket.server_rank, bucket.size] for bucket in setup.buckets}})
         if shared.outbox is None:
-            addresses = b"\n".join(shared.read_mail("address")) if first else b""
+            addresses = b"\n".join(self._read_mail("address")) if first else b""
             shared.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
                                    self.worker_rank, self._timeout_s)
         self._outbox = shared.outbox
-        with shared.waiting_for("the start of the global weights"):
+        with waiting_for("the start of the global weights", self._timeout_s):
             for bucket in setup.buckets:
                 message = self._buffers[bucket.id].last
                 w = engine.memory(message.whole)[:-HEADER]
@@ -98,7 +99,7 @@ class ParameterServer(Buffered):
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
         if leads:
-            self._connection.command("use", setup.command())
+            self._command("use", setup.command())
 
     def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         return {} if self._outbox is None else self._outbox.residual(bucket)
@@ -133,11 +134,11 @@ class ParameterServer(Buffered):
             self._outbox.send(bucket, send)
 
     def total(self, array: np.ndarray) -> np.ndarray:
-        return self._connection.total(array)
+        return self._connection.total(array, self._timeout_s)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         counted: Dict[int, Dict[str, Any]] = {}
-        for answer in self._connection.read_mail("statistics"):
+        for answer in self._read_mail("statistics"):
             counted.update({int(key): one for key, one in json.loads(answer).items()})
         return counted
 
@@ -148,7 +149,7 @@ class ParameterServer(Buffered):
         return export.state()
 
     def exporting(self) -> Export:
-        return Mail(self._connection, "export")
+        return Mail(self._connection, "export", self._timeout_s)
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is None:
@@ -159,8 +160,8 @@ class ParameterServer(Buffered):
             data = npz(mine)
             for start in range(0, len(data), COMMAND_NBYTES):
                 piece = base64.b64encode(data[start:start + COMMAND_NBYTES]).decode()
-                self._connection.command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
-                                                    "server_rank": server_rank})
+                self._command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
+                                         "server_rank": server_rank})
 
     def _under_way(self) -> Optional[Tuple[Any, ...]]:
         """The headers of all messages that wait for an answer, or None."""
@@ -179,7 +180,7 @@ class ParameterServer(Buffered):
         """Forget what belongs to the buckets, here and on the servers. The connection stays until the process ends."""
         deadlines.end(id(self))
         if self._buffers:
-            self._connection.command("close", {"buckets": list(self._buffers)})
+            self._command("close", {"buckets": list(self._buffers)})
         if self._outbox is not None:
             self._outbox.forget(self._buffers)
         self._buffers.clear()

@@ -14,8 +14,8 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Segment
 
 FLATS = 8  # whose views are kept
-LOOKED_AT = 64
-"""Elements of a bucket's largest parameter that are compared, since what is written through `.data` has no version."""
+SAMPLED = 16
+"""Elements of each parameter of a bucket that are compared, since what is written through `.data` has no version."""
 BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
 
 
@@ -63,6 +63,45 @@ class Trained:
         self.flat_grad = self._sent = None
 
 
+class Sample:
+    """A few elements of every parameter of a bucket, as bits: what is not a number equals itself."""
+
+    def __init__(self, parts: Sequence[Tuple[Segment, Trained]]) -> None:
+        self._parts = parts
+        self._addresses: List[int] = []            # of the tensors' memory when `_views` were made
+        self._views: List[List[torch.Tensor]] = []  # on that memory, by device
+        self._names: List[List[str]] = []           # of the parameter that each element belongs to, by device
+        self._taken: List[torch.Tensor] = []
+
+    def take(self) -> None:
+        """Remember what is there now."""
+        self._taken = self._look()
+
+    def changed(self) -> Optional[str]:
+        """The name of a parameter that is another one than when the sample was taken."""
+        for names, taken, now in zip(self._names, self._taken, self._look()):
+            if not torch.equal(taken, now):
+                return names[int(torch.nonzero(taken != now)[0])]
+        return None
+
+    def _look(self) -> List[torch.Tensor]:
+        addresses = [one.tensor.data_ptr() for _, one in self._parts]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._make_views()
+        return [torch.cat(views) for views in self._views]
+
+    def _make_views(self) -> None:
+        views: Dict[torch.device, List[torch.Tensor]] = {}
+        names: Dict[torch.device, List[str]] = {}
+        with torch.inference_mode(False):
+            for segment, one in self._parts:
+                view = _elements(one.tensor.detach(), segment)
+                views.setdefault(view.device, []).append(view)
+                names.setdefault(view.device, []).extend([one.name] * len(view))
+        self._views, self._names = list(views.values()), list(names.values())
+
+
 class TensorLane:
     """The way of one bucket between tensors and flat arrays."""
 
@@ -71,9 +110,7 @@ class TensorLane:
     def __init__(self, bucket: Bucket, trained: Dict[str, Trained]) -> None:
         self.bucket = bucket
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
-        flat = [part for part in self.parts if part[1].tensor.is_contiguous()]
-        self._largest = max(flat, key=lambda part: part[0].stop - part[0].start, default=None)
-        self._sample: Optional[torch.Tensor] = None
+        self._sample = Sample(self.parts)
         self.w: Optional[NDArray] = None
         """The weights of the next iteration, once they are asked for."""
         self.due: Optional[NDArray] = None
@@ -127,33 +164,20 @@ class TensorLane:
         """The parameters hold the store's weights now."""
         for _, one in self.parts:
             one.hold()
-        sample = self._look()
-        self._sample = None if sample is None else sample.clone()
+        self._sample.take()
 
     def written(self) -> Optional[str]:
         """The name of a parameter that something else has written since."""
         for _, one in self.parts:
             if one.written:
                 return one.name
-        sample = self._look()
-        if self._largest is None or sample is None or self._sample is None or torch.equal(sample, self._sample):
-            return None
-        return self._largest[1].name
+        return self._sample.changed()
 
     def holds(self, flat: NDArray) -> bool:
         """Whether the parameters hold `flat`, whoever has written them."""
         flat.wait_to_read()
         return all(torch.equal(_part(one.tensor.detach(), segment), view.to(one.tensor))
                    for view, (segment, one) in zip(self._views.of(flat), self.parts))
-
-    def _look(self) -> Optional[torch.Tensor]:
-        """A few elements of the largest parameter, as bits: what is not a number equals itself."""
-        if self._largest is None:
-            return None
-        segment, one = self._largest
-        step = -(-(segment.stop - segment.start) // LOOKED_AT)
-        whole = one.tensor.detach().view(BITS[one.tensor.element_size()])
-        return whole.view(-1)[segment.start:segment.stop:step] if whole.is_contiguous() else None
 
     def _stage(self, one: Trained, segment: Segment, view: torch.Tensor) -> None:
         """A part of a parameter whose elements lie in another order (channels_last)."""
@@ -184,3 +208,12 @@ def _shaped(flat: torch.Tensor, segment: Segment) -> torch.Tensor:
 
 def _part(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
     return tensor if _whole(segment) else tensor.reshape(-1)[segment.start:segment.stop]
+
+
+def _elements(tensor: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """At most `SAMPLED` elements of a segment in place, as integers; none of a tensor whose memory has gaps."""
+    bits, step = tensor.view(BITS[tensor.element_size()]), -(-(segment.stop - segment.start) // SAMPLED)
+    if bits.is_contiguous():
+        return bits.view(-1)[segment.start:segment.stop:step]
+    dense = 1 + sum((size - 1) * stride for size, stride in zip(bits.shape, bits.stride())) == bits.numel()
+    return bits.as_strided((bits.numel(),), (1,))[::step] if dense and _whole(segment) else bits.new_empty(0)

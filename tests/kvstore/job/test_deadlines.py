@@ -76,6 +76,37 @@ def test_deadlines_outlive_a_look_that_fails() -> None:
     assert called.wait(60) and overdue == ["this one"]
 
 
+def test_a_look_that_takes_long_holds_up_no_other_wait() -> None:
+    deadlines, overdue, called = told_of()
+    looking, looked = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        looking.set()
+        assert looked.wait(60)
+
+    deadlines.follow("slow", 1000, slow, lambda: "not this one")
+    assert looking.wait(60)
+    other = threading.Thread(target=deadlines.begin, args=("late", 0.1, "this one"))
+    other.start()
+    other.join(10)
+    began = not other.is_alive()
+    looked.set()
+    other.join()
+    assert began and called.wait(60) and overdue == ["this one"]
+
+
+def test_what_ends_while_it_is_looked_at_is_not_overdue() -> None:
+    deadlines, overdue, called = told_of()
+
+    def ends() -> None:
+        deadlines.end("moving")
+        raise LookupError("it is gone")
+
+    deadlines.follow("moving", 0.0, ends, lambda: "not this one")
+    deadlines.begin("late", 0.5, "this one")
+    assert called.wait(60) and overdue == ["this one"]
+
+
 @pytest.mark.parametrize("state, message, told", [
     (raises, lambda: "late", "late (the last look at it failed: LookupError: on purpose)"),
     (lambda: 1, raises, "nothing that is awaited has moved for 0.1 s, and what it is cannot be told: "

@@ -1,13 +1,16 @@
 """How many of a worker's messages are under way to each server, and what it refuses, without a network."""
+import collections
 import contextlib
 import queue
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
+import numpy as np
 import pytest
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError
+from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Keys, Parameter
 from kvstore.messages.seam import Setup, Traffic
 from kvstore.methods import where
@@ -20,13 +23,13 @@ class Servers:
 
     def __init__(self, num_servers: int) -> None:
         self.worker_rank, self.num_workers, self.num_servers = 1, 2, num_servers
-        self.keys, self.native, self.waiting_for = Keys(num_servers), self, contextlib.nullcontext
+        self.keys, self.native = Keys(num_servers), self
         self.arrived: queue.Queue[Tuple[int, engine.Done]] = queue.Queue()
 
     def init(self, ids: Sequence[int], arrays: Sequence[NDArray]) -> None:
         """These keep no weights."""
 
-    def command(self, name: str, payload: Any) -> None:
+    def command(self, name: str, payload: Any, timeout_s: float) -> None:
         """Nor anything else."""
 
     def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
@@ -71,6 +74,42 @@ def test_a_worker_sends_each_server_as_much_as_its_window_holds(monkeypatch: pyt
     for one in pending:
         one.wait()
     worker.close()
+
+
+class Alone:
+    """MXNet's connection of the only worker, whose sums are what it pushes. `between` happens after each push."""
+
+    def __init__(self) -> None:
+        self.between: Callable[[], object] = lambda: None
+
+    def pushpull(self, key: int, value: NDArray, out: NDArray) -> None:
+        self.between()
+
+
+def test_a_store_waits_as_long_as_it_says_itself_whatever_another_does_meanwhile(monkeypatch: pytest.MonkeyPatch
+                                                                                ) -> None:
+    job = object.__new__(connection.Connection)
+    job.worker_rank, job.num_workers, job.num_servers, job.synchronous = 0, 1, 1, True
+    job.timeout_s, job.native = 1000.0, Alone()
+    job._sums, job._rounds = {8: collections.deque([0, 2])}, collections.defaultdict(int)
+    waits: List[float] = []
+
+    @contextlib.contextmanager
+    def within(timeout_s: float, message: str) -> Iterator[None]:
+        waits.append(timeout_s)
+        yield
+
+    monkeypatch.setattr(deadlines, "within", within)
+    monkeypatch.setattr(connection, "shared", lambda timeout_s, synchronous: job)
+    patient, hasty = pslite.ParameterServer(600), pslite.ParameterServer(30)
+
+    def other() -> None:
+        job.native.between = lambda: None
+        hasty.total(np.ones(8))
+
+    job.native.between = other
+    np.testing.assert_array_equal(patient.total(np.arange(40)), np.arange(40))
+    assert waits == [30, *[600] * 5]
 
 
 def test_what_servers_would_refuse_is_refused_by_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

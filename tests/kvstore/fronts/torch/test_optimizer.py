@@ -454,6 +454,19 @@ def put_others(net: Any) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("name", ["conv.weight", "norm.weight", "first.bias"])
+def test_a_change_through_data_is_told_in_each_parameter(name: str, waits: bool) -> None:
+    net = Net()
+    optimizer = local(net)
+    train(net, optimizer, batches(0, 3))
+    if waits:
+        optimizer.synchronize()
+    dict(net.named_parameters())[name].data.clamp_(-0.0001, 0.0001)
+    with pytest.raises(ProtocolError, match=f"the weights of {name} were changed by the script"):
+        train(net, optimizer, batches(0, 1))
+
+
+@pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize("change", [clamp, clamp_data, put_others])
 @pytest.mark.parametrize("bucket_nbytes", [400, None])
 def test_weights_that_the_script_changes_are_told_and_not_overwritten(bucket_nbytes: Any, change: Any,

@@ -91,10 +91,10 @@ class Place(Connection):
         self.mailbox = mx.nd.zeros(MAILBOX_FLOATS)
         job.loop.push(MAILBOX, mx.nd.zeros(MAILBOX_FLOATS), self.mailbox)
 
-    def command(self, name: str, payload: Any) -> None:
+    def command(self, name: str, payload: Any, timeout_s: float) -> None:
         self.job.command(name, **payload)
 
-    def _pull(self, keys: Any, size: int) -> List[np.ndarray]:
+    def _pull_mail(self) -> List[np.ndarray]:
         return [self.mailbox.asnumpy()]
 
 
@@ -102,7 +102,7 @@ def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
     job = Job()
     job.open()
     job.push()
-    export = Mail(Place(job), "export")
+    export = Mail(Place(job), "export", 600.0)
     assert sum(map(len, job.server._outgoing.values())) > 2 * 4 * SIZE
     export.read()
     assert not job.server._outgoing
