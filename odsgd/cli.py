@@ -9,10 +9,9 @@ import os
 import select
 import signal
 import sys
-from typing import Iterable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from kvstore.errors import EXIT_USAGE, ConfigError, unknown
-from odsgd.config import flags
 
 #: The module of each command, and its line of help. The module is imported when the command is asked for; its
 #: ``main(argv)`` returns the exit code, or raises ConfigError.
@@ -29,18 +28,6 @@ COMMANDS = {
     "advise": ("odsgd.lab.advise.cli", "predict every store's speed on a described cluster, and say what limits it"),
 }
 
-
-def _flags_of_train() -> Iterable[str]:
-    from odsgd.config.train import option_fields
-    return ["--" + name.replace("_", "-") for name in option_fields()]
-
-
-def _flags_of_launch() -> Iterable[str]:
-    from odsgd.launch.command import flags
-    return flags()
-
-
-flags.of_commands.update({"odsgd launch": _flags_of_launch, "odsgd train": _flags_of_train})
 
 USAGE = """usage: odsgd COMMAND [options]
 

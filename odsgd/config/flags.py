@@ -4,7 +4,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, Span, convert
@@ -12,67 +12,6 @@ from kvstore.options import FLAG, Span, convert
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
 """Options with a second flag: words for the papers' letters, and the words of the OD-SGD authors' scripts."""
-
-of_commands: Dict[str, Callable[[], Iterable[str]]] = {}
-"""The flags of each command, for hints about one that was given to another."""
-
-
-class Parser(argparse.ArgumentParser):
-    """Complaints are one line, as ConfigErrors, and end with `hint`: where to read on."""
-
-    def __init__(self, hint: str = "", **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
-        self._hint = hint
-
-    def parse_args(self, *arguments: Any) -> Any:  # type: ignore[override]
-        known, rest = self.parse_known_args(*arguments)
-        if rest:
-            raise _unknown_flag(rest[0], self, self.prog)
-        return known
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message + self._hint)
-
-
-def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
-                description: Optional[str] = None) -> Tuple[Dict[str, Any], Optional[str]]:
-    """Options given on a command line, converted, and the file after ``--config``.
-
-    Every flag of two words may be written with ``-`` or ``_``. `description`: what ``--help`` says first, by default
-    of training.
-    """
-    parser = _parser(fields, program, description or _TRAINING)
-    known, rest = parser.parse_known_args([_dashed(argument) for argument in argv])
-    if rest:
-        raise _unknown_flag(rest[0], parser, program)
-    values = vars(known)
-    config_file = values.pop("config", None)
-    return {key: convert(fields[key], value, "--" + key.replace("_", "-"))
-            for key, value in values.items()}, config_file
-
-
-def given(argv: Sequence[str], *flags: str) -> List[Optional[str]]:
-    """The values of some flags, before the others are looked at."""
-    parser = Parser(add_help=False)
-    for flag in flags:
-        parser.add_argument(flag, dest=flag)
-    values = vars(parser.parse_known_args([_dashed(argument) for argument in argv])[0])
-    return [values[flag] for flag in flags]
-
-
-def _parser(fields: Mapping[str, dataclasses.Field[Any]], program: str, description: str) -> Parser:
-    parser = Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
-                    argument_default=argparse.SUPPRESS, description=description,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
-    groups: Dict[str, Any] = {}
-    for field in fields.values():
-        title = field.metadata["group"]
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        also = ALSO.get(field.name, "")
-        _add(groups[title], field, ["--" + also] if also and also.replace("-", "_") not in fields else [])
-    return parser
 
 
 LIKE = 0.6
@@ -84,23 +23,93 @@ it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`;
 Flags may be written with - or _ (--lr-local, --lr_local)."""
 
 
-def _add(group: Any, field: dataclasses.Field[Any], also: Sequence[str]) -> None:
-    flag, kind = "--" + field.name.replace("_", "-"), field.metadata["kind"]
-    help = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
-    if kind is FLAG:
-        group.add_argument(flag, dest=field.name, action="store_const", const=True, help=help)
-        group.add_argument("--no" + flag[1:], dest=field.name, action="store_const", const=False,
-                           help=argparse.SUPPRESS)
-    else:
-        group.add_argument(flag, *also, dest=field.name, metavar=kind.metavar, help=help)
+class Parser(argparse.ArgumentParser):
+    """Takes flags of two words with ``-`` or ``_``. Complaints are one line, as ConfigErrors, and end with `hint`."""
+
+    def __init__(self, hint: str = "", **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+        self._hint = hint
+        self._fields: Dict[str, dataclasses.Field[Any]] = {}
+
+    def add_fields(self, fields: Mapping[str, dataclasses.Field[Any]]) -> None:
+        """A flag for each field of a configuration, in its group."""
+        self._fields.update(fields)
+        groups: Dict[str, Any] = {"": self}
+        for field in fields.values():
+            title, kind = field.metadata["group"], field.metadata["kind"]
+            if title not in groups:
+                groups[title] = self.add_argument_group(title)
+            also = ALSO.get(field.name, "")
+            flags = [*spellings(field), *(["--" + also] if also and also.replace("-", "_") not in fields else [])]
+            how = ({"action": "store_const", "const": True} if kind is FLAG else
+                   {"action": "append" if field.metadata.get("repeated") else "store", "metavar": kind.metavar})
+            groups[title].add_argument(*flags, dest=field.name, default=argparse.SUPPRESS, **how,
+                                       help=(field.metadata["help"] + _shown_default(field)).replace("%", "%%"))
+
+    def read(self, argv: Sequence[str]) -> Dict[str, Any]:
+        """The values given on a command line, those of fields converted."""
+        return {key: convert(self._fields[key], value, flag_of(self._fields[key])) if key in self._fields else value
+                for key, value in vars(self.parse_args(argv)).items()}
+
+    def parse_args(self, *arguments: Any) -> Any:  # type: ignore[override]
+        known, rest = self.parse_known_args(*arguments)
+        if rest:
+            raise _unknown_flag(_dashed(rest[0]), self)
+        return known
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message + self._hint)
+
+    def _parse_optional(self, arg_string: str) -> Any:
+        return super()._parse_optional(_dashed(arg_string))
+
+
+def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
+                description: str = _TRAINING) -> Tuple[Dict[str, Any], Optional[str]]:
+    """Options given on a command line, converted, and the file after ``--config``. `description`: for ``--help``."""
+    parser = Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
+                    argument_default=argparse.SUPPRESS, description=description,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")
+    parser.add_fields(fields)
+    for field in fields.values():
+        if field.metadata["kind"] is FLAG:  # the file may have turned it on
+            parser.add_argument("--no" + flag_of(field)[1:], dest=field.name, action="store_const", const=False,
+                                help=argparse.SUPPRESS)
+    values = parser.read(argv)
+    config_file = values.pop("config", None)
+    return values, config_file
+
+
+def given(argv: Sequence[str], *flags: str) -> List[Optional[str]]:
+    """The values of some flags, before the others are looked at."""
+    parser = Parser(add_help=False)
+    for flag in flags:
+        parser.add_argument(flag, dest=flag)
+    values = vars(parser.parse_known_args(argv)[0])
+    return [values[flag] for flag in flags]
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """The flag of an option, as messages name it."""
+    return next(flag for flag in spellings(field) if flag.startswith("--"))
+
+
+def spellings(field: dataclasses.Field[Any]) -> Sequence[str]:
+    """The flags of an option."""
+    return field.metadata.get("spellings") or ["--" + field.name.replace("_", "-")]
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    """The default of an option in words; empty where it says nothing."""
+    value = field.default if isinstance(field.default, (str, int, float, Span)) and field.default else ""
+    return field.metadata["otherwise"] or (f"{value:g}" if isinstance(value, float) else str(value))
 
 
 def _shown_default(field: dataclasses.Field[Any]) -> str:
-    default = field.default
-    if default is True:
-        return f" (default; --no-{field.name.replace('_', '-')} turns it off)"
-    shown = default if isinstance(default, (str, int, float, Span)) and default is not False else None
-    return f" (default: {shown or field.metadata['otherwise']})" if shown or field.metadata["otherwise"] else ""
+    if field.default is True:
+        return f" (default; --no{flag_of(field)[1:]} turns it off)"
+    return f" (default: {default_of(field)})" if default_of(field) else ""
 
 
 def _dashed(argument: str) -> str:
@@ -111,19 +120,19 @@ def _dashed(argument: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def _unknown_flag(argument: str, parser: Parser, program: str) -> ConfigError:
+def _unknown_flag(argument: str, parser: Parser) -> ConfigError:
+    """The error for a flag that no option has: with the nearest one, perhaps of another command."""
+    program = parser.prog
     if not argument.startswith("-"):
         return ConfigError(f"unexpected argument `{argument}`: options are written --option value; "
                            f"`{program} --help` lists them")
-    return unknown_flag(argument.partition("=")[0], program, parser._option_string_actions)
-
-
-def unknown_flag(flag: str, program: str, known: Iterable[str]) -> ConfigError:
-    """The error for a flag that `program` does not have: the nearest that it has, or the command whose flag it is."""
-    flags = {program: known, **{command: list_flags() for command, list_flags in of_commands.items()
-                                if command != program}}
+    from odsgd.config import launch, train
+    flags: Dict[str, Iterable[str]] = {
+        "odsgd launch": map(flag_of, launch.fields().values()),
+        "odsgd train": map(flag_of, train.option_fields().values()), program: parser._option_string_actions}
+    flag = argument.partition("=")[0]
     alike, own, one, command = max((_likeness(flag, one), command == program, one, command)
-                                   for command, its in flags.items() for one in its if "_" not in one)
+                                   for command, its in flags.items() for one in its)
     hint = "." if alike < LIKE else f"; did you mean `{one}`{'' if own else f', an option of `{command}`'}?"
     return ConfigError(f"unknown option `{shown(flag)}`{hint} `{program} --help` lists all")
 

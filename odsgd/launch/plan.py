@@ -24,18 +24,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from kvstore.errors import ConfigError
 from kvstore.job import software
+from odsgd.config.launch import AGENTS_CALL, NO_STORE, SET_BY_LAUNCHER, JobOptions
 from odsgd.launch.addresses import LOOPBACK, node_host
 from odsgd.launch.hostfile import Host
 
 LOCAL = Host("127.0.0.1", here=True)
-LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
-COMING = ("mpi", "slurm", "kubernetes")
-"""Those whose agents come to the launcher by themselves, from hosts whose addresses they know best."""
-ON_WORKER_LOSS = ("fail", "continue")
-NO_STORE = "none"
-"""In the place of a store's name: the command makes none, and nothing is wrong with that."""
 
 SOCKETS = "/tmp"  # where ps-lite has them
 MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
@@ -46,14 +40,6 @@ LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER
 AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
 FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, and as many are left in 32 bits
 
-#: The launcher's own decisions; taken over from an outer job these would point to the wrong scheduler.
-OURS = frozenset((
-    "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
-    "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
-    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
-    "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
 #: The others would lead a process group of PyTorch's into an outer job.
 MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
@@ -63,8 +49,8 @@ FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPI
 
 
 @dataclass(frozen=True)
-class Job:
-    """A user's request; the options of `command.py` explain the fields."""
+class Placement:
+    """How many processes a job has, and where they run."""
 
     command: Tuple[str, ...]
     num_workers: int
@@ -72,26 +58,16 @@ class Job:
     servers_beside_workers: bool = False
     launcher: str = "local"
     slots: Tuple[Host, ...] = ()  # one entry per slot of the hostfile; none for a local job
-    port: int = 0
-    secure: bool = False  # connections between hosts are led through a tunnel
+
+
+@dataclass(frozen=True)
+class Job(JobOptions, Placement):
+    """A user's request. `secure` is true where a tunnel leads the connections between hosts."""
+
     known_hosts: bool = False  # what processes copy goes to hosts that ssh knows, and to no others
-    host_ip: Optional[str] = None
-    sync_dst_dir: Optional[str] = None
-    remote_python: str = sys.executable
-    env: Mapping[str, str] = field(default_factory=dict)
-    env_server: Mapping[str, str] = field(default_factory=dict)
-    env_worker: Mapping[str, str] = field(default_factory=dict)
-    startup_timeout_s: float = 300.0
-    hang_timeout_s: float = 60.0  # 0: for ever
-    max_restarts: int = 0
     least_workers: Optional[int] = None  # it may be started again with so many; None: with all of them
     most_workers: Optional[int] = None  # what `num_workers` was before some were left out; with `least_workers`
-    rejoin_timeout_s: float = 0.0
-    grow: bool = False  # those that are missing are taken in again at a checkpoint
-    grace_s: float = 5.0
-    on_worker_loss: str = "fail"
     reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
-    store: Optional[str] = None  # for scripts that ask for MXNet's, or NO_STORE
     secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
     agents_port: int = 0  # at which pods call the launcher
     live: bool = False  # how far it is stands on one line of a terminal
@@ -234,35 +210,12 @@ def exposure(address: str) -> Optional[str]:
 
 def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:
     """The variables of this process that a process on another host gets as well."""
-    return {name: value for name, value in environ.items() if FORWARDED.fullmatch(name) and name not in OURS}
+    return {name: value for name, value in environ.items() if FORWARDED.fullmatch(name) and name not in SET_BY_LAUNCHER}
 
 
 def scrubbed(environ: Mapping[str, str]) -> Dict[str, str]:
     """An environment without another job's roles and addresses in it."""
-    return {name: value for name, value in environ.items() if name not in OURS and name not in MISLEADING}
-
-
-def parse_env(values: Sequence[str], option: str, environ: Mapping[str, str]) -> Dict[str, str]:
-    """`NAME:VALUE`, `NAME=VALUE` and plain `NAME` (its value here); lists with commas where they cannot be a value.
-
-    >>> parse_env(["A:1,B:2", "CUDA_VISIBLE_DEVICES:0,1", "HOME"], "--env", {"HOME": "/root"})
-    {'A': '1', 'B': '2', 'CUDA_VISIBLE_DEVICES': '0,1', 'HOME': '/root'}
-    """
-    env = {}
-    for value in values:
-        parts = value.split(",")
-        several = all(re.fullmatch(r"[A-Za-z_]\w*(:[^:]*)?", part) for part in parts)
-        for part in parts if several else [value]:
-            match = re.fullmatch(r"([A-Za-z_]\w*)(?:([:=])(.*))?", part, re.DOTALL)
-            if not match:
-                raise ConfigError(f"{option} {value}: expected NAME or NAME:VALUE")
-            name = match[1]
-            if name in OURS:
-                raise ConfigError(f"{option} {value}: {name} is set by the launcher, per process; it cannot be given")
-            if not match[2] and name not in environ:
-                raise ConfigError(f"{option} {name}: {name} is not set here; set it, or give its value as {name}:VALUE")
-            env[name] = match[3] if match[2] else environ[name]
-    return env
+    return {name: value for name, value in environ.items() if name not in SET_BY_LAUNCHER and name not in MISLEADING}
 
 
 def elsewhere(path: str, job: Job) -> str:
@@ -303,7 +256,7 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
     """Variables that differ from process to process."""
     env = {"DMLC_ROLE": role}
-    address = root_uri if host.here else None if job.launcher in COMING else node_host(host.address, root_uri)
+    address = root_uri if host.here else None if job.launcher in AGENTS_CALL else node_host(host.address, root_uri)
     if job.secure:
         address = LOOPBACK
     if address:  # else its agent, which knows where it is, finds the address out

@@ -14,6 +14,7 @@ from typing import Callable, ContextManager, Deque, Dict, Iterator, List, Option
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
 from kvstore.job import aside
+from odsgd.config.launch import NO_STORE
 from odsgd.launch import early, linux
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
 from odsgd.launch.connections import pmi, tunnel
@@ -25,7 +26,7 @@ from odsgd.launch.hosts.mpi import open_mpirun
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Message
-from odsgd.launch.plan import NO_STORE, Job, Plan, Process, exposure, make_plan
+from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
 from odsgd.launch.policy.judge import TAIL_LINES, Judge, Member, Verdict
 from odsgd.launch.policy.restarts import Attempt, Membership, decide
 from odsgd.launch.view import overview

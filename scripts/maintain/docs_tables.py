@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from kvstore.options import plain  # noqa: E402  (the path comes first)
-from odsgd.config import methods  # noqa: E402
+from odsgd.config import launch, methods  # noqa: E402
+from odsgd.config.flags import default_of, spellings  # noqa: E402
 from odsgd.config.train import own_fields  # noqa: E402
 from odsgd.virtual import description  # noqa: E402
 
@@ -28,6 +29,17 @@ def run_table(fields: Sequence["dataclasses.Field[Any]"]) -> str:
         default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
         default = default.replace("`True`", "`true`").replace("`False`", "`false`") or field.metadata["otherwise"]
         rows.append(f"| `{field.name}` | {default} | {field.metadata['kind'].expected} | {field.metadata['help']} |")
+    return "\n".join([*HEAD, *rows]) + "\n"
+
+
+def launch_table() -> str:
+    """The options of `odsgd launch`."""
+    rows = []
+    for field in launch.fields().values():
+        flags = ", ".join(f"`{flag}`" for flag in spellings(field))
+        kind = field.metadata["kind"]
+        value = kind.expected if kind.metavar else ""
+        rows.append(f"| {flags} | {default_of(field)} | {value} | {field.metadata['help']} |")
     return "\n".join([*HEAD, *rows]) + "\n"
 
 
@@ -67,7 +79,7 @@ def described(page: str) -> str:
 
 def written(page: str) -> str:
     """The page with its tables as they should be."""
-    for name, table in (("run", run_table(own_fields())), ("methods", method_table())):
+    for name, table in (("run", run_table(own_fields())), ("methods", method_table()), ("launch", launch_table())):
         page, count = re.subn(rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)",
                               lambda match, table=table: match[1] + table + match[2], page, flags=re.DOTALL)  # type: ignore[misc]
         if count != 1:

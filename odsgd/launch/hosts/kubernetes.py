@@ -19,7 +19,9 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import yaml
 
 from kvstore.errors import EXIT_FAILURE, ConfigError, shown
+from odsgd.config import launch
 from odsgd.config.files import read_yaml_file
+from odsgd.config.launch import LaunchOptions
 from odsgd.launch.connections import handshake
 from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
 from odsgd.launch.hosts.ssh import AgentConnection, orders, program
@@ -48,18 +50,18 @@ class Container(NamedTuple):
     pod: Manifest = {}
 
 
-def container(image: Optional[str], name: Optional[str], namespace: Optional[str], resources: Optional[str],
-              pod_file: Optional[str]) -> Container:
+def container(options: LaunchOptions) -> Container:
     """The flags, checked."""
-    if not image:
+    if not options.image:
         raise ConfigError("--launcher kubernetes needs --image IMAGE: a container image with odsgd and what the "
                           "workers' command needs (docs/how-to/containers.md)")
-    name = name or f"odsgd-{secrets.token_hex(3)}"
-    for flag, label in (("--name", name), ("--namespace", namespace)):
+    name = options.name or f"odsgd-{secrets.token_hex(3)}"
+    for flag, label in (("--name", name), ("--namespace", options.namespace)):
         if label is not None and not (LABEL.fullmatch(label) and len(label) <= LONGEST_NAME):
             raise ConfigError(f"{flag} {shown(label)}: expected small letters, digits and `-`, a letter first, at most "
                               f"{LONGEST_NAME} of them")
-    return Container(image, name, namespace, _resources(resources or ""), _pod(pod_file) if pod_file else {})
+    return Container(options.image, name, options.namespace, _resources(options.resources or ""),
+                     _pod(options.pod) if options.pod else {})
 
 
 def submit(job: Job, container: Container, dry_run: bool) -> int:
@@ -146,18 +148,7 @@ def _environment(job: Job, container: Container) -> List[Manifest]:
 def words(job: Job) -> List[str]:
     """The options and the command that make this job in a pod, where variables have no values of ours."""
     servers = "auto" if job.servers_beside_workers else str(job.num_servers)
-    said = ["-n", str(job.num_workers), "-s", servers]
-    defaults = Job((), 1, 0)
-    for flag, field in (("--port", "port"), ("--startup-timeout", "startup_timeout_s"), ("--grace", "grace_s"),
-                        ("--hang-timeout", "hang_timeout_s"), ("--max-restarts", "max_restarts"),
-                        *([("--rejoin-timeout", "rejoin_timeout_s")] if job.max_restarts else []),
-                        ("--on-worker-loss", "on_worker_loss"), ("--store", "store")):
-        if getattr(job, field) != getattr(defaults, field):
-            value = getattr(job, field)
-            said += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
-    for flag, values in (("--env", job.env), ("--env-server", job.env_server), ("--env-worker", job.env_worker)):
-        said += [word for name, value in values.items() for word in (flag, f"{name}={value}")]
-    return [*said, *job.command]
+    return ["-n", str(job.num_workers), "-s", servers, *launch.words(job), *job.command]
 
 
 def _resources(text: str) -> Dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, KVStoreError
+from odsgd.config.launch import SET_BY_LAUNCHER
 from odsgd.launch import plan as planning
 from odsgd.launch.addresses import is_loopback, node_host, numeric
 from odsgd.launch.hostfile import Host
@@ -109,7 +110,7 @@ def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
     specs = [{"name": process.name, "command": list(process.command),
               "env": {name: value for name, value in process.env.items() if name not in shared}}
              for process in processes]
-    return {"processes": specs, "env": shared, "drop": sorted(planning.OURS | planning.MISLEADING),
+    return {"processes": specs, "env": shared, "drop": sorted(SET_BY_LAUNCHER | planning.MISLEADING),
             "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
             "tells_losses": job.on_worker_loss == "continue",
             "sockets": {path: lasting for process in processes for path, lasting in process.files.items()},

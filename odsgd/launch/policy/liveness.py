@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 WARN_S = 10.0
-LEAST_HANG_TIMEOUT_S = 3.0
-"""Beats come every second, so that less would be no sign."""
 HELD_UP_S = 2.0
 LEFT_S = 2.0
 FRESH_S = 4.0

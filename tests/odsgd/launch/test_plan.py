@@ -1,17 +1,16 @@
 """Which process runs where with which environment."""
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import List, Tuple
 
 import pytest
 
-from kvstore.errors import ConfigError
 from odsgd.launch import plan as planning
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import AgentConnection, orders
 from odsgd.launch.messages import Channel
-from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, parse_env, place, scrubbed
+from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
@@ -151,25 +150,6 @@ def test_plan_forwards_the_switches_of_the_libraries_and_nothing_of_another_job(
     assert set(scrubbed(environ)) == set(environ) - {"DMLC_ROLE", "ODSGD_SECRET", "PORT", "PMI_FD"}
 
 
-@pytest.mark.parametrize("values, expected", [
-    (["A:1"], {"A": "1"}), (["A=1"], {"A": "1"}), (["A:b:c=d"], {"A": "b:c=d"}), (["A:"], {"A": ""}),
-    (["HOME"], {"HOME": "/root"}), (["HOME,A:2"], {"HOME": "/root", "A": "2"}), (["A:1,B:2"], {"A": "1", "B": "2"}),
-    (["GPUS:0,1"], {"GPUS": "0,1"}), (["A:1", "A:2"], {"A": "2"}),
-])
-def test_env_takes_values_and_names(values: List[str], expected: Dict[str, str]) -> None:
-    assert parse_env(values, "--env", {"HOME": "/root"}) == expected
-
-
-@pytest.mark.parametrize("value, complaint", [
-    ("1A:2", "--env 1A:2: expected NAME or NAME:VALUE"),
-    ("MISSING", "MISSING is not set here; set it, or give its value as MISSING:VALUE"),
-    ("DMLC_ROLE:worker", "DMLC_ROLE is set by the launcher"),
-])
-def test_env_refuses_what_cannot_work(value: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        parse_env([value], "--env", {})
-
-
 def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path: Path,
                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -177,8 +157,6 @@ def test_paths_below_a_copied_directory_are_relative_to_the_copy(tmp_path: Path,
     inside, outside = str(tmp_path / "lib"), "/opt/lib"
     assert [elsewhere(path, copied) for path in (inside, outside, str(tmp_path))] == ["lib", outside, "."]
     assert [elsewhere(path, shared) for path in (inside, outside)] == [inside, outside]
-
-
 
 
 def test_a_job_that_the_internet_may_reach_is_warned_of() -> None:

@@ -10,6 +10,7 @@ import yaml
 
 from kvstore.errors import ConfigError
 from odsgd.cli import main
+from odsgd.config.launch import LaunchOptions, Workers
 from odsgd.launch import command, pod
 from odsgd.launch.connections import handshake
 from odsgd.launch.hostfile import Host
@@ -47,7 +48,9 @@ def test_the_users_part_of_a_pod_stays_and_ours_is_laid_on_it(tmp_path: Path) ->
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump({
         "nodeSelector": {"disk": "fast"}, "restartPolicy": "Always", "volumes": [{"name": "data"}],
         "containers": [{"name": "mine", "image": "other", "env": [{"name": "A", "value": "1"}]}, {"name": "second"}]}))
-    container = kubernetes.container("image", "digits", None, "cpu=2", str(tmp_path / "pod.yaml"))
+    container = kubernetes.container(LaunchOptions(
+        num_workers=Workers(2, 2), launcher="kubernetes", image="image", name="digits", resources="cpu=2",
+        pod=str(tmp_path / "pod.yaml")))
     spec = kubernetes.manifests(command.parse(["--launcher", "kubernetes", "-n", "2", "true"]), container)[2]["spec"]
     pod = spec["template"]["spec"]
     first, second = pod["containers"]

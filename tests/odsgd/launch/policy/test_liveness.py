@@ -3,7 +3,8 @@ from typing import Any, Dict, Optional, Set
 
 import pytest
 
-from odsgd.launch.policy.liveness import LEAST_HANG_TIMEOUT_S, PATIENCE, WARN_S, Hung, LivenessMonitor
+from odsgd.config.launch import LEAST_HANG_TIMEOUT_S
+from odsgd.launch.policy.liveness import PATIENCE, WARN_S, Hung, LivenessMonitor
 
 HOSTS = {"scheduler": "head", "server 0": "node1", "server 1": "node2", "worker 0": "node1", "worker 1": "node2"}
 

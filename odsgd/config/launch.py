@@ -1,0 +1,244 @@
+"""The options of `odsgd launch`: a field each, from which follow its flag, its help, its check and its row of the docs.
+
+A job keeps the `JobOptions` as they are given. From the others `odsgd/launch/command.py` works out its processes, its
+hosts and its pods.
+"""
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sys
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
+
+from kvstore.errors import ConfigError, shown
+from kvstore.options import FLAG, PATH, Kind, as_text, name
+from odsgd.config.flags import flag_of
+
+LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes")
+AGENTS_CALL = ("mpi", "slurm", "kubernetes")
+"""Launchers whose agents call the launcher, from hosts that know their own addresses best."""
+NO_STORE = "none"
+"""A value of --store: the command makes no store, and has not failed by that."""
+MOST_PROCESSES = 4096
+"""Workers, or servers: versions of more would not add up exactly in a float."""
+LEAST_HANG_TIMEOUT_S = 3.0
+"""Beats come every second, so that a shorter silence is no sign."""
+
+#: The launcher sets these variables itself; taken over from an outer job they would point to the wrong scheduler.
+SET_BY_LAUNCHER = frozenset((
+    "DMLC_ROLE", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST",
+    "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
+    "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
+    "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
+    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+T = TypeVar("T")
+
+
+class Workers(NamedTuple):
+    """The value of -n: a job begins with `most` workers, and goes on with `least` at least."""
+
+    least: int
+    most: int
+
+
+def parse_env(values: Sequence[str]) -> Dict[str, str]:
+    """`NAME:VALUE`, `NAME=VALUE` and plain `NAME` (its value here); lists with commas where they cannot be a value.
+
+    >>> parse_env(["A:1,B:2", "CUDA_VISIBLE_DEVICES:0,1"])
+    {'A': '1', 'B': '2', 'CUDA_VISIBLE_DEVICES': '0,1'}
+    """
+    env = {}
+    for value in values:
+        parts = value.split(",")
+        several = all(re.fullmatch(r"[A-Za-z_]\w*(:[^:]*)?", part) for part in parts)
+        for part in parts if several else [value]:
+            match = re.fullmatch(r"([A-Za-z_]\w*)(?:([:=])(.*))?", part, re.DOTALL)
+            if not match:
+                raise ConfigError(f"`{shown(value)}`: expected NAME or NAME:VALUE")
+            key = match[1]
+            if key in SET_BY_LAUNCHER:
+                raise ConfigError(f"`{shown(value)}`: {key} is set by the launcher, per process; it cannot be given")
+            if not match[2] and key not in os.environ:
+                raise ConfigError(f"{key} is not set here; set it, or give its value as {key}:VALUE")
+            env[key] = match[3] if match[2] else os.environ[key]
+    return env
+
+
+def _workers(text: str) -> Workers:
+    least, colon, most = text.partition(":")
+    return Workers(int(least), int(most if colon else least))
+
+
+def _kind(metavar: str, expected: str, convert: Callable[[Any], T], fits: Callable[[T], bool]) -> Kind:
+    """A kind of option whose values `fits` accepts."""
+    def checked(value: Any) -> T:
+        converted = convert(value)
+        if not fits(converted):
+            raise ValueError
+        return converted
+    return Kind(metavar, expected, checked)
+
+
+def _text(metavar: str, expected: str = "text") -> Kind:
+    return Kind(metavar, expected, as_text)
+
+
+FILE = Kind("FILE", PATH.expected, PATH.convert)
+WORKERS = _kind("N|MIN:MAX", f"a whole number from 1 to {MOST_PROCESSES}, or MIN:MAX", _workers,
+                lambda workers: 1 <= workers.least <= workers.most <= MOST_PROCESSES)
+SERVERS = _kind("N|auto", f"a whole number up to {MOST_PROCESSES}, or `auto`", as_text,
+                lambda text: text == "auto" or int(text) in range(MOST_PROCESSES + 1))
+PORT = _kind("PORT", "a whole number from 0 to 65535", int, lambda port: 0 <= port <= 65535)
+COUNT = _kind("N", "a whole number up to 1000000", int, lambda count: 0 <= count <= 10 ** 6)
+SECONDS = _kind("SECONDS", "a number of seconds, 0 or more", float, lambda seconds: 0 <= seconds < float("inf"))
+HANG_TIMEOUT = _kind("SECONDS", f"0 or a number of seconds, at least {LEAST_HANG_TIMEOUT_S:g}", float,
+                     lambda seconds: seconds == 0 or LEAST_HANG_TIMEOUT_S <= seconds < float("inf"))
+LAUNCHER = Kind("NAME", "the name of a launcher", name("launcher", LAUNCHERS).convert)
+ON_WORKER_LOSS = Kind("fail|continue", "fail or continue", name("value", ("fail", "continue")).convert)
+ENV = Kind("NAME[:VALUE]", "NAME or NAME:VALUE", parse_env)
+
+
+def _option(default: Any, kind: Kind, help: str, *spellings: str, otherwise: str = "", launcher: str = "") -> Any:
+    """A field and its flag.
+
+    `spellings`: of the flag, where its name alone does not give it; `otherwise`: the default in words; `launcher`: the
+    only one that the option works with.
+    """
+    metadata = {"kind": kind, "help": help, "spellings": spellings, "otherwise": otherwise, "launcher": launcher,
+                "group": f"with --launcher {launcher}" if launcher == "kubernetes" else "",
+                "repeated": isinstance(default, dict)}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class HostOptions:
+    """How many processes, and where."""
+
+    num_workers: Workers = _option(
+        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out those that do "
+        "not come back, down to MIN", "-n", "--num-workers")
+    num_servers: Optional[str] = _option(
+        None, SERVERS, "number of servers; auto: one beside each worker; 0: no server, no scheduler", "-s",
+        "--num-servers", otherwise="as many as workers, or none for a store that needs none")
+    hostfile: Optional[str] = _option(None, FILE, "one host per line: [user@]host [slots=4] [port=22]", "-H",
+                                      "--hostfile", "--host-file")
+    launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher", "--cluster",
+                            otherwise="ssh with a hostfile, else local")
+
+
+@dataclasses.dataclass(frozen=True)
+class JobOptions:
+    """What a job keeps as it is given."""
+
+    sync_dst_dir: Optional[str] = _option(None, _text("DIR", "a path"), "ssh: copy the working directory there on "
+                                          "every host, and run there", launcher="ssh")
+    port: int = _option(0, PORT, "the scheduler's TCP port", "-p", "--port", otherwise="a free one; local: none")
+    secure: bool = _option(False, FLAG, "lead each connection between hosts through a tunnel, encrypted and for "
+                           "processes of this job alone; --port is then that of the tunnels")
+    host_ip: Optional[str] = _option(None, _text("ADDRESS", "an address"), "this machine's address as the hosts see it",
+                                     otherwise="found out")
+    env: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable everywhere")
+    env_server: Mapping[str, str] = _option({}, ENV, "the same, for servers only")
+    env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
+    remote_python: str = _option(sys.executable, PATH, "the interpreter on the hosts", otherwise="the same path as "
+                                 "here")
+    startup_timeout_s: float = _option(300.0, SECONDS, "until everyone has joined; 0: wait for ever",
+                                       "--startup-timeout")
+    hang_timeout_s: float = _option(60.0, HANG_TIMEOUT, "until a process that does not answer, or stands still in "
+                                    "training, has failed; 0: for ever", "--hang-timeout")
+    max_restarts: int = _option(0, COUNT, "after a failure start the job again, from its newest checkpoint, so often",
+                                otherwise="0")
+    rejoin_timeout_s: float = _option(60.0, SECONDS, "how long a restart tries to come up while a host or worker is "
+                                      "missing; with MIN:MAX that one is then left out", "--rejoin-timeout")
+    grow: bool = _option(False, FLAG, "with MIN:MAX, start again at a checkpoint with a host that has come back; "
+                         "without it, at the next restart")
+    grace_s: float = _option(5.0, SECONDS, "between SIGTERM and SIGKILL", "--grace")
+    store: Optional[str] = _option(
+        None, _text("NAME[,OPTION=VALUE...]", "a store, perhaps with options"), "for a script as it is: the store it "
+        "gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200; none: the command needs no store, so that "
+        "workers who make none have not failed")
+    on_worker_loss: str = _option("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
+                                  "let an asynchronous one go on")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchOptions(JobOptions, HostOptions):
+    """One launch, checked: options that do not go together are refused with ConfigError."""
+
+    image: Optional[str] = _option(None, _text("IMAGE"), "of the pods; it has odsgd in it",
+                                   launcher="kubernetes")
+    name: Optional[str] = _option(None, _text("NAME"), "of the job", launcher="kubernetes",
+                                  otherwise="odsgd- and six letters")
+    namespace: Optional[str] = _option(None, _text("NAME"), "of Kubernetes", launcher="kubernetes",
+                                       otherwise="kubectl's own")
+    resources: Optional[str] = _option(None, _text("NAME=QUANTITY,..."), "of each pod, e.g. "
+                                       "cpu=4,memory=8Gi,nvidia.com/gpu=1", launcher="kubernetes")
+    pod: Optional[str] = _option(None, FILE, "YAML with the rest of a pod's spec: "
+                                 "volumes, nodeSelector, ...", launcher="kubernetes")
+    dry_run: bool = _option(False, FLAG, "show the manifests, and do nothing", launcher="kubernetes")
+
+    def __post_init__(self) -> None:
+        if not self.num_workers.most:
+            raise ConfigError("required: -n, the number of workers (see odsgd launch --help)")
+        if not self.launcher:
+            object.__setattr__(self, "launcher", "ssh" if self.hostfile else "local")
+        self._check_range(*self.num_workers)
+        self._check_launcher()
+
+    def _check_range(self, least: int, most: int) -> None:
+        if self.grow and least == most:
+            raise ConfigError("--grow takes in workers that were left out; it needs -n MIN:MAX")
+        if least == most:
+            return
+        if not self.max_restarts:
+            raise ConfigError(f"-n {least}:{most} needs --max-restarts: workers are left out when a job starts again")
+        if self.launcher in AGENTS_CALL:
+            raise ConfigError(f"-n {least}:{most} is for --launcher local and ssh; with {self.launcher} all workers "
+                              "are started, or none")
+        if self.on_worker_loss == "continue":
+            raise ConfigError(f"-n {least}:{most} and --on-worker-loss continue are two ways to go on without a "
+                              "worker; leave one of them out")
+
+    def _check_launcher(self) -> None:
+        """Refuse what the launcher has no use for, and a launcher that lacks something."""
+        if self.launcher == "ssh" and not self.hostfile:
+            raise ConfigError("--launcher ssh needs a hostfile: -H FILE, with one host per line")
+        if self.launcher == "local" and self.hostfile:
+            raise ConfigError("--launcher local starts everything here; leave out -H, or use --launcher ssh or mpi")
+        if self.launcher in ("slurm", "kubernetes") and self.hostfile:
+            raise ConfigError(f"--launcher {self.launcher} has hosts of its own; leave out -H, or use --launcher ssh "
+                              "or mpi")
+        for field in filter(self._is_given, dataclasses.fields(self)):
+            if field.metadata["launcher"] not in ("", self.launcher):
+                raise ConfigError(f"{flag_of(field)} works with --launcher {field.metadata['launcher']} only")
+            if self.launcher == "kubernetes" and field.name in ("host_ip", "remote_python"):
+                raise ConfigError(f"{flag_of(field)} does not work with --launcher kubernetes; a pod has its own")
+
+    def _is_given(self, field: dataclasses.Field[Any]) -> bool:
+        return bool(getattr(self, field.name)) and getattr(self, field.name) != field.default
+
+    def kept(self) -> Dict[str, Any]:
+        """The options that the job keeps."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(JobOptions)}
+
+
+def fields() -> Dict[str, dataclasses.Field[Any]]:
+    """Every option by name."""
+    return {field.name: field for field in dataclasses.fields(LaunchOptions)}
+
+
+def words(options: JobOptions) -> List[str]:
+    """The words of a command line that give these options; an option at its default has none."""
+    said: List[str] = []
+    for field in dataclasses.fields(JobOptions):
+        flag, value = flag_of(field), getattr(options, field.name)
+        if isinstance(value, Mapping):
+            said += [word for key, text in value.items() for word in (flag, f"{key}={text}")]
+        elif value != field.default:
+            said += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    return said
