@@ -10,6 +10,7 @@ the rest.
 """
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
@@ -48,15 +49,25 @@ def _sampled(records: Records) -> Optional[Breakdown]:
 
 
 def _traced(records: Records) -> Optional[Breakdown]:
+    timeline = timeline_of(records)
+    if timeline is None:
+        return None
+    try:
+        found = [one for its in stretches(timeline, records) for one in shares(timeline, its.start, its.stop)]
+    except ConfigError:
+        return None
+    return _mean(found) if found else None
+
+
+def timeline_of(records: Records) -> Optional[Timeline]:
+    """What `--trace` recorded of the run, by the run's name; None where it did not, or it cannot be read."""
     folder = _trace_folder(records)
     if folder is None:
         return None
     try:
-        timeline = read_timeline(folder)
-        found = [one for its in _stretches(timeline, records) for one in shares(timeline, its.start, its.stop)]
+        return dataclasses.replace(read_timeline(folder), name=records.name)
     except ConfigError:
         return None
-    return _mean(found) if found else None
 
 
 def _trace_folder(records: Records) -> Optional[Path]:
@@ -66,7 +77,7 @@ def _trace_folder(records: Records) -> Optional[Path]:
     return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def _stretches(timeline: Timeline, records: Records) -> List[range]:
+def stretches(timeline: Timeline, records: Records) -> List[range]:
     """The iterations of the trace, which begins where the run did, between the ends of epochs."""
     numbers = set.intersection(*(set(begins_of(worker)) for worker in timeline.workers)) if timeline.workers else set()
     last = max(numbers, default=0)

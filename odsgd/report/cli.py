@@ -8,7 +8,7 @@ from typing import List, Sequence
 from kvstore.errors import ConfigError
 from odsgd.config.flags import Parser
 from odsgd.report import page
-from odsgd.report.runs import Records, outcome, read_records, table
+from odsgd.report.runs import Records, compared, outcome, read_records, table
 
 PAGE = "report.html"
 FORMS = (".html", ".md")
@@ -34,6 +34,8 @@ def main(argv: List[str]) -> int:
     print(table(list(map(outcome, runs))))
     for path in paths:
         _write(path, runs)
+    for line in compared(list(map(outcome, runs))) if paths else ():
+        print(line)
     return 0
 
 

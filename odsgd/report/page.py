@@ -4,16 +4,19 @@ from __future__ import annotations
 import base64
 from html import escape
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from odsgd.report import pictures
-from odsgd.report.breakdown import breakdown_of
-from odsgd.report.runs import Records, cells, outcome
+from odsgd.report.breakdown import breakdown_of, stretches, timeline_of
+from odsgd.report.runs import Records, cells, compared, outcome
 from odsgd.tools import piped
 
 Table = List[List[str]]
 
 TITLE = "Report of runs"
+
+SHOWN = 3
+"""Iterations of a timeline."""
 
 TIME = ("An exchange is hidden while the device computes, and exposed while the device waits for it. Runs with a "
         "timeline (odsgd train --trace DIR) have it in four parts, the mean over workers and iterations without those "
@@ -45,14 +48,12 @@ th:first-child, td:first-child {{ text-align: left }}
 
 
 class Section(NamedTuple):
-    """A part of the page; `draw` makes its picture, of so many panels."""
+    """A part of the page; `picture` makes its picture as a file of a form, svg or png."""
 
     title: str
     text: str
     table: Optional[Table] = None
-    draw: Optional[pictures.Draw] = None
-    panels: int = 1
-    height: float = pictures.HEIGHT
+    picture: Optional[Callable[[str], bytes]] = None
 
 
 def sections(runs: Sequence[Records]) -> List[Section]:
@@ -60,11 +61,12 @@ def sections(runs: Sequence[Records]) -> List[Section]:
     return [Section("Results", "Test accuracy is that of the weights that all workers share, after the last epoch. "
                     "Samples per second are those of all workers together in the median epoch, without evaluations "
                     "and checkpoints; seconds are with them. Of a virtual cluster both are in its time, without "
-                    "either.", cells(list(map(outcome, runs)))),
-            *_accuracy(runs),
+                    "either." + "".join(f" {line}" for line in compared(list(map(outcome, runs)))),
+                    cells(list(map(outcome, runs)))),
+            *_accuracy(runs), *_timelines(runs),
             Section("Throughput", "Of all workers together, without evaluations and checkpoints; of a "
                     "virtual cluster by its own time.",
-                    draw=pictures.throughput(runs)),
+                    picture=_drawn(pictures.throughput(runs))),
             _time(runs), *_staleness(runs),
             Section("How it was run", "Options and versions stand in each run's config.yaml and metrics.jsonl.",
                     _settings(runs))]
@@ -74,7 +76,21 @@ def _accuracy(runs: Sequence[Records]) -> List[Section]:
     if not any(epoch.get("test_accuracy") is not None for run in runs for epoch in run.epochs):
         return []
     return [Section("Accuracy", "By epoch, which shows what an algorithm learns of the same data, and by time, which "
-                    "shows what that is worth.", draw=pictures.accuracy(runs), panels=2)]
+                    "shows what that is worth.", picture=_drawn(pictures.accuracy(runs), 2))]
+
+
+def _timelines(runs: Sequence[Records]) -> List[Section]:
+    drawn = [(timeline, its[-1][-SHOWN:]) for run, timeline in ((run, timeline_of(run)) for run in runs)
+             if timeline is not None for its in [stretches(timeline, run)] if its]
+    if not drawn:
+        return []
+    return [Section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
+                    "device computes, below what is under way over the network.",
+                    picture=lambda form: pictures.timelines(drawn, form))]
+
+
+def _drawn(draw: pictures.Draw, panels: int = 1, height: float = pictures.HEIGHT) -> Callable[[str], bytes]:
+    return lambda form: pictures.picture(draw, panels, form, height)
 
 
 def _time(runs: Sequence[Records]) -> Section:
@@ -86,7 +102,7 @@ def _time(runs: Sequence[Records]) -> Section:
     lines = [["run", "ms per iteration", *parts]]
     lines += [[name, f"{one.iteration_ms:.2f}", *(f"{one.parts_ms[part]:.2f}" if part in one.parts_ms else "-"
                                                   for part in parts)] for name, one in found]
-    return Section(title, TIME, lines, pictures.breakdowns(found), height=1.3 + 0.4 * len(found))
+    return Section(title, TIME, lines, _drawn(pictures.breakdowns(found), height=1.3 + 0.4 * len(found)))
 
 
 def _staleness(runs: Sequence[Records]) -> List[Section]:
@@ -94,7 +110,7 @@ def _staleness(runs: Sequence[Records]) -> List[Section]:
         return []
     return [Section("Staleness", "How many updates the weights had seen between the reading of the weights that a "
                     "gradient was computed on and its own update, as the servers of asynchronous runs count it.",
-                    draw=pictures.staleness(runs), panels=2)]
+                    picture=_drawn(pictures.staleness(runs), 2))]
 
 
 def _settings(runs: Sequence[Records]) -> Table:
@@ -116,8 +132,8 @@ def html(runs: Sequence[Records]) -> str:
     body: List[str] = []
     for section in sections(runs):
         body += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.text)}</p>"]
-        if section.draw is not None:
-            content = base64.b64encode(pictures.picture(section.draw, section.panels, "svg", section.height)).decode()
+        if section.picture is not None:
+            content = base64.b64encode(section.picture("svg")).decode()
             body.append(f'<img alt="{escape(section.title)}" src="data:image/svg+xml;base64,{content}">')
         if section.table is not None:
             body.append(_html_table(section.table))
@@ -136,9 +152,9 @@ def markdown(runs: Sequence[Records], path: Path) -> str:
     parts = [f"# {TITLE}: {', '.join(run.name for run in runs)}"]
     for section in sections(runs):
         parts += [f"## {section.title}", section.text]
-        if section.draw is not None:
+        if section.picture is not None:
             name = f"{path.stem}-{section.title.split()[0].lower()}.png"
-            path.with_name(name).write_bytes(pictures.picture(section.draw, section.panels, "png", section.height))
+            path.with_name(name).write_bytes(section.picture("png"))
             parts.append(f"![{section.title}]({name})")
         if section.table is not None:
             parts.append(piped([[cell.replace("|", "\\|") for cell in line] for line in section.table]))

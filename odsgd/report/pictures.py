@@ -1,11 +1,14 @@
 """The pictures of a report. Each takes the axes to draw on and the runs, which keep their colour in all of them."""
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 from odsgd.report.breakdown import PARTS, Breakdown
 from odsgd.report.runs import Records, number, samples_per_s
+from odsgd.timeline.draw import figure
+from odsgd.timeline.timeline import Timeline
 from odsgd.tools import pyplot
 
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#ccbb44")
@@ -30,6 +33,14 @@ def picture(draw: Draw, panels: int, form: str, height: float = HEIGHT) -> bytes
     return file.getvalue()
 
 
+def timelines(drawn: Sequence[Tuple[Timeline, range]], form: str) -> bytes:
+    """A file with the first worker of each timeline, in these iterations."""
+    file = io.BytesIO()
+    figure([dataclasses.replace(timeline, tracks=timeline.workers[:1]) for timeline, _ in drawn],
+           [(its.start, its.stop) for _, its in drawn], file, format=form, dpi=100)
+    return file.getvalue()
+
+
 def accuracy(runs: Sequence[Records]) -> Draw:
     """Test accuracy by epoch, and by time."""
     def draw(axes: Sequence[Any]) -> None:
@@ -40,7 +51,9 @@ def accuracy(runs: Sequence[Records]) -> Draw:
                 epochs, seconds_s, accuracies = zip(*points)
                 for panel, xs in zip(axes, (epochs, seconds_s)):
                     panel.plot(xs, accuracies, label=run.name, color=colour, marker=".", markersize=4, linewidth=1.3)
-        for panel, label in zip(axes, ("epoch", "seconds, with evaluations and checkpoints")):
+        seconds_of = "seconds of the virtual cluster" if all(run.virtual for run in runs) else \
+            "seconds, with evaluations and checkpoints"
+        for panel, label in zip(axes, ("epoch", seconds_of)):
             panel.set_xlabel(label)
             panel.set_ylabel("test accuracy, %")
             panel.grid(alpha=0.25)

@@ -167,6 +167,23 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return aligned(cells(outcomes))
 
 
+def compared(outcomes: Sequence[Outcome]) -> List[str]:
+    """Of two runs: the first beside the second, in two sentences.
+
+    >>> compared([Outcome("odsgd", 8, 0.9778, 4031, 3.1), Outcome("ssgd", 8, 0.9722, 2150, 5.2)])
+    ['Accuracy: odsgd 97.78 %, ssgd 97.22 %.', 'Time: odsgd took 40 % less than ssgd, 3.1 s for 5.2 s.']
+    """
+    if len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
+        return []
+    first, second = outcomes
+    gain = 1 - first.seconds / second.seconds
+    kind = " of the virtual cluster" if first.virtual and second.virtual else ""
+    return [*([f"Accuracy: {first.name} {percent(first.test_accuracy)}, {second.name} {percent(second.test_accuracy)}."]
+              if not math.isnan(first.test_accuracy + second.test_accuracy) else []),
+            f"Time: {first.name} took {abs(gain):.0%} {'less' if gain >= 0 else 'more'} than {second.name}, "
+            f"{first.seconds:.1f} s for {second.seconds:.1f} s{kind}.".replace("% ", " % ", 1)]
+
+
 def percent(share: float) -> str:
     """For a table."""
     return f"{share:.2%}".replace("%", " %")

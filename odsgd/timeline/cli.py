@@ -69,7 +69,7 @@ def draw(argv: List[str]) -> None:
     options = parser.parse_args(argv)
     timelines = list(map(read_timeline, options.traces))
     from odsgd.timeline.draw import figure
-    figure(timelines, options.iterations, options.out)
+    figure(timelines, [options.iterations] * len(timelines), options.out)
     _remark(timelines)
 
 

@@ -6,7 +6,7 @@ and the number of their iteration, so that one sees beside which computation an 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, BinaryIO, Dict, List, Optional, Sequence, Tuple, Union
 
 from kvstore.errors import ConfigError
 from odsgd.timeline.summary import Shares, begins_of, iterated, shares
@@ -16,17 +16,21 @@ from odsgd.tools import pyplot
 COLOURS = ("#4477aa", "#ee7733", "#228833", "#aa3377")
 """In turn, one per iteration; apart for colour-blind readers, too."""
 
+Iterations = Tuple[Optional[int], Optional[int]]
+"""The first one, and the one before which a figure ends; None: the default."""
+
 ITERATIONS = 4
 """Drawn by default: the last whole ones."""
 
 
-def figure(timelines: List[Timeline], iterations: Tuple[Optional[int], Optional[int]], path: Path) -> None:
-    """Draw `timelines` below each other."""
+def figure(timelines: List[Timeline], iterations: Sequence[Iterations], file: Union[Path, BinaryIO],
+           **form: Any) -> None:
+    """Draw `timelines` below each other, each with its iterations; `form`: of the file, for matplotlib."""
     plt = pyplot("drawing")
     rows = [2 * len(timeline.workers) for timeline in timelines]
     drawing, panels = plt.subplots(len(rows), 1, squeeze=False, figsize=(10, 0.9 * len(rows) + 0.42 * sum(rows)),
                                    gridspec_kw={"height_ratios": rows}, sharex=True)
-    ranges = [_range(timeline, iterations) for timeline in timelines]
+    ranges = [_range(timeline, its) for timeline, its in zip(timelines, iterations)]
     extents = [_extent(timeline, *its) for timeline, its in zip(timelines, ranges)]
     longest_s = max(end_s - begin_s for begin_s, end_s in extents)
     for panel, timeline, its, (zero_s, _) in zip(panels[:, 0], timelines, ranges, extents):
@@ -35,11 +39,11 @@ def figure(timelines: List[Timeline], iterations: Tuple[Optional[int], Optional[
     panels[-1, 0].set_xlabel("ms")
     drawing.legend(handles=_legend(), loc="upper center", ncol=3, frameon=False, fontsize=9)
     drawing.tight_layout(rect=(0, 0, 1, 1 - 0.32 / drawing.get_figheight()))
-    drawing.savefig(path, dpi=150)
+    drawing.savefig(file, **{"dpi": 150, **form})
     plt.close(drawing)
 
 
-def _range(timeline: Timeline, iterations: Tuple[Optional[int], Optional[int]]) -> Tuple[int, int]:
+def _range(timeline: Timeline, iterations: Iterations) -> Tuple[int, int]:
     """First iteration, and the one before which the figure ends."""
     numbers = sorted(begins_of(timeline.workers[0])) if timeline.workers else []
     if not numbers:

@@ -160,16 +160,24 @@ def test_the_page_is_one_file_and_its_markdown_has_the_same_numbers(tmp_path: Pa
     folders = [str(traced_run(tmp_path / "runs" / "asgd")),
                str(write_run(tmp_path / "runs" / "s&gd", [{**epoch(1, 0.9, 100, 1.0), "iteration": 3}]))]
     assert main(folders) == 0
-    named = capsys.readouterr().out.splitlines()[-1]
-    assert named == f"page: {tmp_path}/runs/report.html"
+    assert f"page: {tmp_path}/runs/report.html" in capsys.readouterr().out.splitlines()
     text = (tmp_path / "runs" / "report.html").read_text()
-    assert text.count('src="data:image/svg+xml;base64,') == 4 and not re.search(r'(src|href)="(?!data:)', text)
+    assert text.count('src="data:image/svg+xml;base64,') == 5 and not re.search(r'(src|href)="(?!data:)', text)
     assert "<td>s&amp;gd</td>" in text and "<td>&lt;here&gt;</td>" in text
     assert main([*folders, "-o", str(tmp_path / "pull" / "request.md")]) == 0
     written = (tmp_path / "pull" / "request.md").read_text()
     assert "| asgd | 10.00 | 3.00 | 3.00 | 2.00 | 2.00 |" in written
     pictures = re.findall(r"!\[.*\]\((.*)\)", written)
-    assert len(pictures) == 4 and all((tmp_path / "pull" / name).stat().st_size > 5000 for name in pictures)
+    assert len(pictures) == 5 and all((tmp_path / "pull" / name).stat().st_size > 5000 for name in pictures)
+
+
+def test_two_runs_are_compared_in_the_last_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(write_run(tmp_path / name, [epoch(1, accuracy, 100, seconds)]))
+               for name, accuracy, seconds in (("new", 0.9, 3.0), ("old", 0.95, 4.0))]
+    assert main([*folders, "-o", str(tmp_path / "page.html")]) == 0
+    lines = capsys.readouterr().out.splitlines()[-2:]
+    assert lines == ["Accuracy: new 90.00 %, old 95.00 %.", "Time: new took 25 % less than old, 3.0 s for 4.0 s."]
+    assert all(line in (tmp_path / "page.html").read_text() for line in lines)
 
 
 def test_a_page_is_written_only_where_it_is_asked_for_and_by_a_known_name(tmp_path: Path) -> None:
