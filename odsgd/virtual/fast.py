@@ -281,9 +281,14 @@ class _Feeders:
         return slow is fast or all(slow[b] >= fast[b] for b in bs)
 
     def answers_in_order(self, rank: int) -> bool:
-        """Whether nothing but a server's answers leaves by its link, and no answer stays on its host."""
+        """Whether nothing but a server's answers leaves by its link, no answer stays on its host, and none is at the
+        next link at once, where it could meet another server's answer that came at the same time.
+        """
+        if not self._by_links(rank):
+            return False
         way, there = self._ways[rank][0]
-        return self._by_links(rank) and self.in_order(("link", way[there]))
+        alone = self._links.latency[way[there]] > 0 or len(self._ways) == 1
+        return alone and self.in_order(("link", way[there]))
 
     def straight_to_workers(self, rank: int) -> bool:
         """Whether that is so, and the link after the server's is each worker's own."""

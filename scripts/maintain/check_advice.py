@@ -28,8 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import yaml
 
 from odsgd.lab.advise import cli
-from odsgd.lab.advise.config import PAYLOAD, AdviseConfig
+from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.bench.described import passes
+from odsgd.virtual.description import PAYLOAD
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "results" / "data" / "advice"

@@ -4,10 +4,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, Iterator, List, Sequence
 
-from odsgd.lab.advise.config import PAYLOAD, AdviseConfig
+from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.bench import systems
 from odsgd.lab.bench.systems import AUTO, OURS, System
-from odsgd.virtual.description import Link, Quantity, VirtualCluster
+from odsgd.virtual.description import PAYLOAD, Link, Quantity, VirtualCluster
 
 
 def candidates(config: AdviseConfig, workers: int, codecs: Sequence[str] = ("none",)) -> List[System]:

@@ -16,7 +16,7 @@ from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import AUTO, OURS, System, parse
-from odsgd.virtual.description import RATE
+from odsgd.virtual.description import PAYLOAD, RATE
 
 DESCRIPTION = """\
 Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what
@@ -24,9 +24,6 @@ limits it. PROFILE describes the cluster and how long its parts take (docs/how-t
 
   odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit --batch-size 32
   odsgd advise cluster.yaml --model cnn --now odsgd@1"""
-
-PAYLOAD = 0.954
-"""Of a link's rate: what TCP's, IP's and Ethernet's headers leave, as measured on emulated links of 1 and 10 Gbit/s."""
 
 
 def _servers(value: Any) -> str:

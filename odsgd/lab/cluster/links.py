@@ -6,13 +6,12 @@ from typing import Dict, List, Mapping, Optional, Sequence
 
 from kvstore.errors import ConfigError
 from odsgd.config.files import read_cluster
+from odsgd.virtual.description import PAYLOAD
 
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 LEAST, MOST = 10**6, 100 * 10**9
 MOST_HOSTS = 250
 
-PAYLOAD = 0.955
-"""What TCP carries over a link, of its rate."""
 FAST = 10**9
 LARGE_NBYTES, SMALL_NBYTES = 65536, 32768
 """The largest packet that the kernel hands to a link, for hardware to cut into frames: its own choice, and ours for

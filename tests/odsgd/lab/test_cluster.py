@@ -34,7 +34,7 @@ def test_single_hosts_have_rates_of_their_own() -> None:
 
 def test_a_virtual_clusters_description_gives_the_hosts_and_links_that_carry_its_goodput(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
-    path.write_text("{workers: 2, links: {goodput: 955mbit}, hosts: {server0: {goodput: 9550mbit}}}", encoding="utf-8")
+    path.write_text("{workers: 2, links: {goodput: 954mbit}, hosts: {server0: {goodput: 9540mbit}}}", encoding="utf-8")
     rates = links.described(str(path))
     assert links.link_rates(len(rates), None, rates) == [10**9, 10**9, 10**10]
     path.write_text("racks: {hosts: 2}", encoding="utf-8")
