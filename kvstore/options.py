@@ -4,8 +4,8 @@ The command line, the YAML keys, the checks and the table of the docs are all de
 belong to a method (`kvstore.methods`) or to a training run (`odsgd.config`).
 A kind accepts its own values unchanged, so a configuration can be checked again and again:
 
-    >>> SPAN.convert("2epochs"), SPAN.convert(SPAN.convert("2epochs"))
-    (Span(count=2, unit='epochs'), Span(count=2, unit='epochs'))
+    >>> LENGTH.convert("2epochs"), LENGTH.convert(LENGTH.convert("2epochs"))
+    (TrainingLength(count=2, unit='epochs'), TrainingLength(count=2, unit='epochs'))
 """
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGEST = 2 ** 31
 
 
 @dataclasses.dataclass(frozen=True)
-class Span:
+class TrainingLength:
     """A length of training in iterations or in epochs, written ``200`` (or ``200iterations``) and ``2epochs``."""
 
     count: int
@@ -39,7 +39,7 @@ class Span:
         return self.count * batches_per_epoch
 
     def plain(self) -> Any:
-        """The value as YAML has it; reading it back gives this Span."""
+        """The value as YAML has it; reading it back gives this TrainingLength."""
         return self.count if self.unit == "iterations" else f"{self.count}epoch{'s' * (self.count != 1)}"
 
     def __str__(self) -> str:
@@ -83,13 +83,13 @@ def _whole(value: Any) -> int:
     return int(value) if isinstance(value, float) else int(as_text(value))
 
 
-def _span(value: Any) -> Span:
-    if isinstance(value, Span):
+def _training_length(value: Any) -> TrainingLength:
+    if isinstance(value, TrainingLength):
         return value
     match = re.fullmatch(r"([0-9]{1,10}) ?(e|epochs?|iterations?)?", as_text(value).strip())
     if not match or not int(match.group(1)) < LARGEST:
         raise ValueError
-    return Span(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
+    return TrainingLength(int(match.group(1)), "epochs" if (match.group(2) or "").startswith("e") else "iterations")
 
 
 def _path(value: Any) -> str:
@@ -158,7 +158,7 @@ def name(what: str, names: Tuple[str, ...]) -> Kind:
 TEXT = Kind("TEXT", "text", as_text)
 PATH = Kind("PATH", "a path", _path)
 FLAG = Kind("", "true or false", _flag)
-SPAN = Kind("SPAN", "iterations (200) or epochs (2epochs)", _span)
+LENGTH = Kind("SPAN", "iterations (200) or epochs (2epochs)", _training_length)
 
 
 def option(default: Any, kind: Kind, help: str, *, group: str = "Method", otherwise: str = "", result: bool = True,

@@ -174,7 +174,7 @@ class FrontEnd(Generic[L]):
         self._check_usable()
         self._meet()
         self._idle()
-        self.session.holder.check()
+        self.session.weights_holder.check()
         own = {name: [self._numbers(one) for one in arrays] for name, arrays in self._aux().items()}
         means = self._over_workers(
             {name: mine[0].size for name, mine in own.items() if mine[0].dtype.name in TRAINABLE_DTYPES},
@@ -259,7 +259,7 @@ class FrontEnd(Generic[L]):
         """
         self._check_begun("server_state")
         self.wait()
-        return saving.server_state(self.session, self.session.holder.export_state())
+        return saving.server_state(self.session, self.session.weights_holder.export_state())
 
     def exporting(self) -> Export:
         """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
@@ -267,12 +267,12 @@ class FrontEnd(Generic[L]):
         """
         self._check_begun("exporting")
         self.wait()
-        return self.session.holder.exporting()
+        return self.session.weights_holder.exporting()
 
     @property
     def state_is_shared(self) -> bool:
         """Whether each worker keeps a part of the global optimizer's state, so that all have to call `server_state`."""
-        return self.session.holder.state_is_shared
+        return self.session.weights_holder.state_is_shared
 
     def load_state(self, worker: Saved, server: Optional[Saved] = None) -> None:
         """Go on from a saved state; takes effect with the first step. `server` counts on worker 0.

@@ -32,24 +32,24 @@ def compare(transport: Totals, servers: Sequence[str] = ()) -> None:
     ProtocolError if those of odsgd differ; where others do, worker 0 prints a table.
     """
     workers = agreement.gather_texts(transport, mine())
-    told = agreement.from_worker_0(transport, "\n".join(servers).encode()).decode()
+    of_servers = agreement.from_worker_0(transport, "\n".join(servers).encode()).decode()
     launcher = {"launcher": os.environ["ODSGD_VERSIONS"]} if "ODSGD_VERSIONS" in os.environ else {}
-    everyone = {**launcher, **{f"worker {rank}": text for rank, text in enumerate(workers) if text},
-                **{f"server {rank}": text for rank, text in enumerate(told.split("\n") if told else ())}}
-    if len({text.split()[0] for text in everyone.values()}) > 1:
+    by_process = {**launcher, **{f"worker {rank}": text for rank, text in enumerate(workers) if text},
+                  **{f"server {rank}": text for rank, text in enumerate(of_servers.split("\n") if of_servers else ())}}
+    if len({text.split()[0] for text in by_process.values()}) > 1:
         raise ProtocolError("the processes of this job run different versions of odsgd; install the same on all hosts\n"
-                            + table(everyone))
+                            + table(by_process))
     if transport.worker_rank == 0 and any(len(set(column) - {UNKNOWN}) > 1
-                                          for column in zip(*(text.split() for text in everyone.values()))):
+                                          for column in zip(*(text.split() for text in by_process.values()))):
         print("warning: the processes of this job run different versions, and may compute different bits\n"
-              + table(everyone), file=sys.stderr, flush=True)
+              + table(by_process), file=sys.stderr, flush=True)
 
 
-def table(everyone: Dict[str, str]) -> str:
+def table(by_process: Dict[str, str]) -> str:
     """A line for each set of versions, with the processes that have it."""
-    those: Dict[str, List[str]] = collections.defaultdict(list)
-    for name, text in everyone.items():
-        those[text].append(name)
-    rows = [[*OF, ""], *([*text.split(), ", ".join(names)] for text, names in those.items())]
+    processes: Dict[str, List[str]] = collections.defaultdict(list)
+    for name, text in by_process.items():
+        processes[text].append(name)
+    rows = [[*OF, ""], *([*text.split(), ", ".join(names)] for text, names in processes.items())]
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)

@@ -90,7 +90,7 @@ class CodedBucket:
     A synchronous round adds in the order of the workers' ranks, whatever the order in which they come, so its bits are
     the same each time.
 
-    pushed, stored : ``[ payload … | header ]``, as `Shard.update` wants them
+    pushed, stored : ``[ payload … | header ]``, as `Shard.handle_push` wants them
     """
 
     def __init__(self, traffic: Traffic, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:

@@ -58,25 +58,25 @@ def sum_message(part: np.ndarray, size: int, round_id: int, worker_rank: int) ->
     return pushed
 
 
-# A letter is a mailbox full of raw bits: the worker that asked, which piece, how long the whole is, and the piece.
-MAILBOX_FLOATS = 32 * 1024  # of the array through which a server answers a command; larger ones let TCP's windows grow
+# A server's answer array holds raw bits: the worker that asked, which piece, how long the whole is, and the piece.
+ANSWER_FLOATS = 32 * 1024  # its length; a longer one lets TCP's windows grow
 _ENVELOPE = struct.Struct("<iiq")
-_PIECE_NBYTES = 4 * MAILBOX_FLOATS - _ENVELOPE.size
+_PIECE_NBYTES = 4 * ANSWER_FLOATS - _ENVELOPE.size
 
 
-def pack_letter(sender: int, chunk: int, data: bytes) -> np.ndarray:
-    """The letter that carries piece number `chunk` of `data`."""
+def pack_piece(sender: int, chunk: int, data: bytes) -> np.ndarray:
+    """What the answer array holds while it carries piece number `chunk` of `data`."""
     piece = data[chunk * _PIECE_NBYTES:(chunk + 1) * _PIECE_NBYTES]
-    letter = _ENVELOPE.pack(sender, chunk, len(data)) + piece
-    return np.frombuffer(letter.ljust(4 * MAILBOX_FLOATS, b"\0"), np.float32)
+    raw = _ENVELOPE.pack(sender, chunk, len(data)) + piece
+    return np.frombuffer(raw.ljust(4 * ANSWER_FLOATS, b"\0"), np.float32)
 
 
 def pieces(nbytes: int) -> int:
-    """How many letters an answer takes; one at least."""
+    """How many pieces an answer takes; one at least."""
     return max(1, -(-nbytes // _PIECE_NBYTES))
 
 
-def read_letter(letter: np.ndarray) -> Tuple[int, int, int, bytes]:
+def read_piece(array: np.ndarray) -> Tuple[int, int, int, bytes]:
     """The worker that asked, which piece, how long the whole is, and the piece (padded)."""
-    raw = letter.tobytes()
+    raw = array.tobytes()
     return (*_ENVELOPE.unpack_from(raw), raw[_ENVELOPE.size:])

@@ -183,7 +183,7 @@ class GlobalWeights:
         """Put back what `export_state` gave, which one worker has, or none. Collective, with nothing in flight."""
         raise NotImplementedError
 
-    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+    def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
         return {}
 

@@ -40,17 +40,17 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Asynchronous(Worker):
     """The worker, for one bucket."""
 
-    holder: AsynchronousServers
+    weights_holder: AsynchronousServers
 
-    ends_with_exchange = True
+    gradient_free_after_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""
-        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)
-        return self.arriving.result()
+        self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)
+        return self.last_exchange.result()
 
     def global_weights(self, step: Step) -> Array:
-        return self.holder.fetch(self.bucket, self.arriving.untaken()).untaken()
+        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken()).untaken()
 
 
 class AsyncUpdate(Rule):

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Sequence
 from kvstore.errors import ConfigError
 from kvstore.messages.codecs import CODECS, THRESHOLD, WITHOUT_RESIDUAL
 from kvstore.messages.finite import ON_NAN
-from kvstore.options import DEFAULT_TIMEOUT_S, SPAN, Span, convert, integer, option, plain, real
+from kvstore.options import DEFAULT_TIMEOUT_S, LENGTH, TrainingLength, convert, integer, option, plain, real
 from kvstore.options import name as one_of
 
 
@@ -44,7 +44,7 @@ class Options:
             if getattr(self, name) != self.__dataclass_fields__[name].default:
                 raise ConfigError(f"{name} has no meaning {because}")
 
-    def share(self, gradients: int) -> float:
+    def gradient_weight(self, gradients: int) -> float:
         """The weight of one gradient, where this many make one update."""
         return 1.0 / gradients if self.reduction == "mean" else 1.0
 
@@ -54,9 +54,9 @@ class Options:
 
     def in_iterations(self, batches_per_epoch: Optional[int] = None) -> "Options":
         """The same options, with lengths in iterations where they were in epochs."""
-        spans: Dict[str, Any] = {name: Span(value.iterations(batches_per_epoch)) for name, value in vars(self).items()
-                 if isinstance(value, Span)}
-        return dataclasses.replace(self, **spans)
+        lengths: Dict[str, Any] = {name: TrainingLength(value.iterations(batches_per_epoch))
+                                   for name, value in vars(self).items() if isinstance(value, TrainingLength)}
+        return dataclasses.replace(self, **lengths)
 
 
 CODEC = one_of("codec", tuple(CODECS))
@@ -81,4 +81,5 @@ class CodedOptions(Options):
 
 def warmup(iterations: int) -> Any:
     """The option of this name."""
-    return option(Span(iterations), SPAN, "synchronous iterations before the delay, e.g. 200, or 2epochs", tunes=True)
+    return option(TrainingLength(iterations), LENGTH, "synchronous iterations before the delay, e.g. 200, or 2epochs",
+                  tunes=True)

@@ -35,8 +35,8 @@ class Step:
 class Update:
     """An optimizer for one bucket: U, the global one, or L, a worker's own. On a worker it is queued."""
 
-    def __call__(self, w: Any, grad: Any, lr: float, share: float = 1.0, out: Any = None) -> Any:
-        """out <- U(w, share grad); `out` None: `w` itself, as always on a server. Returns `out`.
+    def __call__(self, w: Any, grad: Any, lr: float, gradient_weight: float = 1.0, out: Any = None) -> Any:
+        """out <- U(w, gradient_weight * grad); `out` None: `w` itself, as always on a server. Returns `out`.
 
         A server's is applied at once to the `w` that `receive` was given, and may overwrite `grad`.
         """
@@ -46,7 +46,7 @@ class Update:
         """total <- total + grad, unless the step along `grad` is left out, as one that is not finite can be."""
         total += grad
 
-    def trial(self, w: Array, grad: Array, lr: float, share: float, out: Array) -> Array:
+    def trial(self, w: Array, grad: Array, lr: float, gradient_weight: float, out: Array) -> Array:
         """The same, but the optimizer counts no step and its state stays."""
         raise NotImplementedError
 
@@ -63,25 +63,25 @@ class Worker:
     facts: ClassVar[Sequence[str]] = ()
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
-    ends_with_exchange: ClassVar[bool] = False
+    gradient_free_after_exchange: ClassVar[bool] = False
     """Whether nothing reads a gradient after `exchange` has it, so that it may be sent from its place. Not inherited: a
     class that defines `iterate` declares it again, because its version may read the gradient after the exchange."""
 
     options: Any
     num_workers: int
     bucket: Bucket
-    holder: GlobalWeights
-    arriving: Pending  # the exchange asked for last; it holds W_0 to begin with
+    weights_holder: GlobalWeights
+    last_exchange: Pending  # the exchange asked for last; it holds W_0 to begin with
     wd: float  # the trainer's weight decay, times the bucket's multiplier
     lr_given: float  # the trainer's learning rate before any schedule
-    local: Optional[Update]  # the optimizer of `Method.local_optimizer`
+    local_optimizer: Optional[Update]  # the optimizer of `Method.local_optimizer`
     update: Optional[Update]  # U, where the worker applies the global optimizer itself: on a ring
     w_local: InitVar[Array]
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "iterate" in vars(cls) and "ends_with_exchange" not in vars(cls):
-            cls.ends_with_exchange = False
+        if "iterate" in vars(cls) and "gradient_free_after_exchange" not in vars(cls):
+            cls.gradient_free_after_exchange = False
 
     def __post_init__(self, w_local: Array) -> None:
         self.start(w_local)
@@ -95,11 +95,11 @@ class Worker:
 
     def wait(self) -> None:
         """Wait until nothing of this worker's is in flight."""
-        self.arriving.wait()
+        self.last_exchange.wait()
 
     def global_weights(self, step: Step) -> Array:
         """W after iteration `step`, for evaluation and checkpoints; all workers ask, with nothing in flight."""
-        return self.arriving.result()
+        return self.last_exchange.result()
 
     def replaced(self, lr: float) -> None:
         """U is another optimizer from here on, and `lr` its rate. Nothing is in flight."""

@@ -44,50 +44,50 @@ from kvstore.messages.seam import Array, GlobalWeights
 from kvstore.methods import common, local_optimizers
 from kvstore.methods.contract import Method, Step, Worker
 from kvstore.methods.sync import SyncUpdate
-from kvstore.options import Span, option, real
+from kvstore.options import TrainingLength, option, real
 
 
-class OneStepDelay(Worker):
+class DelayedWorker(Worker):
     """The worker, for one bucket."""
 
-    holder: GlobalWeights
-    ends_with_exchange = True
+    weights_holder: GlobalWeights
+    gradient_free_after_exchange = True
     arrays = {"w_bak": "the weights that the next gradient is taken at"}
     returned = "w_bak"
 
     def start(self, w: Array) -> None:
-        self.w_bak = w.copy() if self.local else None
+        self.w_bak = w.copy() if self.local_optimizer else None
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 2 after the gradient is there; returns the weights of the next iteration."""
         if step.t <= self.options.warmup.count:
-            self.arriving = self.holder.exchange(self.bucket, grad, step.lr)   # l.7   push g_t, bring W_{t+1}
-            return self.arriving.result()                                    # l.4   w_{t+1} = W_{t+1}
-        w = self._step(self.arriving.result(), grad, step)
-        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)       # l.20  push g_t, bring W_{t+1}
+            self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)  # l.7   push g_t, ask W_{t+1}
+            return self.last_exchange.result()                                             # l.4   w_{t+1} = W_{t+1}
+        w = self._step(self.last_exchange.result(), grad, step)
+        self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)      # l.20  push g_t, ask W_{t+1}
         return w
 
     def _step(self, w_global: Array, grad: Array, step: Step) -> Array:
         """w_{t+1} of W_t, which the exchange before brings (l.24)."""
-        if self.local is None:
-            return w_global                                                  #       w_{t+1} = W_t
+        if self.local_optimizer is None:
+            return w_global                                                         #       w_{t+1} = W_t
         if step.t == self.options.warmup.count + 1:
-            self.local.start(w_global)                                       # l.12  w_t is W_t where the warm-up ends
-        return self.local(w_global, grad, step.lr_local, out=self.w_bak)     # l.21  w_{t+1} = L(W_t, g_t; w_t)
+            self.local_optimizer.start(w_global)                                    # l.12  w_t is W_t: the warm-up ends
+        return self.local_optimizer(w_global, grad, step.lr_local, out=self.w_bak)  # l.21  w_{t+1} = L(W_t, g_t; w_t)
 
 
 class Delayed(Method):
     """``kvstore.create("delayed")``: L = W_t."""
 
     name = "delayed"
-    worker, rule = OneStepDelay, SyncUpdate
+    worker, rule = DelayedWorker, SyncUpdate
     transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
         """Options of the delayed weight update."""
 
-        warmup: Span = common.warmup(0)
+        warmup: TrainingLength = common.warmup(0)
 
 
 class ODSGD(Delayed):
@@ -99,7 +99,7 @@ class ODSGD(Delayed):
     class Options(Delayed.Options):
         """Options of OD-SGD."""
 
-        warmup: Span = common.warmup(200)
+        warmup: TrainingLength = common.warmup(200)
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
                                       "none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,

@@ -40,7 +40,7 @@ INTERVAL = 1  # where no interval is given
 class Accruing(Asynchronous):
     """The worker, for one bucket."""
 
-    local: Update
+    local_optimizer: Update
     arrays = {"w": "the worker's own weights", "accrued": "gradients since the last push"}
     returned = "w"
 
@@ -52,13 +52,13 @@ class Accruing(Asynchronous):
         """Accrue, take a local step; push and fetch where it is time."""
         pushes, fetches = (step.t % every == 0 for every in Downpour.intervals(self.options))
         g = grad + self.wd * self.w if self.wd else grad
-        self.local.accrue(self.accrued, g)
-        self.local(self.w, g, step.lr_local)
+        self.local_optimizer.accrue(self.accrued, g)
+        self.local_optimizer(self.w, g, step.lr_local)
         if pushes:
-            self.arriving = self.holder.exchange(self.bucket, self.accrued, step.lr)
+            self.last_exchange = self.weights_holder.exchange(self.bucket, self.accrued, step.lr)
             self.accrued[:] = 0
         if fetches:
-            fetched = self.arriving if pushes else self.holder.fetch(self.bucket, self.w)
+            fetched = self.last_exchange if pushes else self.weights_holder.fetch(self.bucket, self.w)
             fetched.result().copyto(self.w)
         return self.w
 

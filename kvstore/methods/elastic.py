@@ -73,8 +73,8 @@ class Elastic(Asynchronous):
         self.v[:] = delta * self.v - eta * (grad + self.wd * self.ahead)         # v <- delta v - eta g(x + delta v)
         self.x += self.v                                                         # x^i <- x^i + v
         if step.t % self.options.T == 0:                                         # T divides the next pass's t
-            self.arriving = self.holder.exchange(self.bucket, self.x, step.lr)
-            self.centres.append(self.arriving)
+            self.last_exchange = self.weights_holder.exchange(self.bucket, self.x, step.lr)
+            self.centres.append(self.last_exchange)
         self.ahead[:] = self.x + delta * self.v
         return self.ahead
 

@@ -46,13 +46,13 @@ from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Pending, Replicated, Traffic
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Update, Worker
-from kvstore.options import Span, integer, option
+from kvstore.options import TrainingLength, integer, option
 
 
 class Pipelined(Worker):
     """The worker, for one bucket."""
 
-    holder: Replicated
+    weights_holder: Replicated
     update: Update
     arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
     facts = ("rates",)
@@ -65,13 +65,14 @@ class Pipelined(Worker):
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """One pass of Algorithm 1 from l.8 to the next l.5; returns the weights of the next iteration."""
-        self.arriving = self.holder.allreduce(self.bucket, grad, step.lr)             # l.9-10, communication l.3-5
-        self.in_flight.append(self.arriving)
+        self.last_exchange = self.weights_holder.allreduce(self.bucket, grad, step.lr)   # l.9-10, communication l.3-5
+        self.in_flight.append(self.last_exchange)
         self.rates.append(step.lr)
         K = self.options.K if step.t > self.options.warmup.count else 1
         if len(self.in_flight) >= K:
-            g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                 # l.3
-            self.update(self.w, g_sum.result(), lr, share=self.options.share(self.num_workers))  # l.4-5
+            g_sum, lr = self.in_flight.popleft(), self.rates.pop(0)                      # l.3
+            weight = self.options.gradient_weight(self.num_workers)
+            self.update(self.w, g_sum.result(), lr, weight)                              # l.4-5
         return self.w
 
     def global_weights(self, step: Step) -> Array:
@@ -106,7 +107,7 @@ class PipeSGD(Method):
 
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
         codec: str = codec()
-        warmup: Span = common.warmup(0)
+        warmup: TrainingLength = common.warmup(0)
 
     def traffic(self, whole: bool) -> Traffic:
         return dataclasses.replace(super().traffic(whole), depth=self.options.K, codec=self.options.codec)
@@ -125,4 +126,4 @@ class DSync(PipeSGD):
         codec: str = codec()
 
         K = 1
-        warmup = Span(0)
+        warmup = TrainingLength(0)

@@ -48,8 +48,8 @@ from kvstore.options import integer, option, real
 class SparseAggregation(Worker):
     """The worker, for one bucket."""
 
-    holder: Replicated
-    local: Update
+    weights_holder: Replicated
+    local_optimizer: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
               "accumulated": "gradients of this interval"}
     facts = ("lr_given",)
@@ -62,10 +62,10 @@ class SparseAggregation(Worker):
     def iterate(self, grad: Array, step: Step) -> Array:
         """One local step, then, every T of them, the aggregation."""
         g = grad + self.wd * self.x if self.wd else grad
-        self.local(self.x, g, step.lr_local)                                        # x <- x - gamma g
-        self.local.accrue(self.accumulated, g)                                      # g_s <- g_s + g
+        self.local_optimizer(self.x, g, step.lr_local)                              # x <- x - gamma g
+        self.local_optimizer.accrue(self.accumulated, g)                            # g_s <- g_s + g
         if step.t % self.options.T == 0:
-            self.aggregate(step, self.local, self.x_shared)                         # x' - gamma_p allreduce(g_s)
+            self.aggregate(step, self.local_optimizer, self.x_shared)               # x' - gamma_p allreduce(g_s)
             self.x_shared.copyto(self.x)                                            # x <- x'
             self.accumulated[:] = 0                                                 # g_s <- 0
         return self.x
@@ -73,11 +73,11 @@ class SparseAggregation(Worker):
     def aggregate(self, step: Step, move: Callable[..., Array], out: Array) -> Array:
         """out <- x' - gamma_p allreduce(g_s); as gamma / M, by the product that synchronous SGD rounds."""
         if self.options.gamma_p is None:
-            gamma_p, share = step.lr_local, self.options.share(self.num_workers)
+            gamma_p, gradient_weight = step.lr_local, self.options.gradient_weight(self.num_workers)
         else:
-            gamma_p, share = self.options.gamma_p * self.scheduled(step), 1.0
-        self.arriving = self.holder.allreduce(self.bucket, self.accumulated, gamma_p)
-        return move(self.x_shared, self.arriving.result(), gamma_p, share, out)
+            gamma_p, gradient_weight = self.options.gamma_p * self.scheduled(step), 1.0
+        self.last_exchange = self.weights_holder.allreduce(self.bucket, self.accumulated, gamma_p)
+        return move(self.x_shared, self.last_exchange.result(), gamma_p, gradient_weight, out)
 
     def scheduled(self, step: Step) -> float:
         """What the trainer's schedule has made of a rate so far, as a factor."""
@@ -87,7 +87,7 @@ class SparseAggregation(Worker):
         """All workers ask together: it is an aggregation that leaves the interval as it is."""
         if step.t % self.options.T == 0:
             return self.x_shared
-        return self.aggregate(step, self.local.trial, self.x.zeros_like())
+        return self.aggregate(step, self.local_optimizer.trial, self.x.zeros_like())
 
 
 class SASGD(Method):

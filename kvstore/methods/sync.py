@@ -39,13 +39,13 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
-    holder: GlobalWeights
-    ends_with_exchange = True
+    weights_holder: GlobalWeights
+    gradient_free_after_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""
-        self.arriving = self.holder.exchange(self.bucket, grad, step.lr)
-        return self.arriving.result()
+        self.last_exchange = self.weights_holder.exchange(self.bucket, grad, step.lr)
+        return self.last_exchange.result()
 
 
 class SyncUpdate(Rule):
@@ -63,7 +63,7 @@ class SyncUpdate(Rule):
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
         self._check(header)
-        self.update(w, total, header.lr, share=self.options.share(self.num_workers))     # l.6
+        self.update(w, total, header.lr, gradient_weight=self.options.gradient_weight(self.num_workers))     # l.6
         self.version += 1                                                                # l.7
 
     def skip(self, header: Header, w: np.ndarray) -> None:
@@ -72,12 +72,12 @@ class SyncUpdate(Rule):
         self.version += 1
 
     def _check(self, header: Header) -> None:
-        everyone = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)
-        if (header.rank_sum, header.version) != everyone:
+        expected_sums = self.num_workers * (self.num_workers - 1) // 2, self.num_workers * (self.version % SYNC_MODULUS)
+        if (header.rank_sum, header.version) != expected_sums:
             raise ProtocolError(
                 f"bucket {self.index}: in this round the ranks add up to {header.rank_sum} and the versions to "
-                f"{header.version}, expected {everyone[0]} and {everyone[1]} ({self.num_workers} workers at version "
-                f"{self.version}); a worker pushed twice, or left and came back")
+                f"{header.version}, expected {expected_sums[0]} and {expected_sums[1]} ({self.num_workers} workers at "
+                f"version {self.version}); a worker pushed twice, or left and came back")
 
 
 class SSGD(Method):

@@ -41,7 +41,7 @@ class Applied(Update):
         """What the optimizer remembers beside arrays, as JSON."""
         return described.progress(self.optimizer, self.index)
 
-    def put_back(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+    def restore(self, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The inverse of `arrays` and `facts`, after `start`."""
         described.set_progress(self.optimizer, self.index, facts)
         declared.fill(self.arrays(), arrays)
@@ -50,21 +50,21 @@ class Applied(Update):
         """A view of `flat` in the shape of the one parameter it holds, where the optimizer wants to see one."""
         return flat if self.shape is None else flat.reshape(tuple(self.shape))
 
-    def _in_numpy(self, lr: float, share: float) -> Optional[Apply]:
+    def _in_numpy(self, lr: float, gradient_weight: float) -> Optional[Apply]:
         """The next step, which counts as done; None: MXNet's operators take it (`_by_mxnet`)."""
         formula, optimizer, index = formula_of(self.optimizer), self.optimizer, self.index
         if formula is None:
             return None
         optimizer._update_count(index)
-        return functools.partial(formula, Now(np.float32(share), lr * optimizer.lr_mult.get(index, 1.0),
+        return functools.partial(formula, Now(np.float32(gradient_weight), lr * optimizer.lr_mult.get(index, 1.0),
                                               optimizer._get_wd(index), optimizer._index_update_count[index]))
 
-    def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, share: float) -> None:
-        self.optimizer.lr, self.optimizer.rescale_grad = lr, share
+    def _by_mxnet(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float) -> None:
+        self.optimizer.lr, self.optimizer.rescale_grad = lr, gradient_weight
         self.optimizer.update_multi_precision(self.index, self._shaped(w), self._shaped(grad), self.state)
 
 
-class AtOnce(Applied):
+class ImmediateOptimizer(Applied):
     """U on a server, whose one thread would wait for the update anyway."""
 
     def bind(self, w: NDArray, grad: NDArray) -> Tuple[np.ndarray, np.ndarray]:
@@ -72,20 +72,21 @@ class AtOnce(Applied):
         self._bound, self._seen = (w, grad), (engine.memory(w), engine.memory(grad))
         return self._seen
 
-    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, gradient_weight: float = 1.0,
+                 out: Any = None) -> np.ndarray:
         assert w is self._seen[0] and out is None, "a rule updates the weights that `receive` gave it, in place"
-        step = self._in_numpy(lr, share)
+        step = self._in_numpy(lr, gradient_weight)
         if step is not None:
             step(w, grad, [engine.memory(array) for array in self.arrays().values()], w, grad)
         else:
             if grad is not self._seen[1]:
                 self._seen[1][:] = grad
-            self._by_mxnet(*self._bound, lr, share)
+            self._by_mxnet(*self._bound, lr, gradient_weight)
             self._bound[0].wait_to_read()  # a rule may look at it
         return w
 
 
-class Queued(Applied):
+class QueuedOptimizer(Applied):
     """L, or U on a ring: operations of the engine."""
 
     factor = 1.0
@@ -95,17 +96,17 @@ class Queued(Applied):
     telling: Callable[[], Callable[[np.ndarray], bool]]
     """What asks the same of a gradient of this iteration, and says so; where there is `skips`."""
 
-    def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0,
+    def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
                  out: Optional[NDArray] = None) -> NDArray:
         out = w if out is None else out
-        share *= self.factor
-        step = self._in_numpy(lr, share)
+        gradient_weight *= self.factor
+        step = self._in_numpy(lr, gradient_weight)
         if step is not None:
             self._queue(step, w, grad, out)
         else:  # works in place
             if out is not w:
                 self.copy(w, out)
-            self._by_mxnet(out, grad, lr, share)
+            self._by_mxnet(out, grad, lr, gradient_weight)
         return out
 
     def accrue(self, total: NDArray, grad: NDArray) -> None:
@@ -120,9 +121,9 @@ class Queued(Applied):
 
         engine.push(add, [grad], [total])
 
-    def trial(self, w: NDArray, grad: NDArray, lr: float, share: float, out: NDArray) -> NDArray:
+    def trial(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float, out: NDArray) -> NDArray:
         facts, arrays = self.facts(), [(array, array.copy()) for array in self.arrays().values()]
-        self(w, grad, lr, share, out)
+        self(w, grad, lr, gradient_weight, out)
         described.set_progress(self.optimizer, self.index, facts)
         for array, before in arrays:
             before.copyto(array)

@@ -39,12 +39,12 @@ def worker_state(session: Session) -> Saved:
         if bucket.id in session.local_steps:
             state = session.local_steps[bucket.id].arrays()
             flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
-        flats.update({f"wire/{name}": array for name, array in session.holder.kept(bucket).items()})
+        flats.update({f"wire/{name}": array for name, array in session.weights_holder.codec_state(bucket).items()})
         names[bucket.label] = list(flats)
         for prefix, flat in flats.items():
             flat = flat if isinstance(flat, np.ndarray) else flat.asnumpy().reshape(-1)
             layout.split(bucket, flat, arrays, prefix + "/")
-    step, holder = session.step, session.holder
+    step, holder = session.step, session.weights_holder
     versions = holder.versions() if session.method.asynchronous and isinstance(holder, AsynchronousServers) else {}
     return arrays, {
         "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
@@ -65,16 +65,16 @@ def load_worker(session: Session, saved: Saved) -> None:
                     for name in of_bucket(session, bucket, meta["arrays"]) if name.startswith(prefix)}
 
         worker = session.workers[bucket.id]
-        declared.put_back(worker, below("worker/"), of_bucket(session, bucket, meta["facts"]),
+        declared.restore(worker, below("worker/"), of_bucket(session, bucket, meta["facts"]),
                          like=session.w_local[bucket.id])
         worker.resumed()
         if bucket.id in session.local_steps:
-            session.local_steps[bucket.id].put_back(below("optimizer_local/"),
+            session.local_steps[bucket.id].restore(below("optimizer_local/"),
                                                     of_bucket(session, bucket, meta["optimizer_local"]))
-        declared.fill(session.holder.kept(bucket), below("wire/"))
+        declared.fill(session.weights_holder.codec_state(bucket), below("wire/"))
     if meta["versions"] and session.method.asynchronous:
-        assert isinstance(session.holder, AsynchronousServers)
-        session.holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
+        assert isinstance(session.weights_holder, AsynchronousServers)
+        session.weights_holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                    for bucket in session.buckets})
 
 
@@ -171,7 +171,7 @@ def send(session: Session, state: Optional[State], updates: int) -> int:
 
     Returns its `updates`.
     """
-    session.holder.import_state(state, session.buckets)
+    session.weights_holder.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
 
 

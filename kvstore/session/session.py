@@ -37,7 +37,7 @@ from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
 from kvstore.optimizers import torch_formulas
-from kvstore.optimizers.apply import Queued, formula_of
+from kvstore.optimizers.apply import QueuedOptimizer, formula_of
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.parts import Parts
@@ -57,14 +57,14 @@ class Session:
         self.transport, self.timeout_s = transport, options.timeout_s
         self.method = method(options.in_iterations(), transport.num_workers)
         self.recorder = recorder.begin("worker", transport.worker_rank)
-        self.holder: GlobalWeights
+        self.weights_holder: GlobalWeights
         if isinstance(transport, Servers):
-            self.holder = transport
+            self.weights_holder = transport
         elif isinstance(transport, Sharded):
-            self.holder = Parts(transport)
+            self.weights_holder = Parts(transport)
         else:
             assert isinstance(transport, Ring)
-            self.holder = Replicas(transport)
+            self.weights_holder = Replicas(transport)
         if self.recorder is not None:
             wraps.messages(self.recorder, transport, numbered=not method.asynchronous)
         self.step = Step(0, 0.0, 0.0)
@@ -78,7 +78,7 @@ class Session:
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
         self.optimizer: Optional[mx.optimizer.Optimizer] = None
         self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
-        self.local_steps: Dict[int, Queued] = {}
+        self.local_steps: Dict[int, QueuedOptimizer] = {}
 
     # -- before the first step -----------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class Session:
             raise ConfigError(f"store `{name}` adds weight decay to gradients, and AdamW keeps it apart from them; set "
                               "weight_decay to 0, or take Adam")
         optimizers.describe(optimizer)  # complains if it cannot travel
-        if isinstance(self.holder, Resident):
+        if isinstance(self.weights_holder, Resident):
             self._check_skips(optimizer)
 
     def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
@@ -151,17 +151,18 @@ class Session:
         assert optimizer is not None
         self.transport.on_nan = self._traffic.on_nan
         pulse.asynchronous = method.asynchronous
-        arriving = self.holder.set_up(setup, weights)
+        first_answers = self.weights_holder.set_up(setup, weights)
         local = self.local_optimizer  # one of the user's own may write to the gradient
-        self._has_room = method.worker.ends_with_exchange and (local is None or optimizers.known(local))
+        self._has_room = method.worker.gradient_free_after_exchange and (local is None or optimizers.known(local))
         for bucket in self.buckets:
-            own = arriving[bucket.id].result() if w_local is None else w_local(bucket)
+            own = first_answers[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
             self.workers[bucket.id] = method.worker(
-                options=method.options, num_workers=method.num_workers, bucket=bucket, holder=self.holder,
-                arriving=arriving[bucket.id], wd=optimizer.wd * bucket.first.wd_mult,
+                options=method.options, num_workers=method.num_workers, bucket=bucket,
+                weights_holder=self.weights_holder, last_exchange=first_answers[bucket.id],
+                wd=optimizer.wd * bucket.first.wd_mult,
                 lr_given=optimizer.lr if self.lr_given is None else self.lr_given,
-                local=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
+                local_optimizer=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
 
     def _setup(self) -> Setup:
         assert self.optimizer is not None
@@ -176,7 +177,7 @@ class Session:
             return None
         multipliers = self.local_optimizer.lr_mult, self.local_optimizer.wd_mult
         multipliers[0][bucket.id], multipliers[1][bucket.id] = bucket.first.lr_mult, bucket.first.wd_mult
-        step = self.local_steps[bucket.id] = Queued(self.local_optimizer, bucket.id, bucket.shape)
+        step = self.local_steps[bucket.id] = QueuedOptimizer(self.local_optimizer, bucket.id, bucket.shape)
         step.start(w)
         if self.method.options.on_nan == "skip":
             step.skips = lambda grad: not finite(grad)
@@ -185,9 +186,9 @@ class Session:
         return step if self.recorder is None else wraps.update(self.recorder, step, bucket, "local update")
 
     def _update(self, bucket: Bucket) -> Optional[Update]:
-        if not isinstance(self.holder, Resident):
+        if not isinstance(self.weights_holder, Resident):
             return None
-        update = self.holder.updates[bucket.id]
+        update = self.weights_holder.updates[bucket.id]
         return update if self.recorder is None else wraps.update(self.recorder, update, bucket, "update")
 
     def advice(self) -> Optional[str]:
@@ -218,11 +219,11 @@ class Session:
         the state they have, and rules and workers with what they hold.
         """
         self.optimizer = optimizer
-        told = False
-        while not told:  # else the one that tells the servers was lost before it had
+        servers_told = False
+        while not servers_told:  # else the one that tells the servers was lost before it had
             leads = self.leads
-            self.holder.use(self._setup(), self.global_weights, leads)
-            told = bool(self.transport.total(np.array([leads], np.float32)).any())
+            self.weights_holder.use(self._setup(), self.global_weights, leads)
+            servers_told = bool(self.transport.total(np.array([leads], np.float32)).any())
         self.counts(optimizer.num_update - optimizer.begin_num_update)
         for bucket in self.buckets:
             worker = self.workers[bucket.id]
@@ -261,7 +262,7 @@ class Session:
 
     def room(self, bucket: Bucket) -> Optional[NDArray]:
         """Where the bucket's next gradient is best written; None: anywhere."""
-        return self.holder.room(bucket) if self._has_room else None
+        return self.weights_holder.room(bucket) if self._has_room else None
 
     def multiplied(self, factor: float) -> None:
         """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again."""
@@ -293,10 +294,10 @@ class Session:
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""
-        if not self.method.asynchronous or not isinstance(self.holder, AsynchronousServers):
+        if not self.method.asynchronous or not isinstance(self.weights_holder, AsynchronousServers):
             raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
                               "every gradient is known")
-        counted = self.holder.statistics()
+        counted = self.weights_holder.statistics()
         return Staleness.of([counted[bucket.id] for bucket in self.buckets])
 
     # -- to look at it -------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Session:
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
-            for name, array in self.holder.kept(worker.bucket).items():
+            for name, array in self.weights_holder.codec_state(worker.bucket).items():
                 self._count(counted, f"{name}: what the codec has left of the gradients", array)
         return counted
 

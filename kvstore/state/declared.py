@@ -29,15 +29,15 @@ def facts_of(owner: Any) -> Dict[str, Any]:
     return {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
 
 
-def put_back(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
+def restore(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
     """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind those arrays are made that `start` did not."""
-    put_back_facts(owner, facts)
+    restore_facts(owner, facts)
     for name in owner.arrays:
         _make(owner, name, arrays, like)
     fill(arrays_of(owner), arrays)
 
 
-def put_back_facts(owner: Any, facts: Mapping[str, Any]) -> None:
+def restore_facts(owner: Any, facts: Mapping[str, Any]) -> None:
     """The inverse of `facts_of`."""
     for name in owner.facts:
         if name not in facts:

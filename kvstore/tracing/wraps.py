@@ -8,7 +8,7 @@ from kvstore.job.aside import guarded
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.header import HEADER
 from kvstore.messages.seam import Pending
-from kvstore.optimizers.apply import Queued
+from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.tracing.recorder import Recorder
 
 
@@ -35,11 +35,12 @@ def messages(on: Recorder, transport: Any, numbered: bool) -> None:
         _wrap(transport, name, sent)
 
 
-def update(on: Recorder, queued: Queued, bucket: Bucket, lane: str) -> Queued:
+def update(on: Recorder, queued: QueuedOptimizer, bucket: Bucket, lane: str) -> QueuedOptimizer:
     """Bars of an optimizer's steps on a worker."""
     class Traced(type(queued)):  # type: ignore[misc]
-        def __call__(self, w: NDArray, grad: NDArray, lr: float, share: float = 1.0, out: Any = None) -> NDArray:
-            after = super().__call__(w, grad, lr, share, out)
+        def __call__(self, w: NDArray, grad: NDArray, lr: float, gradient_weight: float = 1.0,
+                     out: Any = None) -> NDArray:
+            after = super().__call__(w, grad, lr, gradient_weight, out)
             on.span(lane, bucket, [grad] if after is w else [w, grad], [after])
             return after
 

@@ -20,7 +20,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
-from kvstore.messages.header import FETCH, HEADER, MAILBOX_FLOATS, SUM_SIZES, pieces, read_letter, sum_message
+from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
 from kvstore.messages.seam import Export, State
 from kvstore.state.npz import by_bucket, un_npz
 from kvstore.tracing import recorder
@@ -54,7 +54,7 @@ class Connection:
         self.keys = Keys(self.num_servers)
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
-        self._mailboxes = [self.keys.take(server) for server in range(self.num_servers)]
+        self._answer_keys = [self.keys.take(server) for server in range(self.num_servers)]
         self._pace: Optional[float] = None
         self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
@@ -77,13 +77,13 @@ class Connection:
             self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
                                    "timeout_s": self.timeout_s,
                                    "sums": [key for keys in self._sums.values() for key in keys],
-                                   "mailboxes": self._mailboxes, "trace_folder": trace_folder}, self.timeout_s)
+                                   "answer_keys": self._answer_keys, "trace_folder": trace_folder}, self.timeout_s)
         with waiting_for("the first round with the servers", self.timeout_s):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
-            sizes.update(dict.fromkeys(self._mailboxes, MAILBOX_FLOATS))
+            sizes.update(dict.fromkeys(self._answer_keys, ANSWER_FLOATS))
             self.native.init(list(sizes), [mx.nd.zeros(size) for size in sizes.values()])
-            for key in self._mailboxes:  # a server knows its mailbox from the first round on it
-                empty = mx.nd.zeros(MAILBOX_FLOATS)
+            for key in self._answer_keys:  # a server knows its answer array from the first round on it
+                empty = mx.nd.zeros(ANSWER_FLOATS)
                 self.native.pushpull(key, empty, out=empty)
                 empty.wait_to_read()
         mine = np.zeros(self.num_workers, np.float32)
@@ -93,7 +93,7 @@ class Connection:
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
-        answers = Mail(self, "software", self.timeout_s).read() if self.worker_rank == 0 else []
+        answers = ServerAnswers(self, "software", self.timeout_s).read() if self.worker_rank == 0 else []
         software.compare(self, [answer.decode() for answer in answers])
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
@@ -149,18 +149,18 @@ class Connection:
         return message
 
     def ask(self, name: str, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
-        """One letter from each server; once more, if another worker's question came between."""
+        """One piece from each server; once more, if another worker's question came between."""
         with waiting_for(f"the servers' answer to `{name}`", timeout_s):
             while True:
                 self.command(name, {"chunk": chunk}, timeout_s)
-                letters = [read_letter(mail) for mail in self._pull_mail()]
-                if all(letter[:2] == (self.worker_rank, chunk) for letter in letters):
-                    return letters
+                found = [read_piece(array) for array in self._pull_answers()]
+                if all(piece[:2] == (self.worker_rank, chunk) for piece in found):
+                    return found
                 time.sleep(random.uniform(0, 0.01))  # another worker's question came between
 
-    def _pull_mail(self) -> List[np.ndarray]:
-        arrays = [mx.nd.zeros(MAILBOX_FLOATS) for _ in self._mailboxes]
-        for key, array in zip(self._mailboxes, arrays):
+    def _pull_answers(self) -> List[np.ndarray]:
+        arrays = [mx.nd.zeros(ANSWER_FLOATS) for _ in self._answer_keys]
+        for key, array in zip(self._answer_keys, arrays):
             self.native.pull(key, out=array)
         return [array.asnumpy() for array in arrays]
 
@@ -190,7 +190,7 @@ def waiting_for(what: str, timeout_s: float) -> Iterator[None]:
         yield
 
 
-class Mail(Export):
+class ServerAnswers(Export):
     """What each server answers to a command, as it was at the first piece."""
 
     def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
@@ -202,12 +202,12 @@ class Mail(Export):
     def fetch(self) -> None:
         if not self.left:
             return
-        letters = self._connection.ask(self._name, self._chunk, self._timeout_s)
+        found = self._connection.ask(self._name, self._chunk, self._timeout_s)
         self._chunk += 1
-        for answer, (_, _, length, piece) in zip(self._answers, letters):
+        for answer, (_, _, length, piece) in zip(self._answers, found):
             answer += piece[:length - len(answer)]
-        self.left = max(map(pieces, (letter[2] for letter in letters))) - self._chunk
-        if not self.left and self._chunk > 1:  # what fits into a letter may stay with the servers
+        self.left = max(map(pieces, (piece[2] for piece in found))) - self._chunk
+        if not self.left and self._chunk > 1:  # what fits into one piece may stay with the servers
             self._connection.command("taken", {"answer": self._name}, self._timeout_s)
 
     def read(self) -> List[bytes]:

@@ -143,7 +143,7 @@ class Stage(Turns):
             message = np.empty(0, np.uint8) if asks else push.encode(floats[:-HEADER])
             coded.room(rank, message.size)[:] = message
             coded.add(rank, floats[-HEADER:].copy())
-        self.shards[bucket.server_rank].update(bucket.id, pushed, self._stored[bucket.id])
+        self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
         for rank, message in coded.answers().items():
             floats, answer = round_[rank], self.codes[rank, bucket.id].answer
             if floats[-1] == FETCH:
@@ -163,7 +163,7 @@ class Stage(Turns):
             for message in messages[1:]:
                 messages[0] += message  # the answer is written there in any case
         stored = self._stored[bucket.id]
-        self.shards[bucket.server_rank].update(bucket.id, round_[0][1].whole, stored)
+        self.shards[bucket.server_rank].handle_push(bucket.id, round_[0][1].whole, stored)
         answer = engine.memory(stored)
         for message in messages:
             message[:] = answer
@@ -188,11 +188,11 @@ class Stage(Turns):
         parts[worker_rank] = array
         if len(parts) == self.num_workers:
             del self._totals[number]
-            self.met()
+            self.all_arrived()
         self.wait_until(lambda: len(parts) == self.num_workers, "a sum over the workers")
         return sum((parts[rank] for rank in range(1, self.num_workers)), parts[0].copy())
 
-    def met(self) -> None:
+    def all_arrived(self) -> None:
         """All workers have come to one of their sums."""
 
 
@@ -303,7 +303,7 @@ class InProcess(_Staged, Buffered):
             for shard in self._stage.shards:
                 shard.command("use", setup.command())
 
-    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+    def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         codes = self._stage.codes.get((self.worker_rank, bucket.id))
         return {} if codes is None or codes.push.residual is None else {"residual": codes.push.residual}
 

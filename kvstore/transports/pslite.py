@@ -24,7 +24,7 @@ from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import npz
 from kvstore.transports import connection
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
-from kvstore.transports.connection import Mail, waiting_for
+from kvstore.transports.connection import ServerAnswers, waiting_for
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
 
@@ -44,8 +44,8 @@ class ParameterServer(Buffered):
     def _command(self, name: str, payload: Dict[str, Any]) -> None:
         self._connection.command(name, payload, self._timeout_s)
 
-    def _read_mail(self, name: str) -> List[bytes]:
-        return Mail(self._connection, name, self._timeout_s).read()
+    def _read_answers(self, name: str) -> List[bytes]:
+        return ServerAnswers(self._connection, name, self._timeout_s).read()
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
@@ -78,7 +78,7 @@ class ParameterServer(Buffered):
             self._command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
                 bucket.id: [bucket.server_rank, bucket.size] for bucket in setup.buckets}})
         if shared.outbox is None:
-            addresses = b"\n".join(self._read_mail("address")) if first else b""
+            addresses = b"\n".join(self._read_answers("address")) if first else b""
             shared.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
                                    self.worker_rank, self._timeout_s)
         self._outbox = shared.outbox
@@ -101,7 +101,7 @@ class ParameterServer(Buffered):
         if leads:
             self._command("use", setup.command())
 
-    def kept(self, bucket: Bucket) -> Dict[str, np.ndarray]:
+    def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
         return {} if self._outbox is None else self._outbox.residual(bucket)
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
@@ -138,7 +138,7 @@ class ParameterServer(Buffered):
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         counted: Dict[int, Dict[str, Any]] = {}
-        for answer in self._read_mail("statistics"):
+        for answer in self._read_answers("statistics"):
             counted.update({int(key): one for key, one in json.loads(answer).items()})
         return counted
 
@@ -149,7 +149,7 @@ class ParameterServer(Buffered):
         return export.state()
 
     def exporting(self) -> Export:
-        return Mail(self._connection, "export", self._timeout_s)
+        return ServerAnswers(self._connection, "export", self._timeout_s)
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is None:

@@ -12,7 +12,7 @@ import numpy as np
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import Pending, Setup, Sharded
-from kvstore.optimizers.apply import Queued
+from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.weights.replicas import InTurn, Resident
 
 
@@ -28,7 +28,7 @@ class Parts(Resident):
         super().__init__(sharded)
         self.sharded = sharded
         self._weights: Dict[int, InTurn] = {}
-        self._arriving: Dict[int, Pending] = {}
+        self._last_exchange: Dict[int, Pending] = {}
         self._no_part: Dict[int, NDArray] = {}
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
@@ -38,11 +38,11 @@ class Parts(Resident):
             size = mine.stop - mine.start
             self._no_part.update({} if size else {bucket.id: mx.nd.zeros(1, w.context)})
             shape = bucket.shape if size == bucket.size else (size or 1,)
-            self.updates[bucket.id] = Queued(optimizer, bucket.id, shape)
+            self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, shape)
             self.updates[bucket.id].start(self.mine(bucket, w))
             self._weights[bucket.id] = InTurn(w, 2, first=[w])
-            self._arriving[bucket.id] = Pending(w)
-        return dict(self._arriving)
+            self._last_exchange[bucket.id] = Pending(w)
+        return dict(self._last_exchange)
 
     def mine(self, bucket: Bucket, whole: NDArray) -> NDArray:
         if bucket.id in self._no_part:
@@ -52,24 +52,24 @@ class Parts(Resident):
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
         self.note(lr)
-        before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
+        before, after = self._last_exchange[bucket.id], self._weights[bucket.id].next()
         update = self.updates[bucket.id]
 
         def update_part(total: NDArray) -> None:
-            update(self.mine(bucket, before.result()), total, lr, self.share, out=self.mine(bucket, after))
+            update(self.mine(bucket, before.result()), total, lr, self.gradient_weight, out=self.mine(bucket, after))
 
-        self._arriving[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
-        return self._arriving[bucket.id]
+        self._last_exchange[bucket.id] = self.sharded.exchange(bucket, grad, update_part, after)
+        return self._last_exchange[bucket.id]
 
     def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
         """Collective; every worker gets all of it."""
         mine = super().whole(bucket, array)[:0 if bucket.id in self._no_part else None]
         return self.sharded.gather(bucket, mine)
 
-    def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
+    def restore(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, object]) -> None:
         mine = self.sharded.part(bucket)
         if bucket.id in self._no_part:
             arrays = {name: np.zeros(1, np.float32) for name in arrays}
         else:
             arrays = {name: array.reshape(-1)[mine] for name, array in arrays.items()}
-        self.updates[bucket.id].put_back(arrays, facts)
+        self.updates[bucket.id].restore(arrays, facts)

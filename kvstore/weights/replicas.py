@@ -18,7 +18,7 @@ from kvstore.messages import finite
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
 from kvstore.optimizers import described
-from kvstore.optimizers.apply import Queued
+from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.state.npz import array_text, below, npz, text_array, un_npz
 
 
@@ -42,15 +42,15 @@ class Resident(GlobalWeights):
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.buckets: Sequence[Bucket] = ()
-        self.updates: Dict[int, Queued] = {}  # U, by bucket
-        self.share = 1.0 / transport.num_workers  # of a worker's gradient in a sum
+        self.updates: Dict[int, QueuedOptimizer] = {}  # U, by bucket
+        self.gradient_weight = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
     def optimizer(self, setup: Setup) -> mx.optimizer.Optimizer:
         """U, for the buckets of `setup`."""
         self.buckets = setup.buckets
         if setup.options.get("reduction") == "sum":
-            self.share = 1.0
+            self.gradient_weight = 1.0
         optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
         optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in setup.buckets})
         optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in setup.buckets})
@@ -91,11 +91,11 @@ class Resident(GlobalWeights):
             data = agreement.from_one(self._transport, b"" if state is None else npz(state[bucket.id]))
             if data:
                 parts = un_npz(data)
-                self.put_back(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])
+                self.restore(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])
 
-    def put_back(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
+    def restore(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The optimizer goes on from this state of a whole bucket."""
-        self.updates[bucket.id].put_back(arrays, facts)
+        self.updates[bucket.id].restore(arrays, facts)
 
 
 class Replicas(Resident, Replicated):
@@ -106,28 +106,28 @@ class Replicas(Resident, Replicated):
         self.ring = ring
         self._sums: Dict[int, InTurn] = {}
         self._weights: Dict[int, InTurn] = {}
-        self._arriving: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
+        self._last_exchange: Dict[int, Pending] = {}  # the global weights asked for last, where `exchange` is used
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
         optimizer = self.optimizer(setup)
         for bucket in setup.buckets:
             w = weights(bucket)
-            self.updates[bucket.id] = Queued(optimizer, bucket.id, bucket.shape)
+            self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, bucket.shape)
             self.updates[bucket.id].start(w)
             if setup.traffic.on_nan == "skip":
                 where = f"worker {self.ring.worker_rank}, the sum over the workers"
                 self.updates[bucket.id].skips = partial(finite.skips, where, finite.names(bucket))
             self._sums[bucket.id], self._weights[bucket.id] = InTurn(w, setup.traffic.depth), InTurn(w, 2, first=[w])
-            self._arriving[bucket.id] = Pending(w)
-        return dict(self._arriving)
+            self._last_exchange[bucket.id] = Pending(w)
+        return dict(self._last_exchange)
 
     def allreduce(self, bucket: Bucket, array: NDArray, lr: float) -> Pending:
         self.note(lr)
         return self.ring.allreduce(bucket, array, self._sums[bucket.id].next())
 
     def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        before, after = self._arriving[bucket.id], self._weights[bucket.id].next()
+        before, after = self._last_exchange[bucket.id], self._weights[bucket.id].next()
         update = self.updates[bucket.id]
-        self._arriving[bucket.id] = self.allreduce(bucket, grad, lr).then(
-            lambda total: update(before.result(), total, lr, self.share, out=after))
-        return self._arriving[bucket.id]
+        self._last_exchange[bucket.id] = self.allreduce(bucket, grad, lr).then(
+            lambda total: update(before.result(), total, lr, self.gradient_weight, out=after))
+        return self._last_exchange[bucket.id]

@@ -7,7 +7,7 @@ import difflib
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, shown
-from kvstore.options import FLAG, Span, convert
+from kvstore.options import FLAG, TrainingLength, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
@@ -102,7 +102,7 @@ def spellings(field: dataclasses.Field[Any]) -> Sequence[str]:
 
 def default_of(field: dataclasses.Field[Any]) -> str:
     """The default of an option in words; empty where it says nothing."""
-    value = field.default if isinstance(field.default, (str, int, float, Span)) and field.default else ""
+    value = field.default if isinstance(field.default, (str, int, float, TrainingLength)) and field.default else ""
     return field.metadata["otherwise"] or (f"{value:g}" if isinstance(value, float) else str(value))
 
 

@@ -26,7 +26,20 @@ from kvstore.errors import ConfigError, shown, unknown
 from kvstore.methods import fit, local_optimizers
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
-from kvstore.options import FLAG, PATH, SPAN, TEXT, Span, convert, integer, integers, name, option, plain, real
+from kvstore.options import (
+    FLAG,
+    LENGTH,
+    PATH,
+    TEXT,
+    TrainingLength,
+    convert,
+    integer,
+    integers,
+    name,
+    option,
+    plain,
+    real,
+)
 from odsgd.config import methods
 from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
@@ -143,8 +156,8 @@ class TrainConfig:
     lr_step_epochs_local: Optional[Tuple[int, ...]] = _schedule(None, integers(1), "the same for --lr-local",
                                                                 otherwise="--lr-step-epochs", portable=False)
     lr_factor: float = _schedule(0.1, real(above=0), "the factor, for lr and lr_local")
-    lr_warmup: Span = _schedule(Span(0), SPAN, "raise lr, and only it, linearly to its value over this span, e.g. "
-                                "5epochs", tunes=True)
+    lr_warmup: TrainingLength = _schedule(TrainingLength(0), LENGTH, "raise lr, and only it, linearly to its value "
+                                          "over this span, e.g. 5epochs", tunes=True)
     lr_scaling: str = _schedule("none", name("scaling", ("none", "linear", "sqrt")), "what becomes of lr, which is for "
                                 "MAX workers, while a job of -n MIN:MAX has fewer: it stays, or is multiplied by their "
                                 "part of MAX, or by its root")
@@ -157,8 +170,8 @@ class TrainConfig:
     resume: bool = _run(False, FLAG, "go on with the run in that folder", result=False)
     log_interval: int = _run(50, integer(1), "iterations between two log lines", result=False)
     eval_every: int = _run(1, integer(0), "epochs between two evaluations; 0: never", result=False)
-    checkpoint_every: Span = _run(Span(1, "epochs"), SPAN, "between two checkpoints, e.g. 1epoch or 500; 0: only at "
-                                  "the end", result=False)
+    checkpoint_every: TrainingLength = _run(TrainingLength(1, "epochs"), LENGTH, "between two checkpoints, e.g. 1epoch "
+                                            "or 500; 0: only at the end", result=False)
     keep_checkpoints: int = _run(3, integer(1), "how many of the newest are kept", result=False)
     checkpoint_to: Optional[str] = _run(None, TEXT, "a second place that checkpoints are copied to, and brought back "
                                         "from if --out has none: a folder, or HOST:FOLDER, by ssh", result=False)

@@ -91,7 +91,7 @@ class _Stepped(Update):
     def __init__(self, holder: "_Recorder") -> None:
         self._holder = holder
 
-    def __call__(self, w: Array, grad: Array, lr: float, share: float = 1.0, out: Any = None) -> Array:
+    def __call__(self, w: Array, grad: Array, lr: float, gradient_weight: float = 1.0, out: Any = None) -> Array:
         self._holder.ops.append(Op("step"))
         return w if out is None else out
 
@@ -175,6 +175,7 @@ def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes
 def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
              local: bool, ring: bool) -> Worker:
     """A method's worker with such a holder, with weights `w`; its optimizers do nothing."""
-    return method.worker(options=options, num_workers=num_workers, bucket=bucket, holder=holder, arriving=Pending(w),
-                         wd=0.0, lr_given=LR, local=_Stepped(holder) if local else None,
+    return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=holder,
+                         last_exchange=Pending(w), wd=0.0, lr_given=LR,
+                         local_optimizer=_Stepped(holder) if local else None,
                          update=_Stepped(holder) if ring else None, w_local=w)

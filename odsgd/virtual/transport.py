@@ -164,7 +164,7 @@ class VirtualStage(Stage):
             self.simulation.rest(worker_rank)
         return super().total(worker_rank, array)
 
-    def met(self) -> None:
+    def all_arrived(self) -> None:
         if self.simulation is not None:
             self.simulation.met()
             self._answer_what_came()  # which workers may read later, as elastic averaging does

@@ -71,10 +71,10 @@ class Changing(Synchronous):
         for one in self.grown:
             g = g + 0.1 * one
         if does & LOCAL:
-            assert self.local is not None
-            self.local(self.own, g, step.lr)
-        self.arriving = self.holder.exchange(self.bucket, g + 0.1 * self.own, step.lr)
-        return self.arriving.result()
+            assert self.local_optimizer is not None
+            self.local_optimizer(self.own, g, step.lr)
+        self.last_exchange = self.weights_holder.exchange(self.bucket, g + 0.1 * self.own, step.lr)
+        return self.last_exchange.result()
 
 
 class ChangingUpdate(SyncUpdate):

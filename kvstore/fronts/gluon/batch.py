@@ -29,11 +29,11 @@ def counting(backward: Callable[..., None]) -> Callable[..., None]:
 def telling(init_optimizer: Callable[..., None]) -> Callable[..., None]:
     """``Module.init_optimizer``, which tells its batch."""
     @functools.wraps(init_optimizer)
-    def told(module: Any, *arguments: Any, **options: Any) -> None:
+    def init_telling(module: Any, *arguments: Any, **options: Any) -> None:
         init_optimizer(module, *arguments, **options)
         _seen(module._exec_group.batch_size)
 
-    return told
+    return init_telling
 
 
 def _rows() -> Optional[int]:

@@ -104,7 +104,7 @@ def saved(scaler: Any) -> Dict[str, float]:
     return {name: getattr(scaler, name) for name in KEPT}
 
 
-def put_back(scaler: Any, state: Dict[str, float]) -> None:
+def restore(scaler: Any, state: Dict[str, float]) -> None:
     """The inverse of `saved`."""
     for name in KEPT:
         setattr(scaler, name, state[name])

@@ -105,7 +105,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         self._scaler = scaler
         self._tell_scaler = scaling.take_over(scaler, lambda: self._overflowed)
         if self._saved_scale is not None:
-            scaling.put_back(scaler, self._saved_scale)
+            scaling.restore(scaler, self._saved_scale)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
         """Give `out` on every worker what `value` is on worker 0: the initial weights of `key`. Collective; waits.
@@ -168,7 +168,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
                 self._lanes_of.setdefault(key, []).append(lane)
         self._open(lanes)
         begun.add(self)
-        pulse.more["waited_s"] = waits.told
+        pulse.more["waited_s"] = waits.seconds_waited
 
     def wait(self) -> None:
         super().wait()
@@ -207,18 +207,18 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
 
     def _share(self) -> None:
         """Send what `broadcast` was given, in as few messages as can be. Collective; waits."""
-        arriving, self._unshared = self._unshared, {}
-        if not arriving:
+        values, self._unshared = self._unshared, {}
+        if not values:
             return
-        what = f"parameter {next(iter(arriving))}" if len(arriving) == 1 else "their parameters"
-        parameters = {key: self._keyed[key].parameter for key in arriving}
+        what = f"parameter {next(iter(values))}" if len(values) == 1 else "their parameters"
+        parameters = {key: self._keyed[key].parameter for key in values}
         agreement.check(self.session.transport, what, [f"parameter {key} shape {one.shape} {one.dtype}"
                                                        for key, one in parameters.items()])
         if self._saved is not None:
             return
         sizes = {key: one.size for key, one in parameters.items() if one.dtype in TRAINABLE_DTYPES}
-        for key, flat in (*self._from_worker_0(sizes, lambda key: arriving[key].asnumpy()),
-                          *self._bytes_from_worker_0({key: arriving[key] for key in arriving if key not in sizes})):
+        for key, flat in (*self._from_worker_0(sizes, lambda key: values[key].asnumpy()),
+                          *self._bytes_from_worker_0({key: values[key] for key in values if key not in sizes})):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
@@ -343,7 +343,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         super().load_state(worker, server)
         self._saved_scale = worker[1].get("loss_scale")
         if self._scaler is not None and self._saved_scale is not None:
-            scaling.put_back(self._scaler, self._saved_scale)
+            scaling.restore(self._scaler, self._saved_scale)
 
     def _known(self, key: Any) -> Keyed:
         if key not in self._keyed:

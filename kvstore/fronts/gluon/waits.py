@@ -21,7 +21,7 @@ _known: List["Waits"] = []
 """Those of all stores that this process has had: what it has waited for one that is gone, it has waited."""
 
 
-def told() -> float:
+def seconds_waited() -> float:
     """For a beat: the seconds of all stores together. On any thread."""
     return round(sum(waits.seconds for waits in _known), 3)
 

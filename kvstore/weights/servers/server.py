@@ -22,13 +22,13 @@ from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import WIRE_DTYPE
-from kvstore.messages.header import pack_letter
+from kvstore.messages.header import pack_piece
 from kvstore.messages.seam import Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.servers.hub import Hub
 from kvstore.weights.servers.shard import Shard
-from kvstore.weights.servers.sums import Sum
+from kvstore.weights.servers.sums import CollectiveSum
 
 _PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's own stores sends
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
@@ -49,23 +49,25 @@ def _fatal(function: Callable[..., None]) -> Callable[..., None]:
 class Server:
     """One server process: routes pushes and commands to the shard.
 
-    Beside buckets there are two kinds of keys: sums (an answer is the sum of what all workers pushed) and this server's
-    mailbox, whose stored array is filled by the command `export` and then pulled.
+    Beside the keys of buckets there are two other kinds. The answer to a key of sums is the sum of what all workers
+    pushed. The last kind is one key per server, its answer array: ps-lite commands cannot carry an answer, so the
+    server writes the answer to a command that asks for something (`export`, `statistics` …) into the array stored under
+    this key, piece by piece, and the worker pulls the array.
     """
 
     def __init__(self, store: mx.kvstore.KVStore) -> None:
         self._store = store
         self._verifier = commands.Verifier(commands.job_key())
         self._shard: Optional[Shard] = None
-        self._sums: Dict[int, Sum] = {}
+        self._sums: Dict[int, CollectiveSum] = {}
         self._synchronous = True
-        self._everyone: Set[int] = set()
-        self._left: Set[int] = set()
+        self._all_workers: Set[int] = set()
+        self._finished_workers: Set[int] = set()
         self._closed: Dict[Tuple[int, ...], Set[int]] = collections.defaultdict(set)  # by a store's buckets: by whom
         self._lock = threading.RLock()
         self._timeout_s = DEFAULT_TIMEOUT_S
-        self._mailbox_key = -1
-        self._mailbox: Optional[NDArray] = None
+        self._answer_key = -1
+        self._answer_array: Optional[NDArray] = None
         self._outgoing: Dict[Tuple[int, str], bytes] = {}  # by who asked, and for what
         self._hub: Optional[Hub] = None  # where a store has a codec
 
@@ -108,10 +110,10 @@ class Server:
         else:
             assert self._shard is not None
             if name == "open":
-                self._bear(payload["options"]["timeout_s"])
+                self._extend_silence_timeout(payload["options"]["timeout_s"])
             self._shard.command(name, payload)
 
-    def _bear(self, timeout_s: float) -> None:
+    def _extend_silence_timeout(self, timeout_s: float) -> None:
         """Some worker waits for so long; it speaks first, since it knows for what."""
         self._timeout_s = max(self._timeout_s, 1.5 * timeout_s + 5)
         self._heard()
@@ -122,24 +124,24 @@ class Server:
                         "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
     def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
-               mailboxes: List[int], trace_folder: Optional[str]) -> None:
+               answer_keys: List[int], trace_folder: Optional[str]) -> None:
         """The first command of a job. Only inside a command can an updater be installed."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers, commands.trusted())
         pulse.more["stale"] = self._shard.stale
-        self._sums = {key: Sum(num_workers) for key in sums}
+        self._sums = {key: CollectiveSum(num_workers) for key in sums}
         self._synchronous = synchronous
-        self._everyone = set(range(num_workers))
-        self._mailbox_key = mailboxes[rank]
+        self._all_workers = set(range(num_workers))
+        self._answer_key = answer_keys[rank]
         self._store._set_updater(_fatal(self._update))
         self._timeout_s = 0.0
-        self._bear(timeout_s)
-        self._update_bucket, self._add_up = self._shard.update, self._sum
+        self._extend_silence_timeout(timeout_s)
+        self._handle_push, self._add_up = self._shard.handle_push, self._sum
         if commands.trusted():  # else anyone could say where to write
             recorder.folder = trace_folder
         on = recorder.begin("server", rank)
         if on is not None:
-            self._update_bucket = wraps.server_update(on, self._update_bucket, synchronous)
+            self._handle_push = wraps.server_update(on, self._handle_push, synchronous)
             self._add_up = wraps.server_sum(on, self._add_up)
         report("joined")
 
@@ -147,7 +149,7 @@ class Server:
         """A store has a codec: take its messages beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._everyone), self._timeout_s, _fatal(self._update), self._lock)
+            self._hub = Hub(len(self._all_workers), self._timeout_s, _fatal(self._update), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, Traffic(**traffic))
         if traffic["codec_weights"] != "none":
@@ -160,7 +162,7 @@ class Server:
         """
         store = tuple(buckets)
         self._closed[store].add(sender)
-        if self._closed[store] == self._everyone and self._shard is not None:
+        if self._closed[store] == self._all_workers and self._shard is not None:
             del self._closed[store]
             self._shard.forget(buckets)
             if self._hub is not None:
@@ -171,8 +173,8 @@ class Server:
 
         Its process stays, since the answer to this command is still to go out: the launcher ends it after the workers.
         """
-        self._left.add(sender)
-        if self._left >= self._everyone - environment.lost_workers():
+        self._finished_workers.add(sender)
+        if self._finished_workers >= self._all_workers - environment.lost_workers():
             recorder.end()
             deadlines.end("silence")
             report("done")
@@ -185,13 +187,13 @@ class Server:
     def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:
             self._add_up(key, pushed, stored)
-        elif key == self._mailbox_key:
-            self._mailbox = stored
+        elif key == self._answer_key:
+            self._answer_array = stored
         else:
-            self._update_bucket(key, pushed, stored)
+            self._handle_push(key, pushed, stored)
             if self._hub is None:  # whose couriers count
                 pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
-                    len(self._everyone) if self._synchronous else 1)
+                    len(self._all_workers) if self._synchronous else 1)
 
     def _sum(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if self._synchronous:
@@ -208,15 +210,15 @@ class Server:
         return answer
 
     def _answer(self, sender: int, name: str, chunk: int) -> None:
-        """Put piece number `chunk` of what the shard says to command `name`, as it was at piece 0, into the mailbox.
+        """Write piece number `chunk` of the answer to command `name` into the answer array.
 
-        What takes several pieces is kept until the worker has `taken` it.
+        The answer is the one of piece 0. If it takes several pieces, it stays here until the worker has `taken` it.
         """
-        assert self._shard is not None and self._mailbox is not None
+        assert self._shard is not None and self._answer_array is not None
         if chunk == 0:
             self._outgoing[sender, name] = self._said(name)
-        self._mailbox[:] = pack_letter(sender, chunk, self._outgoing[sender, name])
-        self._mailbox.wait_to_read()
+        self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, name])
+        self._answer_array.wait_to_read()
 
 
 def _keep_memory() -> None:

@@ -21,7 +21,7 @@ from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, 
 from kvstore.messages.seam import State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
-from kvstore.optimizers.apply import AtOnce
+from kvstore.optimizers.apply import ImmediateOptimizer
 from kvstore.state import declared
 from kvstore.state.npz import array_text, below, by_bucket, npz, text_array, un_npz
 
@@ -32,39 +32,40 @@ MOST_TOLD = 64
 class Entry:
     """One bucket of this server.
 
-    size    : how many of its floats are weights
-    modulus : how its versions are counted
-    marks   : how many workers' marks a push carries
-    names   : its parameters
+    size          : how many of its floats are weights
+    modulus       : how its versions are counted
+    pushes_summed : how many workers' pushes MXNet has summed before `receive`
+    names         : its parameters
     """
 
-    def __init__(self, size: int, update: AtOnce, rule: Rule, modulus: int, marks: int, names: Names) -> None:
-        self.size, self.update, self.rule, self.modulus, self.marks = size, update, rule, modulus, marks
-        self.names = names
-        self._update_began = self._rule_began = False
+    def __init__(self, size: int, optimizer: ImmediateOptimizer, rule: Rule, modulus: int, pushes_summed: int,
+                 names: Names) -> None:
+        self.size, self.optimizer, self.rule, self.modulus = size, optimizer, rule, modulus
+        self.pushes_summed, self.names = pushes_summed, names
+        self._optimizer_began = self._rule_began = False
         self._resumed: Optional[Tuple[Dict[str, np.ndarray], Dict[str, Any]]] = None  # the rule's, until it starts
-        self.kept: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
+        self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
         """Before the first push: what a rule, or an optimizer, keeps may begin as a copy of the weights."""
-        if not self._update_began:
-            self._update_began = True
-            self.update.start(stored[:self.size])
+        if not self._optimizer_began:
+            self._optimizer_began = True
+            self.optimizer.start(stored[:self.size])
         if not self._rule_began:
             self._rule_began = True
             self.rule.start(engine.memory(stored[:self.size]))
             if self._resumed is not None:
-                declared.put_back(self.rule, *self._resumed, np.zeros(self.size, np.float32))
+                declared.restore(self.rule, *self._resumed, np.zeros(self.size, np.float32))
 
     def use(self, optimizer: mx.optimizer.Optimizer) -> None:
         """The next push is the first that this optimizer sees."""
-        self.update.use(optimizer)
-        self._update_began = False
+        self.optimizer.use(optimizer)
+        self._optimizer_began = False
 
     def receive(self, header: Header, pushed: NDArray, stored: NDArray) -> None:
         """One push, or the sum of all workers'."""
         self.start(stored)
-        w, grad = self.update.bind(stored[:self.size], pushed[:self.size])
+        w, grad = self.optimizer.bind(stored[:self.size], pushed[:self.size])
         on_nan = self.rule.options.on_nan
         if on_nan == "skip" and finite.skips(f"{environment.who()}, {self._where(header)}", self.names, grad):
             self.rule.skip(header, w)
@@ -75,11 +76,11 @@ class Entry:
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
-            which = "" if self.marks == 1 else "; on_nan `find` finds the worker"
+            which = "" if self.pushes_summed == 1 else "; on_nan `find` finds the worker"
             raise DivergedError(f"{self._where(header)}: {finite.wrong(grad, self.names)}{which}. {finite.ADVICE}")
 
     def _where(self, header: Header) -> str:
-        if self.marks == 1:
+        if self.pushes_summed == 1:
             return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
         return f"iteration {self.rule.version + 1}, the sum over the workers"
 
@@ -89,31 +90,31 @@ class Entry:
         Before the first push there is nothing of the rule's.
         """
         if not self._rule_began and self._resumed is None:
-            return {"meta": text_array({"optimizer": self.update.facts(), "rule": None})}
-        if not self._update_began:
-            self.update.start(mx.nd.zeros(self.size))
+            return {"meta": text_array({"optimizer": self.optimizer.facts(), "rule": None})}
+        if not self._optimizer_began:
+            self.optimizer.start(mx.nd.zeros(self.size))
         kept, facts = (declared.arrays_of(self.rule), declared.facts_of(self.rule)) if self._rule_began else (
             self._resumed or ({}, {}))
-        arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.update.arrays().items()},
+        arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.optimizer.arrays().items()},
                   **{f"rule/{name}": array for name, array in kept.items()},
-                  **{f"kept/{name}": array for name, array in self.kept.items()}}
-        meta = {"optimizer": {**self.update.facts(), "began": self._update_began},
+                  **{f"kept/{name}": array for name, array in self.extra_arrays.items()}}
+        meta = {"optimizer": {**self.optimizer.facts(), "began": self._optimizer_began},
                 "rule": facts}
         return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
 
-    def put_back(self, parts: Dict[str, np.ndarray]) -> None:
+    def restore(self, parts: Dict[str, np.ndarray]) -> None:
         """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
         meta = array_text(parts["meta"])
         if meta.get("rule", {}) is None:
             return
-        self.update.start(mx.nd.zeros(self.size))
-        self.update.put_back(below("optimizer/", parts), meta["optimizer"])
-        self._update_began = True
+        self.optimizer.start(mx.nd.zeros(self.size))
+        self.optimizer.restore(below("optimizer/", parts), meta["optimizer"])
+        self._optimizer_began = True
         if "rule" in meta:  # else it goes on, or begins anew with the first push
             self._resumed = below("rule/", parts), meta["rule"]
-            declared.put_back_facts(self.rule, meta["rule"])  # statistics may be asked for before the weights are here
-            declared.fill(self.kept, below("kept/", parts))
-        self._update_began = meta["optimizer"].get("began", True)
+            declared.restore_facts(self.rule, meta["rule"])  # statistics may be asked for before the weights are here
+            declared.fill(self.extra_arrays, below("kept/", parts))
+        self._optimizer_began = meta["optimizer"].get("began", True)
 
 
 class Shard:
@@ -140,7 +141,7 @@ class Shard:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def update(self, key: int, pushed: NDArray, stored: NDArray) -> None:
+    def handle_push(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         """Bucket `key` has been pushed, by all workers (`pushed` is their sum) or by one. Makes `stored` the answer."""
         if key not in self._entries:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
@@ -148,7 +149,7 @@ class Shard:
         pushed.wait_to_read()
         version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
         if mark != FETCH:
-            header = Header(int(version), lr_high + lr_low, int(mark) - entry.marks)
+            header = Header(int(version), lr_high + lr_low, int(mark) - entry.pushes_summed)
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)
@@ -180,7 +181,7 @@ class Shard:
         kind = methods.load(method, self._trusted)
         made = kind(kind.Options(**options), self.num_workers)
         for key, entry in mine.items():
-            update = AtOnce(applied, key, entry["shape"])
+            update = ImmediateOptimizer(applied, key, entry["shape"])
             rule = made.rule(key, made.options, self.num_workers, update)
             self._entries[key] = Entry(entry["size"], update, rule, ASYNC_MODULUS if made.asynchronous
                                        else SYNC_MODULUS, 1 if made.asynchronous else self.num_workers, entry["names"])
@@ -209,7 +210,7 @@ class Shard:
     def keep(self, weights: Dict[int, np.ndarray]) -> None:
         """Save these weights, too: workers have others, whose codes come after them."""
         for key, w in weights.items():
-            self._entries[key].kept["w"] = w
+            self._entries[key].extra_arrays["w"] = w
 
     def export(self) -> bytes:
         """What a checkpoint keeps of every bucket here, as an .npz file: ``<bucket>/<part>``."""
@@ -232,4 +233,4 @@ class Shard:
     def restore(self, state: State) -> None:
         """Put back what `export` gave."""
         for key, parts in state.items():
-            self._entries[key].put_back(parts)
+            self._entries[key].restore(parts)

@@ -14,11 +14,11 @@ from kvstore.job import environment
 from kvstore.messages.header import FETCH, HEADER, NOT_YET
 
 
-class Sum:
+class CollectiveSum:
     """The server's side of one key."""
 
     def __init__(self, num_workers: int) -> None:
-        self._everyone = set(range(num_workers))
+        self._all_workers = set(range(num_workers))
         self._round = 0
         self._added: Set[int] = set()
 
@@ -32,5 +32,5 @@ class Sum:
                 total[:] = 0
             total[:-HEADER] += part[:-HEADER]
             self._added.add(worker_rank)
-        complete = self._added >= self._everyone or self._added >= self._everyone - environment.lost_workers()
+        complete = self._added >= self._all_workers or self._added >= self._all_workers - environment.lost_workers()
         total[-HEADER] = self._round if complete else NOT_YET

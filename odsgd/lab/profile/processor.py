@@ -21,7 +21,7 @@ from kvstore.messages.header import HEADER
 from kvstore.messages.seam import Setup, Traffic
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers import described
-from kvstore.optimizers.apply import Queued
+from kvstore.optimizers.apply import QueuedOptimizer
 from kvstore.weights.servers.shard import Shard
 from odsgd.config.train import TrainConfig
 from odsgd.virtual.description import TRANSPORTS
@@ -129,7 +129,7 @@ def _lane(number: int, floats: int) -> Lane:
 
 
 def _step(applied: mx.optimizer.Optimizer, number: int, w: NDArray) -> Callable[[], Any]:
-    step, grad, out = Queued(applied, number, w.shape), mx.nd.ones(w.shape), mx.nd.zeros(w.shape)
+    step, grad, out = QueuedOptimizer(applied, number, w.shape), mx.nd.ones(w.shape), mx.nd.zeros(w.shape)
     step.start(w)
     return lambda: step(w, grad, 1e-6, out=out)
 
@@ -170,7 +170,7 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     def push(key: int) -> None:
         version = engine.floats(stored[key], floats, floats + 1)[0]
         engine.memory(pushed[key])[-HEADER:] = version, 1e-6, 0, 1
-        shard.update(key, pushed[key], stored[key])
+        shard.handle_push(key, pushed[key], stored[key])
 
     mx.nd.waitall()
     return _timed([_bind(push, key) for key in keys])

@@ -15,7 +15,7 @@ from kvstore.messages.seam import AsynchronousServers, GlobalWeights, Replicated
 from kvstore.methods.asgd import AsyncUpdate
 from kvstore.methods.common import CodedOptions
 from kvstore.methods.contract import Method, Rule, Worker
-from kvstore.options import Span
+from kvstore.options import TrainingLength
 from tests import methods
 from tests.jobs import ROOT, environment
 
@@ -34,7 +34,7 @@ def test_methods_are_imported_without_mxnet() -> None:
 
 @EVERY
 def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) -> None:
-    holder = typing.get_type_hints(method.worker)["holder"]
+    holder = typing.get_type_hints(method.worker)["weights_holder"]
     on_servers = bool({"server", "process"} & set(method.transports))
     assert method.transports and set(method.transports) <= {"server", "ring", "sharded", "process"}
     assert holder is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
@@ -107,7 +107,7 @@ def test_a_length_in_epochs_becomes_iterations_where_an_epoch_is_known() -> None
     assert options.in_iterations(7).plain()["warmup"] == 14
     with pytest.raises(ConfigError, match="`2epochs`: only a training run knows how long an epoch is"):
         options.in_iterations()
-    assert options.plain()["warmup"] == Span(2, "epochs").plain()
+    assert options.plain()["warmup"] == TrainingLength(2, "epochs").plain()
 
 
 # -- a user's own --------------------------------------------------------------------------------------------------

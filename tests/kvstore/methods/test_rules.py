@@ -15,8 +15,9 @@ from kvstore.methods.sync import SyncUpdate
 class Descent(Update):
     """Plain SGD, by the book."""
 
-    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, share: float = 1.0, out: Any = None) -> np.ndarray:
-        w -= np.float32(lr * share) * grad
+    def __call__(self, w: np.ndarray, grad: np.ndarray, lr: float, gradient_weight: float = 1.0,
+                 out: Any = None) -> np.ndarray:
+        w -= np.float32(lr * gradient_weight) * grad
         return w
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.optimizers.apply import AtOnce, Queued
+from kvstore.optimizers.apply import ImmediateOptimizer, QueuedOptimizer
 
 Way = Callable[[Any, NDArray, NDArray, Any], NDArray]
 """How an optimizer is applied, at its own rate: (optimizer, weights, gradient, state) -> the new weights."""
@@ -17,14 +17,14 @@ def by_mxnet(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDAr
 
 
 def at_once(optimizer: Any, weight: NDArray, grad: NDArray, state: Any) -> NDArray:
-    update = AtOnce(optimizer, 0, None)
+    update = ImmediateOptimizer(optimizer, 0, None)
     update.state = state
     update(*update.bind(weight, grad.copy()), optimizer.lr, optimizer.rescale_grad)
     return weight
 
 
-def step(optimizer: Any, state: Any) -> Queued:
-    made = Queued(optimizer, 0, None)
+def step(optimizer: Any, state: Any) -> QueuedOptimizer:
+    made = QueuedOptimizer(optimizer, 0, None)
     made.state = state
     return made
 
@@ -75,12 +75,12 @@ def test_other_optimizers_are_mxnets(name: str, options: Dict[str, float], way: 
     np.testing.assert_array_equal(updated(by_mxnet), updated(way))
 
 
-@pytest.mark.parametrize("kind", [AtOnce, Queued])
+@pytest.mark.parametrize("kind", [ImmediateOptimizer, QueuedOptimizer])
 def test_the_rate_and_the_share_of_a_step_are_those_it_is_called_with(kind: Any) -> None:
     optimizer = mx.optimizer.SGD(learning_rate=100.0, rescale_grad=100.0)
     update, w, grad = kind(optimizer, 0, None), mx.nd.array([4.0]), mx.nd.array([8.0])
     update.start(w)
-    before = update.bind(w, grad) if kind is AtOnce else (w, grad)
+    before = update.bind(w, grad) if kind is ImmediateOptimizer else (w, grad)
     update(*before, 0.5, 0.25)
     assert w.asscalar() == 4 - 0.5 * 0.25 * 8
 
@@ -91,8 +91,8 @@ def test_the_rate_and_the_share_of_a_step_are_those_it_is_called_with(kind: Any)
 def test_the_state_of_an_optimizer_is_kept_by_names_and_put_back(name: str, arrays: list) -> None:
     settings = {"momentum": 0.5} if name in ("nag", "dcasgd_a") else {}
 
-    def made() -> Queued:
-        step = Queued(mx.optimizer.create(name, learning_rate=0.1, **settings), 0, None)
+    def made() -> QueuedOptimizer:
+        step = QueuedOptimizer(mx.optimizer.create(name, learning_rate=0.1, **settings), 0, None)
         step.start(mx.nd.ones(3))
         return step
     whole, w = made(), mx.nd.ones(3)
@@ -100,7 +100,7 @@ def test_the_state_of_an_optimizer_is_kept_by_names_and_put_back(name: str, arra
         whole(w, mx.nd.array([t, 1.0, -t]), 0.1)
     assert list(whole.arrays()) == arrays
     resumed, w_resumed = made(), w.copy()
-    resumed.put_back({key: array.asnumpy() for key, array in whole.arrays().items()}, whole.facts())
+    resumed.restore({key: array.asnumpy() for key, array in whole.arrays().items()}, whole.facts())
     for step, weight in ((whole, w), (resumed, w_resumed)):
         step(weight, mx.nd.array([1.0, 2.0, 3.0]), 0.1)
     np.testing.assert_array_equal(w.asnumpy(), w_resumed.asnumpy())
@@ -111,7 +111,7 @@ def test_the_state_of_an_optimizer_is_kept_by_names_and_put_back(name: str, arra
 def test_a_rule_may_hand_over_a_gradient_of_its_own(name: str) -> None:
     """With any optimizer the gradient that counts is the one that is given, not the one that was pushed."""
     def after(grad: float, factor: float) -> np.ndarray:
-        update = AtOnce(mx.optimizer.create(name), 0, None)
+        update = ImmediateOptimizer(mx.optimizer.create(name), 0, None)
         w, g = mx.nd.ones(3), mx.nd.ones(3) * grad
         update.start(w)
         seen, pushed = update.bind(w, g)
@@ -128,7 +128,7 @@ def test_a_trial_leaves_momentum_and_count_as_they_were() -> None:
     """Else the steps that follow would be others."""
     paths = []
     for looks in (False, True):
-        update = Queued(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9), 0, None)
+        update = QueuedOptimizer(mx.optimizer.SGD(learning_rate=0.5, momentum=0.9), 0, None)
         w, path = mx.nd.ones(3), []
         update.start(w)
         for _ in range(3):

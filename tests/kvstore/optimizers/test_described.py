@@ -8,13 +8,13 @@ import pytest
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.optimizers import described
-from kvstore.optimizers.apply import Queued
+from kvstore.optimizers.apply import QueuedOptimizer
 from tests import paper
 
 
 def local_path(optimizer: Any, w_globals: Sequence[float], grads: Sequence[float]) -> List[float]:
     """The weights after each local step of a one-element bucket, at the optimizer's own rate and scale."""
-    local, w_bak = Queued(optimizer, 0, None), mx.nd.zeros(1)
+    local, w_bak = QueuedOptimizer(optimizer, 0, None), mx.nd.zeros(1)
     local.start(mx.nd.array([w_globals[0]]))
     lr, share = optimizer.lr, optimizer.rescale_grad
     return [local(mx.nd.array([w]), mx.nd.array([g]), lr, share, out=w_bak).asscalar()

@@ -55,7 +55,7 @@ def test_a_worker_with_answers_in_flight_is_kept_and_put_back() -> None:
     assert list(arrays) == ["v", *(f"in_flight/{t}" for t in range(12))]  # w is kept as the worker's weights
 
     again = Pipeline(3)
-    declared.put_back(again, arrays, facts, like=again.w)
+    declared.restore(again, arrays, facts, like=again.w)
     assert [answer.result().asnumpy().tolist() for answer in again.in_flight] == [[t, 1, 2] for t in range(12)]
     assert again.v.asnumpy().tolist() == [2, 2, 2] and (again.rates, again.seen) == ([0.1, 0.2], 7)
     again.in_flight[0].result()[:] = 5
@@ -72,7 +72,7 @@ def test_a_rule_with_counts_is_kept_and_put_back() -> None:
     again, third = Counting(2), Counting(2)
     kept = again.backups[1]
     for owner in (again, third):  # as of two buckets that were saved as one
-        declared.put_back(owner, arrays, facts, like=np.zeros(2))
+        declared.restore(owner, arrays, facts, like=np.zeros(2))
     again.staleness["0 3"] += 1
     assert (again.staleness, third.staleness) == ({"0 3": 3, "1 0": 5}, rule.staleness)
     assert again.version == 9 and again.sum.tolist() == [3, 3]
@@ -83,10 +83,10 @@ def test_an_array_that_is_not_there_is_named() -> None:
     arrays, facts = saved(Counting(2))
     del arrays["backups/1"]
     with pytest.raises(ConfigError, match="no array `backups/1` in the saved state; it belongs to another version"):
-        declared.put_back(Counting(2), arrays, facts, like=np.zeros(2))
+        declared.restore(Counting(2), arrays, facts, like=np.zeros(2))
     del facts["staleness"]
     with pytest.raises(ConfigError, match="no fact `staleness` in the saved state"):
-        declared.put_back(Counting(2), arrays, facts, like=np.zeros(2))
+        declared.restore(Counting(2), arrays, facts, like=np.zeros(2))
 
 
 def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
@@ -98,7 +98,7 @@ def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
 
     one, other = Shaped(), Shaped()
     one.state[:] = mx.nd.arange(6).reshape((2, 3))
-    declared.put_back(other, saved(one)[0], {}, like=None)
+    declared.restore(other, saved(one)[0], {}, like=None)
     assert other.state.asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
 
 

@@ -48,7 +48,7 @@ def steps(transport: Transport, optimizer: str) -> Tuple[Dict[str, int], Saved]:
         for name, weight in weights.items():
             store.pushpull(name, weight - transport.worker_rank, weight)
     store.wait()
-    holder = store.session.holder
+    holder = store.session.weights_holder
     kept = {} if not isinstance(holder, Parts) else {
         bucket.label: sum(array.size for array in holder.updates[bucket.id].arrays().values())
         for bucket in holder.buckets if holder.sharded.part(bucket).start < holder.sharded.part(bucket).stop}

@@ -14,7 +14,7 @@ from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.methods import local_optimizers
 from kvstore.methods.common import CodedOptions
-from kvstore.options import Span, integer, option, plain
+from kvstore.options import TrainingLength, integer, option, plain
 from odsgd.config import methods
 from odsgd.config.flags import parse_flags
 from odsgd.config.kinds import Compute
@@ -241,7 +241,7 @@ def test_a_contradiction_is_one_line(flags: str, said: str) -> None:
 def test_the_constructor_checks_as_the_command_line_does() -> None:
     with pytest.raises(ConfigError, match="lr: expected a number, at least 0, got `fast`"):
         TrainConfig(lr="fast")
-    assert TrainConfig(warmup="2epochs").options == TrainConfig(warmup=Span(2, "epochs")).options
+    assert TrainConfig(warmup="2epochs").options == TrainConfig(warmup=TrainingLength(2, "epochs")).options
 
 
 # --- resolved values --------------------------------------------------------------------------------------------------

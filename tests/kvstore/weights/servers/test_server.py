@@ -14,17 +14,17 @@ from kvstore.errors import ProtocolError
 from kvstore.job import commands
 from kvstore.job.deadlines import Deadlines
 from kvstore.job.pulse import pulse
-from kvstore.messages.header import BEGIN, HEADER, MAILBOX_FLOATS, Header
+from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
 from kvstore.messages.seam import Traffic
 from kvstore.methods.sync import SyncUpdate
 from kvstore.optimizers.described import describe
-from kvstore.transports.connection import Connection, Mail
+from kvstore.transports.connection import Connection, ServerAnswers
 from kvstore.weights.servers import server
 from kvstore.weights.servers.server import Server
 from tests.kvstore.weights.servers.test_hub import KEY as BUCKET
 from tests.kvstore.weights.servers.test_hub import PATIENCE_S, Client
 
-SIZE, MAILBOX, SUM = 100_000, 1, 2
+SIZE, ANSWERS, SUM = 100_000, 1, 2
 
 
 class Loop:
@@ -45,7 +45,7 @@ class Job:
         self.server = Server(self.loop)
         self.signers = [commands.Signer(rank, commands.job_key()) for rank in range(num_workers)]
         self.command("hello", num_workers=num_workers, synchronous=True, timeout_s=timeout_s, sums=[SUM],
-                     mailboxes=[MAILBOX], trace_folder=None)
+                     answer_keys=[ANSWERS], trace_folder=None)
 
     def command(self, name: str, worker_rank: int = 0, **payload: Any) -> None:
         self.server._controller(0, self.signers[worker_rank].sign(name, payload).encode(), None)
@@ -87,22 +87,22 @@ class Place(Connection):
     """A worker's place in that job, by calls."""
 
     def __init__(self, job: Job) -> None:
-        self.job, self.num_servers, self.worker_rank, self.timeout_s, self._mailboxes = job, 1, 0, 600.0, [MAILBOX]
-        self.mailbox = mx.nd.zeros(MAILBOX_FLOATS)
-        job.loop.push(MAILBOX, mx.nd.zeros(MAILBOX_FLOATS), self.mailbox)
+        self.job, self.num_servers, self.worker_rank, self.timeout_s, self._answer_keys = job, 1, 0, 600.0, [ANSWERS]
+        self.answers = mx.nd.zeros(ANSWER_FLOATS)
+        job.loop.push(ANSWERS, mx.nd.zeros(ANSWER_FLOATS), self.answers)
 
     def command(self, name: str, payload: Any, timeout_s: float) -> None:
         self.job.command(name, **payload)
 
-    def _pull_mail(self) -> List[np.ndarray]:
-        return [self.mailbox.asnumpy()]
+    def _pull_answers(self) -> List[np.ndarray]:
+        return [self.answers.asnumpy()]
 
 
 def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:
     job = Job()
     job.open()
     job.push()
-    export = Mail(Place(job), "export", 600.0)
+    export = ServerAnswers(Place(job), "export", 600.0)
     assert sum(map(len, job.server._outgoing.values())) > 2 * 4 * SIZE
     export.read()
     assert not job.server._outgoing
