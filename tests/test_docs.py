@@ -102,11 +102,11 @@ def test_every_preset_is_in_the_table_of_experiments() -> None:
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
-def test_the_tables_of_options_are_the_codes() -> None:
+def test_the_lists_of_options_are_the_codes() -> None:
     """To write them anew: scripts/maintain/docs_tables.py."""
     page = DOCS["reference/configuration"]
     assert docs_tables.written(page) == page
-    named = {cells[0].strip("`") for cells in table_rows(section(page, "Options of the methods"))}
+    named = set(re.findall(r"^- `(\w+)`", section(page, "Options of the methods"), re.MULTILINE))
     for method in METHODS.values():
         assert set(method.option_names()) <= named, method.name
 
@@ -132,7 +132,7 @@ def test_the_page_of_scale_is_its_results_and_these_are_the_models() -> None:
 
 
 def test_the_launchers_options_are_documented() -> None:
-    assert docs_tables.launch_table() in DOCS["reference/configuration"]
+    assert docs_tables.launch_list() in DOCS["reference/configuration"]
 
 
 VARIABLE = re.compile(r"\b(?:(?:DMLC|ODSGD|MXNET|OMP|OMPI|PMI|PMIX|SLURM|MPI|PS)_[A-Z][A-Z_]*[A-Z]"
@@ -169,8 +169,8 @@ def test_every_environment_variable_of_the_code_is_in_the_table() -> None:
     for script in (path for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix):
         text = script.read_text(encoding="utf-8")
         named |= set(re.findall(r"\$\{([A-Z][A-Z_]+)", text)) - {"HOME", "PATH"}
-    documented = {name for cells in table_rows(DOCS["reference/environment"])
-                  for name in re.findall(r"`([A-Z_]+)`", cells[0])}
+    items = re.findall(r"^- (`.*?)(?:: | \(set by )", DOCS["reference/environment"], re.MULTILINE)
+    documented = {name for names in items for name in re.findall(r"`([A-Z_]+)`", names)}
     assert {"DMLC_ROLE", "ODSGD_SECRET", "OMP_NUM_THREADS", "NO_COLOR", "PYTHON"} <= named  # the search finds something
     assert sorted(named - documented) == []
 

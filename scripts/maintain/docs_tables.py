@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Write the tables of options in docs/reference/configuration.md and docs/how-to/virtual.md anew, from the fields that
+"""Write the lists of options in docs/reference/configuration.md and docs/how-to/virtual.md anew, from the fields that
 declare them."""
 import dataclasses
-import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, Dict, Sequence
 
@@ -18,44 +18,53 @@ from odsgd.virtual import description  # noqa: E402
 
 VIRTUAL = ROOT / "docs" / "how-to" / "virtual.md"
 PAGE = ROOT / "docs" / "reference" / "configuration.md"
-HEAD = ["| option | default | value | meaning |", "|---|---|---|---|"]
-HEAD_OF_METHODS = ["| option | stores | default | value | meaning |", "|---|---|---|---|---|"]
 
 
-def run_table(fields: Sequence["dataclasses.Field[Any]"]) -> str:
+def entry(names: str, facts: Sequence[str], meaning: str) -> str:
+    """An item of a list, its lines as long as the others of a page."""
+    known = "; ".join(fact for fact in facts if fact)
+    parts = (f"- {names}" + f" ({known})" * bool(known) + f": {meaning}").split("`")
+    text = "`".join(part if number % 2 else part.replace("[", r"\[") for number, part in enumerate(parts))  # no links
+    return textwrap.fill(text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def run_list(fields: Sequence["dataclasses.Field[Any]"]) -> str:
     """The options of a run that are no method's."""
     rows = []
     for field in fields:
         default = "" if field.default in (None, (), dataclasses.MISSING) else f"`{plain(field.default)}`"
         default = default.replace("`True`", "`true`").replace("`False`", "`false`") or field.metadata["otherwise"]
-        rows.append(f"| `{field.name}` | {default} | {field.metadata['kind'].expected} | {field.metadata['help']} |")
-    return "\n".join([*HEAD, *rows]) + "\n"
+        rows.append(entry(f"`{field.name}`", [field.metadata["kind"].expected, default and f"default {default}"],
+                          field.metadata["help"]))
+    return "\n".join(rows) + "\n"
 
 
-def launch_table() -> str:
+def launch_list() -> str:
     """The options of `odsgd launch`."""
     rows = []
     for field in launch.fields().values():
         flags = ", ".join(f"`{flag}`" for flag in spellings(field))
         kind = field.metadata["kind"]
         value = kind.expected if kind.metavar else ""
-        rows.append(f"| {flags} | {default_of(field)} | {value} | {field.metadata['help']} |")
-    return "\n".join([*HEAD, *rows]) + "\n"
+        default = default_of(field)
+        rows.append(entry(flags, [value, default and f"default {default}"], field.metadata["help"]))
+    return "\n".join(rows) + "\n"
 
 
-def method_table() -> str:
+def method_list() -> str:
     """The options of all methods, a row for each meaning and default."""
     rows = []
     for name, meanings in methods.meanings().items():
         for text, defaults in meanings.items():
             for default, (field, stores) in defaults.items():
-                listed = "all" if name in methods.COMMON else ", ".join(f"`{store}`" for store in stores)
+                listed = "all stores" if name in methods.COMMON else ", ".join(f"`{store}`" for store in stores)
                 shown = default if field.default is None else f"`{default}`"
-                rows.append(f"| `{name}` | {listed} | {shown} | {field.metadata['kind'].expected} | {text} |")
-    return "\n".join([*HEAD_OF_METHODS, *rows]) + "\n"
+                rows.append(entry(f"`{name}`", [listed, field.metadata["kind"].expected, shown and f"default {shown}"],
+                                  text))
+    return "\n".join(rows) + "\n"
 
 
-def key_table() -> str:
+def key_list() -> str:
     """The keys of a virtual cluster, those of its parts with the part before them."""
     rows = []
     parts: Dict[str, Any] = {"": description.VirtualCluster}
@@ -65,26 +74,30 @@ def key_table() -> str:
             if "kind" in field.metadata:
                 default = plain(field.default) if field.default_factory is dataclasses.MISSING else "none"
                 shown = f"{default:.3g}" if isinstance(default, float) else default
-                rows.append(f"| `{prefix}{field.name}` | {shown} | {field.metadata['kind'].expected} | "
-                            f"{field.metadata['help']} |")
-    rows.append("| `hosts` | none | hosts by name, each with keys of `links` | links that differ from the others |")
-    return "\n".join(["| key | default | value | meaning |", "|---|---|---|---|", *rows]) + "\n"
+                rows.append(entry(f"`{prefix}{field.name}`", [field.metadata["kind"].expected, f"default {shown}"],
+                                  field.metadata["help"]))
+    rows.append(entry("`hosts`", ["hosts by name, each with keys of `links`"], "links that differ from the others"))
+    return "\n".join(rows) + "\n"
 
 
 def described(page: str) -> str:
-    """docs/how-to/virtual.md with its table as it should be."""
-    return re.sub(r"(<!-- description -->\n).*?(<!-- end -->)", lambda match: match[1] + key_table() + match[2], page,
-                  flags=re.DOTALL)
+    """docs/how-to/virtual.md with its list as it should be."""
+    return put(page, "<!-- description -->", key_list())
 
 
 def written(page: str) -> str:
-    """The page with its tables as they should be."""
-    for name, table in (("run", run_table(own_fields())), ("methods", method_table()), ("launch", launch_table())):
-        page, count = re.subn(rf"(<!-- {name}: .*? -->\n).*?(<!-- end -->)",
-                              lambda match, table=table: match[1] + table + match[2], page, flags=re.DOTALL)  # type: ignore[misc]
-        if count != 1:
-            raise SystemExit(f"{PAGE}: expected one table `{name}`, found {count}")
+    """The page with its lists as they should be."""
+    for name, items in (("run", run_list(own_fields())), ("methods", method_list()), ("launch", launch_list())):
+        page = put(page, f"<!-- {name}: written by scripts/maintain/docs_tables.py -->", items)
     return page
+
+
+def put(page: str, mark: str, items: str) -> str:
+    """The page with a list between its mark and the next end."""
+    before, found, rest = page.partition(f"{mark}\n")
+    if not found:
+        raise SystemExit(f"expected `{mark}` in the page")
+    return f"{before}{mark}\n\n{items}\n<!-- end -->{rest.partition('<!-- end -->')[2]}"
 
 
 if __name__ == "__main__":
