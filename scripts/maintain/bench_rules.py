@@ -65,9 +65,7 @@ def serve(way: str, floats: int, rule_workers: int, file: str) -> None:
         finally:
             save()
     else:
-        tell_rules(server, rule_workers)
-        end = server.Server._end  # does not return
-        server.Server._end = staticmethod(lambda: (save(), end()))
+        change(server, rule_workers, save)
         environment.serving = True
         roles.main()
 
@@ -83,15 +81,21 @@ def timed(updater: Callable[..., None], size: int, taken: Dict[int, List[float]]
     return update
 
 
-def tell_rules(server: Any, rule_workers: int) -> None:
-    """Let rules be made for that many workers."""
-    class Shard(server.Shard):  # type: ignore[misc]
+def change(server: Any, rule_workers: int, save: Callable[[], None]) -> None:
+    """Let rules be made for that many workers, and save before the launcher is told that the server has done."""
+    class Shard(server.Shard):
         def _open(self, **payload: Any) -> None:
-            counted, self.num_workers = self.num_workers, rule_workers
+            counted: int = self.num_workers
+            self.num_workers: int = rule_workers
             super()._open(**payload)
             self.num_workers = counted
 
-    server.Shard = Shard
+    class Server(server.Server):
+        def _leave(self, sender: int) -> None:
+            save()
+            super()._leave(sender)
+
+    server.Shard, server.Server = Shard, Server
 
 
 # -- the worker ------------------------------------------------------------------------------------------------------

@@ -84,8 +84,12 @@ def _targets(source: Any) -> List[Path]:
         return []
     path = Path(source)
     found: List[str] = []
-    _outside_code(path.read_text(encoding="utf-8"),
-                  lambda text: found.extend(target for _, target, _ in LINK.findall(text)) or text)
+
+    def note(text: str) -> str:
+        found.extend(target for _, target, _ in LINK.findall(text))
+        return text
+
+    _outside_code(path.read_text(encoding="utf-8"), note)
     targets = [(path.parent / target).resolve() for target in found if target and "://" not in target]
     return [target for target in dict.fromkeys(targets) if target.is_dir() or DOCS not in target.parents]
 

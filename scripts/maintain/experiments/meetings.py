@@ -16,7 +16,7 @@ from typing import Dict
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from kvstore import methods
+from kvstore.methods.softsync import SoftsyncSGD
 from odsgd.virtual import times
 from odsgd.virtual.description import of
 
@@ -27,8 +27,8 @@ MLP = {"hidden_w": 784 * 128, "hidden_b": 128, "second_w": 128 * 64, "second_b":
 def counted(iterations: int, every: int) -> str:
     """A line; every so many iterations all workers meet."""
     cluster = of({"workers": WORKERS, "compute": {"draws": "lognormal:0.1"}})
-    method = methods.find("softsync")
-    job = times.simulation(cluster, method, method.Options(n=SPLIT).in_iterations(), times.layers(MLP))
+    options = SoftsyncSGD.Options(n=SPLIT).in_iterations()
+    job = times.simulation(cluster, SoftsyncSGD, options, times.layers(MLP))
     ends = [*range(every, iterations, every), iterations] if every else [iterations]
     for first, last in zip([0, *ends], ends):
         for m in range(WORKERS):

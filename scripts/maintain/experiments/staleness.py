@@ -31,6 +31,7 @@ def work(n: int, iterations: int, compute_s: float, spread: float, file: str) ->
     """One worker."""
     import kvstore
     from kvstore.engine._mxnet import mx
+    from kvstore.session.staleness import mean
     store = kvstore.create("softsync", n=n)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=0.01))
     grad, weight = mx.nd.ones(FLOATS) * 1e-3, mx.nd.ones(FLOATS)
@@ -49,7 +50,7 @@ def work(n: int, iterations: int, compute_s: float, spread: float, file: str) ->
         Path(file).write_text(json.dumps({
             "pushes": found.pushes, "updates": found.updates_per_bucket, "seconds": seconds, "mean": found.mean,
             "max": found.max, "lr": found.lr_mean / 0.01, "histogram": found.histogram,
-            "worker_means": found.worker_means()}))
+            "worker_means": {rank: mean(taus) for rank, taus in found.by_worker.items()}}))
     store.close()
 
 
