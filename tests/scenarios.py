@@ -361,7 +361,7 @@ def run_all(worker_rank: int, names: List[str], kind: str = "sync") -> Dict[str,
     return results
 
 
-def run_kinds(worker_rank: int, kinds: List[str]) -> Dict[str, np.ndarray]:
-    """All scenarios of several kinds one after the other; results as ``KIND/NAME/path`` …"""
-    return {f"{kind}/{part}": array for kind in kinds
-            for part, array in run_all(worker_rank, list(SCENARIOS_OF[kind]), kind).items()}
+def run_kinds(worker_rank: int, names_of: Dict[str, List[str]]) -> Dict[str, np.ndarray]:
+    """Scenarios of several kinds one after the other; results as ``KIND/NAME/path`` …"""
+    return {f"{kind}/{part}": array for kind, names in names_of.items()
+            for part, array in run_all(worker_rank, names, kind).items()}

@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import traceback
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 import numpy as np
 import pytest
@@ -26,10 +26,35 @@ TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE}
 WITH_CODECS = {**INPROCESS, **PS_LITE}
 WITH_PARTS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 RINGS = {**VIRTUAL, **WITH_PARTS}
+#: Where every scenario runs; elsewhere a few do, which tell whether that transport's own way is right.
+EVERYTHING = (*INPROCESS, "ps-lite 2+1", "MPI 2")
+FEW: Dict[str, List[str]] = {
+    "sync": ["gluon", "gluon_adam", "gluon_states", "ssgd", "ssgd_adam", "ssgd_mult", "ssgd_tiny", "ssgd_two_devices",
+             "ssgd_states", "odsgd", "odsgd_tiny", "odsgd_two_devices", "odsgd_none", "odsgd_a", "odsgd_schedule",
+             "odsgd_replaced", "delayed"],
+    "async": ["gluon_momentum", "asgd", "asgd_tiny", "asgd_two_devices", "asgd_states", "dcasgd_c", "dcasgd_a",
+              "softsync", "softsync_1", "downpour", "downpour_apart", "easgd", "easgd_alone", "eamsgd"],
+    "ring": ["gluon", "gluon_adam", "dsync", "dsync_adam", "dsync_tiny", "dsync_two_devices", "dsync_quantize",
+             "pipesgd_1_quantize", "pipesgd_3", "pipesgd_truncate", "sasgd_3", "sasgd_tiny", "delayed", "odsgd",
+             "odsgd_tiny", "odsgd_none", "long_truncate"],
+    "coded": ["ssgd_truncate", "ssgd_2bit", "ssgd_2bit_tiny", "ssgd_back", "ssgd_both_adam", "odsgd_float16",
+              "odsgd_float16_tiny", "odsgd_1bit", "odsgd_both_2bit", "delayed_quantize", "delayed_both"],
+    "coded async": ["asgd_quantize", "asgd_both", "dcasgd_c_2bit", "softsync_both", "downpour_2_2bit"]}
+FEW["sharded"] = FEW["sync"]
 #: Kinds of scenarios that share the processes of one launch: to start them takes longer than all that they then do.
 TOGETHER = (("sync", "coded"), ("async", "coded async"), ("ring", "sharded"))
 
-NamedJob = Callable[..., List[Result]]
+
+
+class Job(List[Result]):
+    """Results of one job by worker rank, and the names of its scenarios."""
+
+    def __init__(self, results: Iterable[Result], names: List[str]) -> None:
+        super().__init__(results)
+        self.names = names
+
+
+NamedJob = Callable[..., Job]
 
 
 class Kept(Dict[str, np.ndarray]):
@@ -41,14 +66,28 @@ class Kept(Dict[str, np.ndarray]):
         pytest.fail(f"scenario {name}: {reason}", pytrace=False)
 
 
-def results(transport: str, kind: str = "sync") -> List[Result]:
-    """Every scenario's result on `transport`, by worker rank. A job is synchronous, asynchronous or a ring."""
+def scenarios_on(transport: str, kind: str) -> List[str]:
+    """The names of the scenarios of this kind that run there."""
+    return list(SCENARIOS_OF[kind]) if transport in EVERYTHING else FEW[kind]
+
+
+def on(transports: Iterable[str], kind: str, cases: Iterable[Any]) -> List[Any]:
+    """Pairs of a transport and a case, which is a scenario's name or several, where all of them run."""
+    def names(case: Any) -> Sequence[str]:
+        return [case] if isinstance(case, str) else case
+    return [pytest.param(transport, case, id=f"{transport}-{' is '.join(names(case))}")
+            for transport in transports for case in cases
+            if set(names(case)) <= set(scenarios_on(transport, kind))]
+
+
+def results(transport: str, kind: str = "sync") -> Job:
+    """The results of a kind of scenarios on `transport`. A job is synchronous, asynchronous or a ring."""
     if transport.startswith("MPI") and importlib.util.find_spec("mpi4py") is None:
         pytest.skip("mpi4py is not installed")
     found = outcome(transport, kind)
     if isinstance(found, str):
         pytest.fail(f"{transport}, {kind}: {found}", pytrace=False)
-    return found
+    return Job(found, scenarios_on(transport, kind))
 
 
 @functools.lru_cache(maxsize=None)
@@ -57,20 +96,21 @@ def outcome(transport: str, kind: str) -> Union[List[Result], str]:
     workers, servers = {**TRANSPORTS, **RINGS}[transport]
     try:
         if transport in INPROCESS:
-            return in_process(Stage, workers, kind)
+            return in_process(Stage, workers, kind, scenarios_on(transport, kind))
         if transport in VIRTUAL:
-            return in_process(partial(virtual, servers), workers, kind)
+            return in_process(partial(virtual, servers), workers, kind, scenarios_on(transport, kind))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    found = launched(workers, servers, next((kinds for kinds in TOGETHER if kind in kinds), (kind,)))
+    found = launched(transport, next((kinds for kinds in TOGETHER if kind in kinds), (kind,)))
     return found if isinstance(found, str) else [only(kind, result) for result in found]
 
 
 @functools.lru_cache(maxsize=None)
-def launched(workers: int, servers: int, kinds: Tuple[str, ...]) -> Union[List[Result], str]:
+def launched(transport: str, kinds: Tuple[str, ...]) -> Union[List[Result], str]:
     """What came of a launch: the results of all these kinds by worker rank, or what it died of."""
     try:
-        return run_job("tests.scenarios:run_kinds", workers, servers, list(kinds))
+        return run_job("tests.scenarios:run_kinds", *{**TRANSPORTS, **RINGS}[transport],
+                       {kind: scenarios_on(transport, kind) for kind in kinds})
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
@@ -80,19 +120,19 @@ def only(kind: str, result: Result) -> Kept:
     return Kept({key.partition("/")[2]: array for key, array in result.items() if key.partition("/")[0] == kind})
 
 
-def virtual(servers: int, workers: int, timeout_s: float) -> VirtualStage:
+def virtual(servers: int, workers: int) -> VirtualStage:
     """A cluster whose workers take turns at random, and whose messages last about as long as a backward pass."""
     return VirtualStage(of({"workers": workers, "servers": servers, "links": {"goodput": "1mbit"}, "compute": {
-        "iteration": "1ms", "draws": "lognormal:0.5"}}), timeout_s)
+        "iteration": "1ms", "draws": "lognormal:0.5"}}))
 
 
-def in_process(made: Callable[..., Stage], workers: int, kind: str) -> List[Result]:
+def in_process(made: Callable[..., Stage], workers: int, kind: str, names: Iterable[str]) -> List[Result]:
     merged: List[Result] = [Kept() for _ in range(workers)]
-    for name, scenario in SCENARIOS_OF[kind].items():
-        stage = made(workers, timeout_s=60)
+    for name in names:
+        stage = made(workers)
         make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind, stage.worker)
 
-        def run(transport: Any, scenario: Scenario = scenario) -> Result:
+        def run(transport: Any, scenario: Scenario = SCENARIOS_OF[kind][name]) -> Result:
             return train(scenario, transport.worker_rank, transport)
 
         try:
@@ -104,8 +144,8 @@ def in_process(made: Callable[..., Stage], workers: int, kind: str) -> List[Resu
     return merged
 
 
-def assert_same_bits(one: List[Result], other: List[Result], names: Iterable[str]) -> None:
-    """Every worker of both jobs has walked the same path in each of these scenarios."""
-    for name in names:
+def assert_same_bits(one: Job, other: Job) -> None:
+    """Every worker of both jobs has walked the same path in each scenario of the first."""
+    for name in one.names:
         for m, (mine, its) in enumerate(itertools.zip_longest(one, other)):
             np.testing.assert_array_equal(mine[f"{name}/path"], its[f"{name}/path"], err_msg=f"{name}, worker {m}")

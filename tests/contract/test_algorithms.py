@@ -1,11 +1,11 @@
 """Every algorithm, on every transport, against the papers' in NumPy; and the identities between algorithms."""
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.outcomes import NamedJob
+from tests.contract.outcomes import TRANSPORTS, Job, NamedJob, on
 from tests.jobs import Result
 from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
 
@@ -88,8 +88,8 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     return paper.one_step_delay(*common, warmup, updates, **codes)
 
 
-@pytest.mark.parametrize("name", IN_NUMPY)
-def test_every_iteration_of_every_worker_follows_the_paper(job: List[Result], name: str) -> None:
+@pytest.mark.parametrize("job, name", on(TRANSPORTS, "sync", IN_NUMPY), indirect=["job"])
+def test_every_iteration_of_every_worker_follows_the_paper(job: Job, name: str) -> None:
     path, path_global = by_the_paper(SCENARIOS[name], len(job))
     for m, result in enumerate(job):
         for t, w in enumerate(result[f"{name}/path"]):
@@ -97,20 +97,20 @@ def test_every_iteration_of_every_worker_follows_the_paper(job: List[Result], na
         np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
 
 
-def test_the_scenarios_tell_neighbouring_methods_apart(job: List[Result]) -> None:
+def test_the_scenarios_tell_neighbouring_methods_apart(whole_job: Job) -> None:
     """A suite in which two methods happen to walk the same path would prove nothing."""
     different = ["ssgd", "odsgd", "odsgd_no_warmup", "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "odsgd_c",
                  "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb",
                  "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
-            gap = np.abs(job[0][f"{one}/path"] - job[0][f"{other}/path"]).max()
+            gap = np.abs(whole_job[0][f"{one}/path"] - whole_job[0][f"{other}/path"]).max()
             assert gap > 100 * CLOSE["rtol"], f"{one} and {other} differ by {gap} only"
 
 
-def test_global_weights_are_the_same_bits_on_every_worker(job: List[Result]) -> None:
-    for name, scenario in SCENARIOS.items():
-        if scenario.store is not None:
+def test_global_weights_are_the_same_bits_on_every_worker(job: Job) -> None:
+    for name in job.names:
+        if SCENARIOS[name].store is not None:
             for result in job[1:]:
                 np.testing.assert_array_equal(result[f"{name}/final"], job[0][f"{name}/final"], err_msg=name)
 
@@ -137,32 +137,33 @@ def assert_same_path(one: Result, other: Result, names: Any, workers: int, exact
             np.testing.assert_allclose(got, expected, err_msg=str(names), **CLOSE)
 
 
-@pytest.mark.parametrize("names", IDENTITIES + LAYOUTS, ids=lambda names: f"{names[0]} is {names[1]}")
-def test_identity(job: List[Result], names: Any) -> None:
+@pytest.mark.parametrize("job, names", on(TRANSPORTS, "sync", IDENTITIES + LAYOUTS), indirect=["job"])
+def test_identity(job: Job, names: Any) -> None:
     for result in job:
         assert_same_path(result, result, names, len(job))
 
 
-@pytest.mark.parametrize("transport", ["in process 1", "ps-lite 1+1"])
-@pytest.mark.parametrize("names", [("ssgd", "gluon"), ("ssgd_adam", "gluon_adam"), ("ssgd_lamb", "gluon_lamb"),
-                                   ("ssgd_schedule", "gluon_schedule"), ("ssgd_mult", "gluon_mult"),
-                                   ("ssgd_dcasgd_c", "gluon_dcasgd_c"), ("ssgd_dcasgd", "gluon_dcasgd"),
-                                   ("ssgd_batch", "gluon_batch"), ("ssgd_replaced", "gluon_replaced"),
-                                   ("ssgd_states", "gluon_states"), ("ssgd_adam_states", "gluon_adam_states")],
-                         ids=lambda names: f"{names[0]} is {names[1]}")
-def test_one_worker_is_gluon_without_a_store(named_job: NamedJob, transport: str, names: Any) -> None:
+ALONE = [("ssgd", "gluon"), ("ssgd_adam", "gluon_adam"), ("ssgd_lamb", "gluon_lamb"),
+         ("ssgd_schedule", "gluon_schedule"), ("ssgd_mult", "gluon_mult"), ("ssgd_dcasgd_c", "gluon_dcasgd_c"),
+         ("ssgd_dcasgd", "gluon_dcasgd"), ("ssgd_batch", "gluon_batch"), ("ssgd_replaced", "gluon_replaced"),
+         ("ssgd_states", "gluon_states"), ("ssgd_adam_states", "gluon_adam_states")]
+
+
+@pytest.mark.parametrize("job, names", on(["in process 1", "ps-lite 1+1"], "sync", ALONE), indirect=["job"])
+def test_one_worker_is_gluon_without_a_store(job: Job, names: Any) -> None:
     """Identity 5, for any optimizer, schedule and multipliers."""
-    result = named_job(transport)[0]
+    result = job[0]
     # Gluon updates parameters with LAMB in groups, by an operator that rounds differently; and it divides by the batch
     # inside the update, which rounds once less where the batch is no power of two.
     assert_same_path(result, result, names, 1, exact=names[0] not in ("ssgd_lamb", "ssgd_batch"))
 
 
-def test_one_server_or_two_give_the_same_bits(named_job: NamedJob) -> None:
+@pytest.mark.parametrize("one_server, two_servers", [("ps-lite 2+1", "ps-lite 2+2")])
+def test_one_server_or_two_give_the_same_bits(named_job: NamedJob, one_server: str, two_servers: str) -> None:
     """Identity 9."""
-    one, two = named_job("ps-lite 2+1"), named_job("ps-lite 2+2")
-    for name, scenario in SCENARIOS.items():
-        if scenario.store is not None:
+    one, two = named_job(one_server), named_job(two_servers)
+    for name in two.names:
+        if SCENARIOS[name].store is not None:
             for m in range(2):
                 assert_same_path(one[m], two[m], (name, name), 2)
 
@@ -170,7 +171,7 @@ def test_one_server_or_two_give_the_same_bits(named_job: NamedJob) -> None:
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, workers: int) -> None:
     ps_lite, in_process = named_job(f"ps-lite {workers}+1"), named_job(f"in process {workers}")
-    for name in SCENARIOS:
+    for name in ps_lite.names:
         for m in range(workers):
             assert_same_path(ps_lite[m], in_process[m], (name, name), workers)
 
@@ -178,13 +179,13 @@ def test_the_server_and_one_process_walk_the_same_path(named_job: NamedJob, work
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_virtual_time_changes_no_bit(named_job: NamedJob, workers: int) -> None:
     virtual, in_process = named_job(f"virtual {workers}"), named_job(f"in process {workers}")
-    for name in SCENARIOS:
+    for name in virtual.names:
         for m in range(workers):
             assert_same_path(virtual[m], in_process[m], (name, name), workers=1)
 
 
 @pytest.mark.parametrize("store", ["ssgd", "odsgd"])
-def test_two_devices_are_one_device_with_the_whole_batch(job: List[Result], store: str) -> None:
+def test_two_devices_are_one_device_with_the_whole_batch(job: Job, store: str) -> None:
     """Identity 9, to rounding."""
     for result in job:
         np.testing.assert_allclose(result[f"{store}_two_devices/path"], result[f"{store}/path"], **CLOSE)

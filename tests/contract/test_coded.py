@@ -1,14 +1,13 @@
 """Messages with codecs on servers, on every transport that has them: bits against NumPy, and between transports."""
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 import pytest
 
 from tests import paper
-from tests.contract.outcomes import WITH_CODECS, NamedJob, results
+from tests.contract.outcomes import EVERYTHING, WITH_CODECS, Job, NamedJob, on, results
 from tests.contract.test_algorithms import CLOSE, by_the_paper
 from tests.contract.test_asynchronous import method, order_of
-from tests.jobs import Result
 from tests.scenarios import CODED_ASYNC, CODED_SYNC, WAYS, Scenario, gradient, initial
 
 CODES = ("codec", "codec_threshold", "codec_weights")
@@ -34,12 +33,12 @@ def plain(scenario: Scenario) -> Scenario:
 
 
 @pytest.fixture(params=list(WITH_CODECS))
-def coded_job(request: pytest.FixtureRequest) -> List[Result]:
+def coded_job(request: pytest.FixtureRequest) -> Job:
     return results(request.param, "coded")
 
 
 @pytest.fixture(params=list(WITH_CODECS))
-def coded_async_job(request: pytest.FixtureRequest) -> List[Result]:
+def coded_async_job(request: pytest.FixtureRequest) -> Job:
     return results(request.param, "coded async")
 
 
@@ -51,10 +50,12 @@ def assert_bits(got: np.ndarray, expected: np.ndarray, workers: int, what: str) 
         np.testing.assert_allclose(got, expected, err_msg=what, **CLOSE)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("store", ["ssgd", "odsgd", "delayed"])
-def test_every_iteration_of_every_worker_has_the_bits_of_numpy(coded_job: List[Result], store: str, way: str) -> None:
-    name, workers = f"{store}_{way}", len(coded_job)
+IN_NUMPY = [f"{store}_{way}" for store in ("ssgd", "odsgd", "delayed") for way in WAYS]
+
+
+@pytest.mark.parametrize("coded_job, name", on(WITH_CODECS, "coded", IN_NUMPY), indirect=["coded_job"])
+def test_every_iteration_of_every_worker_has_the_bits_of_numpy(coded_job: Job, name: str) -> None:
+    workers = len(coded_job)
     push, answers = codes(CODED_SYNC[name].options)
     path, path_global = by_the_paper(plain(CODED_SYNC[name]), workers, push=push, answer=answers())
     for m, result in enumerate(coded_job):
@@ -63,8 +64,10 @@ def test_every_iteration_of_every_worker_has_the_bits_of_numpy(coded_job: List[R
         assert_bits(result[f"{name}/final"], path_global[-1], workers, "global weights")
 
 
-@pytest.mark.parametrize("name", [name for name in CODED_ASYNC if not name.startswith("downpour")])
-def test_every_turn_of_every_worker_has_the_bits_of_numpy(coded_async_job: List[Result], name: str) -> None:
+@pytest.mark.parametrize("coded_async_job, name", on(
+    WITH_CODECS, "coded async", [name for name in CODED_ASYNC if not name.startswith("downpour")]),
+    indirect=["coded_async_job"])
+def test_every_turn_of_every_worker_has_the_bits_of_numpy(coded_async_job: Job, name: str) -> None:
     scenario, workers = CODED_ASYNC[name], len(coded_async_job)
     push, answers = codes(scenario.options)
     turns = paper.CodedTurns(method(plain(scenario), workers), push, [answers() for _ in range(workers)])
@@ -75,7 +78,8 @@ def test_every_turn_of_every_worker_has_the_bits_of_numpy(coded_async_job: List[
         np.testing.assert_allclose(result[f"{name}/final"], path_global[-1], **CLOSE)
 
 
-def test_a_codec_changes_the_path_and_each_in_its_own_way(coded_job: List[Result]) -> None:
+@pytest.mark.parametrize("coded_job", [name for name in WITH_CODECS if name in EVERYTHING], indirect=True)
+def test_a_codec_changes_the_path_and_each_in_its_own_way(coded_job: Job) -> None:
     paths = {way: coded_job[0][f"ssgd_{way}/path"] for way in WAYS}
     for one in WAYS:
         for other in WAYS:
@@ -83,7 +87,7 @@ def test_a_codec_changes_the_path_and_each_in_its_own_way(coded_job: List[Result
 
 
 @pytest.mark.parametrize("name", ["ssgd_2bit", "odsgd_float16"])
-def test_buckets_do_not_matter_where_a_code_is_of_one_float(coded_job: List[Result], name: str) -> None:
+def test_buckets_do_not_matter_where_a_code_is_of_one_float(coded_job: Job, name: str) -> None:
     for result in coded_job:
         np.testing.assert_array_equal(result[f"{name}_tiny/path"], result[f"{name}/path"])
 
@@ -94,11 +98,11 @@ def test_buckets_do_not_matter_where_a_code_is_of_one_float(coded_job: List[Resu
 def test_servers_and_one_process_give_the_same_bits(named_job: NamedJob, one: str, other: str, kind: str) -> None:
     """Of three workers, too: their pushes are added in the order of their ranks."""
     for mine, theirs in zip(named_job(one, kind), named_job(other, kind)):
-        for key in mine:
+        for key in theirs:
             np.testing.assert_array_equal(mine[key], theirs[key], err_msg=key)
 
 
-def test_global_weights_are_the_same_bits_on_every_worker(coded_job: List[Result]) -> None:
-    for name in CODED_SYNC:
+def test_global_weights_are_the_same_bits_on_every_worker(coded_job: Job) -> None:
+    for name in coded_job.names:
         for result in coded_job[1:]:
             np.testing.assert_array_equal(result[f"{name}/final"], coded_job[0][f"{name}/final"], err_msg=name)

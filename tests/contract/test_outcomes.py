@@ -26,7 +26,7 @@ def test_a_scenario_that_fails_in_one_process_fails_alone(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(outcomes, "train", train_or_fail)
     monkeypatch.setitem(SCENARIOS_OF, "few", FEW)
-    for result in outcomes.in_process(Stage, 2, "few"):
+    for result in outcomes.in_process(Stage, 2, "few", FEW):
         np.testing.assert_array_equal(result["between/path"], result["before/path"])
         np.testing.assert_array_equal(result["after/path"], result["before/path"])
         with pytest.raises(pytest.fail.Exception, match="unknown option of store ssgd `warmupp`"):

@@ -29,7 +29,7 @@ def by_torch(transport: str, kind: str) -> List[Result]:
         return run_job("tests.torch_scenarios:run_all", workers, servers, NAMES[kind], kind)
     merged: List[Result] = [{} for _ in range(workers)]
     for name in NAMES[kind]:
-        stage = Stage(workers, timeout_s=60)
+        stage = Stage(workers)
         make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind, stage.worker)
 
         def run(wire: object, scenario: Scenario = SCENARIOS_OF[kind][name]) -> Result:

@@ -13,7 +13,6 @@ from tests.contract.test_torch import NAMES, by_torch
 from tests.jobs import ROOT, environment, load
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(400)
 
 SCRIPT = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/pytorch.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 
