@@ -61,7 +61,7 @@ setup(
         "plot": PLOT,
         "torch": TORCH,
         "board": BOARD,
-        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
+        "test": ["pytest>=8.3", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.79", *MPI, *PLOT, *BOARD],
         "check": [*CHECK, *DOCS],
         "docs": DOCS,
     },

@@ -1,4 +1,4 @@
-"""What holds for every test: none may hang the run."""
+"""What holds for every test: none may hang the run, nor take the machine's memory."""
 from __future__ import annotations
 
 import contextlib
@@ -9,14 +9,18 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator
 
 import pytest
 
 from tests.integration import debian
 
 _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
+MOST_MB = 1200
+"""A process that runs tests may have so much: four of them, and what they start, are to fit into 8 GB."""
 _peak_mb = 0
+_peaks_mb: Dict[str, int] = {}
+"""Of the processes that share the tests."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,12 +74,33 @@ def _give_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Keep the peak of memory, which the tests of readers have the kernel forget."""
+    """Keep the peak of memory, which the tests of readers have the kernel forget; the test that goes too far fails."""
     global _peak_mb
-    _peak_mb = max(_peak_mb, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    before, _peak_mb = _peak_mb, max(_peak_mb, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    if before <= MOST_MB < _peak_mb:
+        pytest.fail(f"this process has grown by {_peak_mb - before} MB to {_peak_mb} MB in this test; expected at most "
+                    f"{MOST_MB} MB. Give networks back (`gives_memory_back`), or start fewer threads", pytrace=False)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which process runs which tests, where several share them (`-n`)."""
+    from tests.parallel import Units
+    return Units(config, log)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that began the run, if this is one of several."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["peak_mb"] = _peak_mb
+
+
+def pytest_testnodedown(node: Any) -> None:
+    _peaks_mb[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak_mb", 0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Say how large this process has grown; MXNet keeps 5 MB for each thread that has ever computed."""
-    terminalreporter.write_line(f"peak memory of the test process: {_peak_mb} MB", red=_peak_mb > 1000)
+    """Say how large the processes have grown; MXNet keeps 5 MB for each thread that has ever computed."""
+    peaks = ", ".join(map(str, _peaks_mb.values() or [_peak_mb]))
+    terminalreporter.write_line(f"peak memory of each test process: {peaks} MB")

@@ -65,7 +65,7 @@ class Machine:
         variables.update({f"{tool}_STATUS": "0" for tool in ("PIP", "PYTEST", "RUFF", "MYPY", "LAYERS", "SITE")})
         variables.update(environment)
         return subprocess.run([str(self.root / script), *arguments], env=variables, cwd=str(self.bin),
-                              capture_output=True, text=True, timeout=30)
+                              capture_output=True, text=True, timeout=300)
 
     @property
     def calls(self) -> List[str]:
@@ -109,7 +109,7 @@ def test_of_pytorch_the_newest_cpu_build_is_installed_and_no_other(machine: Mach
     assert "has no CPU build of PyTorch" in the_error(machine.run("scripts/setup", "torch"))
     result = machine.run(".ci/run")  # goes on without it
     assert result.returncode == 0 and "its tests are skipped" in result.stderr
-    assert machine.calls[-1] == "-m pytest -k torch"
+    assert machine.calls[-1] == "-m pytest -n 4 -k torch"
 
 
 def test_pytorch_alone_in_a_fresh_clone_brings_mxnet_with_it(machine: Machine) -> None:
@@ -245,7 +245,14 @@ def test_the_test_script_hands_on_arguments_and_status(machine: Machine) -> None
     machine.add("python3")
     result = machine.run("scripts/test", "-k", "two words", PYTEST_STATUS="3")
     assert result.returncode == 3
-    assert machine.calls[-1] == "-m pytest -k two words"
+    assert machine.calls[-1] == "-m pytest -n 4 -k two words"
+
+
+@pytest.mark.parametrize("named", ["setup.py", "setup.py::test_one"])
+def test_the_test_script_starts_one_process_for_a_file(machine: Machine, named: str) -> None:
+    machine.add("python3")
+    assert machine.run("scripts/test", named, "-x").returncode == 0
+    assert machine.calls[-1] == f"-m pytest {named} -x"
 
 
 @pytest.mark.parametrize("wrong", ["RUFF", "MYPY", "LAYERS", "SITE", ""])
@@ -261,9 +268,25 @@ def test_ci_tests_as_a_newcomer_does_then_checks_and_tells_of_either(machine: Ma
                                                                      status: int) -> None:
     machine.add("python3")
     assert machine.run(".ci/run", TORCH="2.12.1+cpu", **wrong).returncode == status
-    tests, check, torch = map(machine.calls.index, ("-m pytest --system", "-m ruff check .", "-m pytest -k torch"))
+    tests, check, torch = map(machine.calls.index, ("-m pytest -n 4 --system", "-m ruff check .",
+                                                          "-m pytest -n 4 -k torch"))
     assert tests < check < torch == len(machine.calls) - 1
     assert "torch" not in " ".join(machine.calls[:tests])  # as a newcomer runs them
+
+
+@pytest.mark.parametrize("version", ["3.12", "3.11"])
+def test_ci_runs_the_tests_without_jobs_on_another_python_if_there_is_one(machine: Machine, version: str) -> None:
+    machine.add("python3")
+    answers = PYTHON.replace('case "$1 $2" in', f'case "$1 $2" in "-c "*print*version_info*) echo {version} ;;')
+    machine.add("python3.12", answers)
+    machine.add("git", "#!/bin/sh\nprintf 'setup.py\\0scripts/setup\\0scripts/test\\0'")
+    for tool in ("mktemp", "xargs"):
+        (machine.bin / tool).symlink_to(shutil.which(tool) or pytest.skip(f"no {tool} here"))
+    done = machine.run(".ci/run", TORCH="2.12.1+cpu", TMPDIR=str(machine.bin))
+    without_jobs = [call for call in machine.calls if call.endswith("tests/kvstore tests/odsgd tests/property")]
+    assert done.returncode == 0 and len(without_jobs) == (version == "3.12")
+    assert ("no Python 3.12 here: its tests are skipped" in done.stderr) == (version != "3.12")
+    assert not list(machine.bin.glob("tmp.*"))  # the copy has gone
 
 
 def packaging() -> Dict[str, Any]:
