@@ -79,7 +79,7 @@ def test_the_clock_of_a_job_jumps_and_its_waits_do_not(tmp_path: Path) -> None:
                           stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.read(1) == "."
         chaos.jump(tmp_path / "run", -3600)
-        assert process.communicate("\n", timeout=60)[0] == "-3600\n"
+        assert process.communicate("\n", timeout=300)[0] == "-3600\n"
 
 
 def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
@@ -91,7 +91,6 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path) -> None:
     case = chaos.Case(0, "ssgd", 2, 1, "worker 1", "kill", "training", 0.1, 1)
     seen = chaos.run(case, tmp_path)

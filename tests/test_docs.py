@@ -277,7 +277,7 @@ def test_the_script_of_the_quickstart_trains(tmp_path: Path) -> None:
                       encoding="utf-8")
     done = subprocess.run([sys.executable, str(ROOT / "scripts" / "launch.py"), "-n", "2", "-s", "1", str(script)],
                           env=environment(), capture_output=True, text=True,
-                          timeout=100)
+                          timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = re.compile(r"worker \d \| accuracy [\d.]+ after \d+ iterations")
     assert sorted(printed.findall(done.stdout)) == sorted(printed.findall(README)), done.stdout

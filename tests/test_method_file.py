@@ -66,10 +66,10 @@ def train(worker_rank: int, file: str) -> Result:
 
 def test_the_example_clips_in_one_process(method_file: Path) -> None:
     methods.load(str(method_file))
-    paths = Stage(2, timeout_s=60).run(
+    paths = Stage(2).run(
         lambda transport: path_of(kvstore.create("clipped", transport, clip_norm=CLIP), transport.worker_rank))
     np.testing.assert_allclose(paths, [by_numpy(2)] * 2, rtol=1e-6)
-    assert paths[0] != Stage(2, timeout_s=60).run(
+    assert paths[0] != Stage(2).run(
         lambda transport: path_of(kvstore.create("ssgd", transport), transport.worker_rank))[0]
 
 
@@ -84,16 +84,16 @@ def test_its_option_is_a_flag_of_a_whole_job_and_a_line_of_the_help(method_file:
     out = tmp_path / "run"
     launch = [sys.executable, "scripts/launch.py", "-n", "2", "-s", "1", sys.executable, "-m", "odsgd", "train"]
     words = ["--method-file", str(method_file), "--clip_norm", "0.25", "--iterations", "5", "--out", str(out)]
-    done = subprocess.run([*launch, *words], cwd=ROOT, env=environment(), timeout=100, stdout=subprocess.PIPE,
+    done = subprocess.run([*launch, *words], cwd=ROOT, env=environment(), timeout=300, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     assert "kvstore: clipped" in done.stdout and "clip_norm: 0.25" in (out / "config.yaml").read_text()
     last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["event"] == "end"
     help = subprocess.run([sys.executable, "-m", "odsgd", "train", *words[:2], "--help"], cwd=ROOT, env=environment(),
-                          timeout=60, stdout=subprocess.PIPE, text=True)
+                          timeout=300, stdout=subprocess.PIPE, text=True)
     assert "largest norm of a bucket's mean gradient (default: 1)" in " ".join(help.stdout.split())
-    wrong = subprocess.run([*launch, *words[:2], "--clip-nrm", "1"], cwd=ROOT, env=environment(), timeout=60,
+    wrong = subprocess.run([*launch, *words[:2], "--clip-nrm", "1"], cwd=ROOT, env=environment(), timeout=300,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert wrong.returncode == 64 and "did you mean `--clip-norm`?" in wrong.stdout
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.integration.launching import ROOT, Launch, Word, command_line, marked, words
 
-pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 

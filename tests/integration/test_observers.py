@@ -18,7 +18,7 @@ from tests.jobs import until
 
 pytest.importorskip("tensorboardX")
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 OBSERVED = os.path.join(ROOT, "tests", "observed.py")
 FAILED = " failed, and the job goes on without: "

@@ -60,7 +60,7 @@ def test_a_store_of_one_process_becomes_one_of_the_job(tmp_path: Path, script: s
     """Trainer's default is `device`: alone, each worker would train by itself."""
     with_store("ssgd,bucket-nbytes=64", script, "device", "")
     done = subprocess.run([sys.executable, "-c", STOCK, script, "device", "", str(tmp_path / "stock")],
-                          env=environment(), capture_output=True, text=True, timeout=100)
+                          env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     # Both workers have the same data here, and the mean of two gradients alike is theirs.
     np.testing.assert_allclose(load(tmp_path / "ours-0.npz")["weights"], load(tmp_path / "stock-0.npz")["weights"],
@@ -75,7 +75,7 @@ def test_the_hook_imports_nothing_before_mxnet_and_hides_no_other(tmp_path: Path
                "assert mxnet is sys.modules['mxnet'] and mxnet.__spec__.origin == mxnet.__file__\n"
                "assert importlib.util.find_spec('mxnet.gluon.data')\nprint(mxnet.kv.create.__wrapped__.__name__)")
     done = subprocess.run([sys.executable, "-c", program], env={**environment(), "PYTHONPATH": path},
-                          capture_output=True, text=True, timeout=100)
+                          capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "create\n"), done.stderr
 
 

@@ -22,7 +22,6 @@ from tests.integration.test_launch_ring import pytestmark as needs_mpi
 from tests.jobs import until
 from tests.stranger import DEEDS
 
-pytestmark = pytest.mark.timeout(300)
 EVERYONE = ("scheduler", "server 0", "worker 0", "worker 1")
 BY_TCP = ("--env", "DMLC_LOCAL:0")
 

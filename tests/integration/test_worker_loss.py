@@ -6,12 +6,9 @@ import sys
 from pathlib import Path
 from typing import List
 
-import pytest
-
 from tests.integration.launching import PATIENCE_S, ROOT, Launch, Word, words
 from tests.jobs import until
 
-pytestmark = pytest.mark.timeout(300)  # the machine may do other things beside
 PRESET = os.path.join(ROOT, "configs", "digits_async.yaml")
 LASTING = os.path.join(ROOT, "tests", "lasting.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}

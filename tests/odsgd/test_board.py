@@ -78,7 +78,7 @@ def test_of_a_jobs_workers_one_writes(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_what_is_logged_last_is_in_the_file_when_the_process_has_ended(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", f"from odsgd import board; board.to({str(tmp_path)!r}); board.log(7, x=1)"],
-                   env=environment(), cwd=ROOT, check=True, timeout=100)
+                   env=environment(), cwd=ROOT, check=True, timeout=300)
     assert scalars(tmp_path)["x"] == [(7, 1.0)]
 
 

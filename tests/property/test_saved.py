@@ -167,9 +167,9 @@ def test_a_run_whose_buckets_keep_each_something_else_is_resumed_to_the_same_bit
         return stepped(transport, STEPS - saved_after, states[transport.worker_rank])[1]
 
     with changing(does):
-        straight = Stage(2, timeout_s=60).run(whole)
-        states = Stage(2, timeout_s=60).run(first)
-        resumed = Stage(2, timeout_s=60).run(second)
+        straight = Stage(2).run(whole)
+        states = Stage(2).run(first)
+        resumed = Stage(2).run(second)
     for ours, theirs in zip(resumed, straight):
         for one, other in zip(ours, theirs):
             np.testing.assert_array_equal(one, other)

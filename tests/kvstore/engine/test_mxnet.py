@@ -17,7 +17,7 @@ print(float(mx.nd.ones(3).sum().asscalar()))
 
 def said(lean: bool) -> "list[str]":
     return subprocess.run([sys.executable, "-c", LEAN.format(lean=lean)], cwd=ROOT, env=environment(), text=True,
-                          capture_output=True, timeout=100, check=True).stdout.splitlines()
+                          capture_output=True, timeout=300, check=True).stdout.splitlines()
 
 
 def test_what_only_extras_of_mxnet_use_is_left_out_and_can_be_imported_later() -> None:

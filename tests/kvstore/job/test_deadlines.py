@@ -32,7 +32,7 @@ def test_a_deadline_ends_a_process_whose_agent_reads_no_more(fill: str) -> None:
     process = subprocess.Popen([sys.executable, "-c", f"fill = {fill!r}\n{DYING}"], stderr=stderr, pass_fds=[report],
                                env={**os.environ, "PYTHONPATH": str(ROOT), "ODSGD_REPORT_FD": str(report)})
     try:
-        assert process.wait(60) == EXIT_DEADLINE
+        assert process.wait(300) == EXIT_DEADLINE
     finally:
         process.kill()
         process.wait()
@@ -54,7 +54,7 @@ def test_a_wait_that_is_overdue_is_told_by_its_message() -> None:
     deadlines, overdue, called = told_of()
     deadlines.begin("long", 1000, "not this one")
     deadlines.begin("late", 0.01, "this one")
-    assert called.wait(60) and overdue == ["this one"]
+    assert called.wait(300) and overdue == ["this one"]
 
 
 def test_a_wait_that_ended_in_time_is_not() -> None:
@@ -62,7 +62,7 @@ def test_a_wait_that_ended_in_time_is_not() -> None:
     with deadlines.within(0.05, "ended"):
         pass
     deadlines.begin("late", 0.3, "second")
-    assert called.wait(60) and overdue == ["second"]
+    assert called.wait(300) and overdue == ["second"]
 
 
 def raises(*_: object) -> None:
@@ -73,7 +73,7 @@ def test_deadlines_outlive_a_look_that_fails() -> None:
     deadlines, overdue, called = told_of()
     deadlines.follow("broken", 1000, raises, lambda: "not this one")
     deadlines.begin("late", 0.5, "this one")
-    assert called.wait(60) and overdue == ["this one"]
+    assert called.wait(300) and overdue == ["this one"]
 
 
 def test_a_look_that_takes_long_holds_up_no_other_wait() -> None:
@@ -82,17 +82,17 @@ def test_a_look_that_takes_long_holds_up_no_other_wait() -> None:
 
     def slow() -> None:
         looking.set()
-        assert looked.wait(60)
+        assert looked.wait(300)
 
     deadlines.follow("slow", 1000, slow, lambda: "not this one")
-    assert looking.wait(60)
+    assert looking.wait(300)
     other = threading.Thread(target=deadlines.begin, args=("late", 0.1, "this one"))
     other.start()
     other.join(10)
     began = not other.is_alive()
     looked.set()
     other.join()
-    assert began and called.wait(60) and overdue == ["this one"]
+    assert began and called.wait(300) and overdue == ["this one"]
 
 
 def test_what_ends_while_it_is_looked_at_is_not_overdue() -> None:
@@ -104,7 +104,7 @@ def test_what_ends_while_it_is_looked_at_is_not_overdue() -> None:
 
     deadlines.follow("moving", 0.0, ends, lambda: "not this one")
     deadlines.begin("late", 0.5, "this one")
-    assert called.wait(60) and overdue == ["this one"]
+    assert called.wait(300) and overdue == ["this one"]
 
 
 @pytest.mark.parametrize("state, message, told", [
@@ -115,7 +115,7 @@ def test_a_wait_that_cannot_be_looked_at_or_told_of_is_overdue_all_the_same(stat
                                                                             ) -> None:
     deadlines, overdue, called = told_of()
     deadlines.follow("broken", 0.1, state, message)
-    assert called.wait(60) and overdue == [told]
+    assert called.wait(300) and overdue == [told]
 
 
 def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
@@ -123,4 +123,4 @@ def test_a_look_that_fails_once_does_not_make_a_wait_overdue() -> None:
     looks = itertools.count()
     deadlines.follow("busy", 1000, lambda: raises() if next(looks) == 0 else None, lambda: "not this one")
     deadlines.begin("late", 0.5, "this one")
-    assert called.wait(60) and overdue == ["this one"] and deadlines.waiting() is not None
+    assert called.wait(300) and overdue == ["this one"] and deadlines.waiting() is not None

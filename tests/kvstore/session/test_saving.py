@@ -250,7 +250,7 @@ def test_a_state_that_is_kept_does_not_change_while_training_goes_on() -> None:
         store.pushpull("w", w, w)
         store.wait()
         assert json.dumps(meta) == before
-    stage = Stage(1, timeout_s=60)
+    stage = Stage(1)
     stage.run(work, stage.ring_worker)
 
 

@@ -39,7 +39,7 @@ def trained(transport: Transport, name: str, **options: Any) -> List[np.ndarray]
 
 @pytest.mark.parametrize("name, ring", [("ssgd", False), ("dsync", True)])
 def test_flat_arrays_go_in_and_the_papers_weights_come_out(name: str, ring: bool) -> None:
-    stage = Stage(2, timeout_s=60)
+    stage = Stage(2)
     for weights in stage.run(lambda transport: trained(transport, name), stage.ring_worker if ring else stage.worker):
         for flat in weights:
             mean = (targets(0, flat.size) + targets(1, flat.size)) / 2

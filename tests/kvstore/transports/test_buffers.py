@@ -9,7 +9,7 @@ from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Tag, Window
 
-LONG_S = 60
+LONG_S = 300
 TAG: Tag = (0.0, 0.0, 1)
 
 Message = Tuple[int, int]

@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from kvstore.transports.in_process import Stage
 
 def workers(number):
-    return Stage(number, timeout_s=30).run(lambda transport: transport.total(np.ones(1))[0])
+    return Stage(number).run(lambda transport: transport.total(np.ones(1))[0])
 
 assert workers(1001) == [1001] * 1001
 with open("/proc/self/statm") as file:
@@ -29,7 +29,7 @@ except ConfigError as error:
 
 
 def test_a_thousand_workers_meet_and_more_than_the_machine_takes_are_refused() -> None:
-    done = subprocess.run([sys.executable, "-c", MANY], cwd=ROOT, env=environment(), timeout=120, text=True,
+    done = subprocess.run([sys.executable, "-c", MANY], cwd=ROOT, env=environment(), timeout=300, text=True,
                           capture_output=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("2000 workers in one process: this machine has begun ")

@@ -37,7 +37,7 @@ class Servers:
 
     def receive(self, number: int) -> List[Tuple[int, engine.Done]]:
         """So many messages, and no more for now: keys and what answers them."""
-        found = [self.arrived.get(timeout=20) for _ in range(number)]
+        found = [self.arrived.get(timeout=300) for _ in range(number)]
         with pytest.raises(queue.Empty):
             self.arrived.get(timeout=0.3)
         return found

@@ -57,9 +57,9 @@ def steps(transport: Transport, optimizer: str) -> Tuple[Dict[str, int], Saved]:
 
 @pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 def test_the_workers_together_keep_one_state_which_is_that_of_the_servers(optimizer: str) -> None:
-    stage = Stage(2, timeout_s=60)
+    stage = Stage(2)
     found = stage.run(lambda transport: steps(transport, optimizer), stage.sharded_worker)
-    _, (expected, _) = Stage(2, timeout_s=60).run(lambda transport: steps(transport, optimizer))[0]
+    _, (expected, _) = Stage(2).run(lambda transport: steps(transport, optimizer))[0]
     floats = [sum(kept.values()) for kept, _ in found]
     assert sum(floats) == sum(array.size for array in expected.values()) == 2 * 32
     assert optimizer == "lamb" or max(floats) < 2 * 32 * 0.6  # whole parameters cannot be shared evenly

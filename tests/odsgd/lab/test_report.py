@@ -198,7 +198,7 @@ def test_a_browser_shows_the_page(tmp_path: Path) -> None:
     shot = tmp_path / "shot.png"
     done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
                            f"--user-data-dir={tmp_path}/profile", "--window-size=1000,2600", f"--screenshot={shot}",
-                           path.as_uri()], capture_output=True, text=True, timeout=120)
+                           path.as_uri()], capture_output=True, text=True, timeout=300)
     assert shot.exists(), done.stderr
     from matplotlib import image
     pixels = (image.imread(str(shot))[..., :3] * 255).round().astype(int)

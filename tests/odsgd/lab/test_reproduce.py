@@ -654,7 +654,7 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     monkeypatch.setattr(run, "source", lambda: sources.pop(0))
     folders, said = in_folders(tmp_path), [""]
     started = run._start(trial, folders, said.append)
-    assert started and started.process.wait(100) == 0
+    assert started and started.process.wait(300) == 0
     started.lock.close()
     whole = run.collected(trial, started.folder)
     metrics = started.folder / "metrics.jsonl"

@@ -54,7 +54,7 @@ def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -
     until(lambda: said.extend(channel.receive()) or said or not channel.open)
     assert said[0]["event"] == "listens"
     agent._close_tunnel()
-    agent.tunnel.wait(60)
+    agent.tunnel.wait(300)
     agent.tunnel.stdout.close()
     for fd in (agent.channel.read_fd, agent.channel.write_fd):
         os.close(fd)
@@ -82,7 +82,7 @@ def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_o
         while not said or said[-1]["event"] != "exit":
             said.append(json.loads(agent.stdout.readline()))
         agent.stdin.close()
-        agent.wait(60)
+        agent.wait(300)
     assert [one["report"] for one in said if one["event"] == "report"] == [{"event": "done"}]
     assert [one["text"] for one in said if one["event"] == "warning"] == [
         'a report of worker 0 cannot be read and is lost: {"event": "beat", "stale": [[1, 2']

@@ -22,7 +22,7 @@ def tiny(out: Path, **options: Any) -> TrainConfig:
 
 def train_together(configs: Sequence[TrainConfig]) -> None:
     """One worker per configuration, as threads of this process."""
-    stage = Stage(len(configs), timeout_s=60)
+    stage = Stage(len(configs))
 
     def make(worker_rank: int) -> Transport:
         if configs[0].transport == "sharded":

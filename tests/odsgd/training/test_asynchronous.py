@@ -27,7 +27,7 @@ def order(first: int, last: int, every: int = 1, workers: int = WORKERS) -> List
 
 def train_in_order(config: TrainConfig, first: int, last: int, every: int = 1, workers: int = WORKERS) -> None:
     """Iterations first + 1 to last."""
-    cluster = Stage(workers, order=order(first, last, every, workers), timeout_s=60)
+    cluster = Stage(workers, order=order(first, last, every, workers))
     cluster.run(lambda transport: loop.Training(config, transport).run())
     assert cluster.log == order(first, last, every, workers)
 
@@ -91,7 +91,7 @@ def test_an_asynchronous_run_is_resumed_with_the_options_of_its_store(tmp_path: 
 def test_nobody_waits_at_the_end_of_an_epoch_and_each_is_evaluated(tmp_path: Path) -> None:
     """Worker 0 has two epochs done before worker 1 begins."""
     ends, two = [0] * 10 + [1] * 15 + [0] * 5, dict(kvstore="asgd", lr=0.05, checkpoint_every=0)
-    cluster = Stage(2, order=ends, timeout_s=60)
+    cluster = Stage(2, order=ends)
     cluster.run(lambda transport: loop.Training(tiny(tmp_path / "run", epochs=3, **two), transport).run())
     assert cluster.log == ends
     first, second, last = records(tmp_path / "run", "epoch")
@@ -121,7 +121,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
             run._iterate = until  # type: ignore[method-assign]
             run.run()
 
-        Stage(1, timeout_s=60).run(worker)
+        Stage(1).run(worker)
 
     monkeypatch.setattr(checkpoint, "WRITTEN_WITHIN", 1)  # iteration
     train_until(-1, "whole")
@@ -139,7 +139,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
 
 def test_staleness_is_a_result_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tiny(tmp_path, **ASYNC, kvstore="asgd")
-    cluster = Stage(WORKERS, order=list(range(WORKERS)) * ITERATIONS, timeout_s=60)
+    cluster = Stage(WORKERS, order=list(range(WORKERS)) * ITERATIONS)
     cluster.run(lambda transport: loop.Training(config, transport).run())
     found = json.loads((tmp_path / "staleness.json").read_text())
     # In turns, every gradient but the first of each worker is M - 1 updates old; worker m's first m.
@@ -195,7 +195,7 @@ def test_every_workers_own_iteration_is_its_clock(tmp_path: Path) -> None:
     """All workers of a job that takes turns in whole epochs train with the rate of the epoch they are in."""
     config = tiny(tmp_path, **{**ASYNC, "lr": 0.08}, kvstore="asgd", lr_step_epochs="1", lr_factor=0.5)
     in_turns = [rank for _ in range(3) for rank in range(WORKERS) for _ in range(4)]
-    cluster = Stage(WORKERS, order=in_turns, timeout_s=60)
+    cluster = Stage(WORKERS, order=in_turns)
     cluster.run(lambda transport: loop.Training(config, transport).run())
     assert staleness(tmp_path)["lr_mean"] == pytest.approx((0.08 + 0.04 + 0.04) / 3)
     assert [record["lr"] for record in records(tmp_path, "epoch")] == [0.08, 0.04, 0.04]

@@ -21,7 +21,7 @@ STORES = [name for name, method in methods.METHODS.items() if method.transports 
 
 def trained(store: str, iterations: int = 12, **cluster: Any) -> Tuple[np.ndarray, List[int], float]:
     """Every worker's path, the order at the asynchronous servers, and the virtual seconds of worker 0."""
-    stage = VirtualStage(of({**CLUSTER, **cluster}), timeout_s=60)
+    stage = VirtualStage(of({**CLUSTER, **cluster}))
     scenario = Scenario(store, {"bucket_nbytes": 64}, optimizer_params=PLAIN, iterations=iterations)
 
     def run(transport: Any) -> Tuple[np.ndarray, Any]:

@@ -137,7 +137,7 @@ def test_a_script_that_divides_by_all_workers_examples_is_told_once_where_the_st
     """Two workers."""
     monkeypatch.setattr(batch, "_here", threading.local())  # nothing of earlier tests
     options = {} if store == "asgd" else {"reduction": reduction}
-    Stage(2, timeout_s=60).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
+    Stage(2).run(lambda transport: step(kvstore.create(store, transport, **options), divisor))
     assert capfd.readouterr().err.count("divided by 6, which is 2 workers times 3 examples, and `ssgd` takes") == told
 
 
@@ -146,7 +146,7 @@ def test_the_examples_of_an_earlier_store_are_not_those_of_a_later_one(capfd: py
         gluon_step(kvstore.create("ssgd", Stage(1).worker(0), reduction="sum"), 3)
         gluon_step(kvstore.create("ssgd", transport), 18)  # twice 9: two batches of the first store, one of its own
 
-    Stage(2, timeout_s=60).run(run)
+    Stage(2).run(run)
     assert "examples" not in capfd.readouterr().err
 
 
@@ -154,7 +154,7 @@ def test_a_script_that_imports_odsgd_before_mxnet_has_the_names(tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text('import odsgd\nimport sys\nassert "mxnet" not in sys.modules\nimport mxnet as mx\n'
                       'mx.kv.create("odsgd")\n', encoding="utf-8")
-    done = subprocess.run([sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "odsgd launch -n 2 -s 1 python script.py" in done.stderr.strip().splitlines()[-1]
 
@@ -166,6 +166,6 @@ def test_a_script_of_mxnets_stores_in_a_job_is_told_to_import_odsgd(tmp_path: Pa
                       'net.initialize()\n'
                       'mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="dist_sync")._init_kvstore()\n'
                       'mx.nd.waitall()\n', encoding="utf-8")
-    done = launch(1, 1, [sys.executable, str(script)], timeout_s=100)
+    done = launch(1, 1, [sys.executable, str(script)])
     assert done.returncode == 70
     assert "put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: `ssgd`" in done.stderr

@@ -64,7 +64,7 @@ def descend(store: Store, rank: int, ends: str) -> List[float]:
     ("delayed", None, {}, {"delay": True, "local": False})])
 def test_a_mean_is_that_of_the_workers_that_have_a_gradient(ends: str, name: str, kind: Optional[str], options: Any,
                                                             expected: Any) -> None:
-    stage = Stage(len(TARGETS), timeout_s=20)
+    stage = Stage(len(TARGETS))
     make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind or "", stage.worker)
 
     def work(transport: Any) -> List[float]:

@@ -59,7 +59,7 @@ def step(w: Any, trainer: Any, target: float, times: float) -> None:
     ("odsgd", None, {"warmup": 0, "lr_local": LR_LOCAL}), ("odsgd", "ring", {"warmup": 0, "lr_local": LR_LOCAL}),
     ("ssgd", None, {"codec": "2bit", "codec_threshold": 0.5})])
 def test_an_overflow_leaves_out_the_iteration_on_all_workers(name: str, kind: Optional[str], options: Any) -> None:
-    stage = Stage(len(TARGETS), timeout_s=20)
+    stage = Stage(len(TARGETS))
     make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind or "", stage.worker)
 
     def work(transport: Any) -> Tuple[List[float], List[float]]:
@@ -85,7 +85,7 @@ def test_an_overflow_leaves_out_the_iteration_on_all_workers(name: str, kind: Op
 
 
 def test_workers_that_wait_for_nobody_scale_each_for_itself() -> None:
-    stage = Stage(2, timeout_s=20)
+    stage = Stage(2)
 
     def work(transport: Any) -> float:
         store = kvstore.create("asgd", transport)

@@ -77,7 +77,7 @@ def test_a_round_that_is_not_finite_is_left_out(name: str, kind: Optional[str], 
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finite, "_lines", itertools.count(1))
     order = list(range(len(TARGETS))) * STEPS if methods.find(name).asynchronous else None
-    stage = Stage(len(TARGETS), order, timeout_s=20)
+    stage = Stage(len(TARGETS), order)
 
     def work(transport: Any) -> List[float]:
         store = kvstore.create(name, transport, on_nan="skip", **options)

@@ -29,7 +29,7 @@ def make(name: str = "ssgd", workers: int = 1, transport: Optional[Transport] = 
 def path(name: str, targets: Sequence[float], iterations: int, order: Optional[Sequence[int]] = None,
          **options: Any) -> List[List[float]]:
     """Global weights after each iteration: worker m descends (w - targets[m])^2 / 2 from w = 4 with lr 1/2."""
-    cluster = Stage(len(targets), order, timeout_s=10)
+    cluster = Stage(len(targets), order)
 
     def work(transport: Transport) -> List[float]:
         store = make(name, transport=transport, **options)
@@ -54,7 +54,7 @@ def test_two_workers_on_a_quadratic_follow_the_hand_computed_path() -> None:
 
 def elastic_path(name: str, targets: Sequence[float], iterations: int, **options: Any) -> List[List[float]]:
     """As `path`, by turns: the weights that each worker takes its next gradient at, and the centre at the end."""
-    cluster = Stage(len(targets), list(range(len(targets))) * iterations, timeout_s=10)
+    cluster = Stage(len(targets), list(range(len(targets))) * iterations)
 
     def work(transport: Transport) -> List[float]:
         store = make(name, transport=transport, T=1, alpha=0.5, **options)
@@ -107,7 +107,7 @@ def test_one_worker_may_be_an_iteration_ahead_in_odsgd_and_not_in_ssgd() -> None
         store.pushpull("w", w, w)   # returns before worker 1 has pushed, with a local step already taken
         seen.append((transport.worker_rank, w.asscalar()))
         store.wait()
-    Stage(2, order=[0, 1], timeout_s=10).run(work)
+    Stage(2, order=[0, 1]).run(work)
     assert seen == [(0, 3.0), (1, 3.0)]
 
 
@@ -529,7 +529,7 @@ def test_gradient_compression_of_mxnet_is_a_codec() -> None:
 def ring_path(name: str, targets: Sequence[float], iterations: int, optimizer: Optional[Callable[[], Any]] = None,
               **options: Any) -> List[List[Tuple[float, float]]]:
     """As `path`, on a ring; beside each iteration's global weights, the worker's own."""
-    cluster = Stage(len(targets), timeout_s=10)
+    cluster = Stage(len(targets))
 
     def work(transport: Transport) -> List[Tuple[float, float]]:
         store = make(name, transport=transport, optimizer=optimizer, **options)
@@ -568,7 +568,7 @@ def test_a_given_rate_of_aggregation_follows_the_schedule_of_the_local_steps() -
             store.pushpull("w", mx.nd.ones(1), w)
             seen.append(w.asscalar())
         return seen
-    cluster = Stage(2, timeout_s=10)
+    cluster = Stage(2)
     assert cluster.run(work, cluster.ring_worker) == [[3.875, 3.75, 3.6875, 3.625]] * 2
 
 
@@ -609,7 +609,7 @@ def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree() ->
         with store.global_weights():
             pass
 
-    cluster = Stage(2, timeout_s=10)
+    cluster = Stage(2)
     with pytest.raises(ProtocolError, match="all so far, as a checksum"):
         cluster.run(work, cluster.ring_worker)
 
@@ -617,7 +617,7 @@ def test_rates_that_differed_once_are_told_apart_though_the_last_ones_agree() ->
 @pytest.mark.parametrize("name, options", [("sasgd", {"T": 3}), ("pipesgd", {"K": 3}), ("odsgd", {"warmup": 2})])
 def test_a_ring_goes_on_from_a_saved_state_to_the_same_bits(name: str, options: Dict[str, Any]) -> None:
     def run(steps: int, saved: Sequence[Optional[Tuple[Saved, Saved]]] = (None, None)) -> List[Any]:
-        cluster = Stage(2, timeout_s=10)
+        cluster = Stage(2)
 
         def work(transport: Transport) -> Tuple[List[Any], Tuple[Saved, Saved]]:
             state = saved[transport.worker_rank]
@@ -654,9 +654,9 @@ def test_local_rates_of_sasgd_may_differ_between_workers_where_they_are_not_its_
             seen: float = w.asscalar()
         return seen
 
-    cluster = Stage(2, timeout_s=10)
+    cluster = Stage(2)
     assert cluster.run(lambda transport: work(transport, 0.25), cluster.ring_worker) == [2.5, 2.5]
-    cluster = Stage(2, timeout_s=10)
+    cluster = Stage(2)
     with pytest.raises(ProtocolError, match="differ in the learning rates of the global weights"):
         cluster.run(lambda transport: work(transport, None), cluster.ring_worker)
 
@@ -718,7 +718,7 @@ def test_optimizer_states_of_worker_0_reach_every_worker_of_a_ring(tmp_path: Pat
     options = {} if name == "dsync" else {"warmup": 100}
 
     def run(steps: int, start: float, load: bool = False, save: bool = False) -> List[float]:
-        cluster = Stage(2, timeout_s=10)
+        cluster = Stage(2)
 
         def work(transport: Transport) -> float:
             store = make(name, transport=transport, optimizer=lambda: mx.optimizer.SGD(learning_rate=0.5, momentum=0.5),

@@ -61,7 +61,7 @@ def descend(rank: int, store: Any, way: str) -> List[float]:
     ("odsgd", None, "overlap", {"delay": True}), ("ssgd", "sharded", "mean", {})])
 def test_a_mean_is_that_of_the_workers_that_have_a_gradient(name: str, kind: Optional[str], way: str,
                                                             expected: Any) -> None:
-    stage = Stage(len(TARGETS), timeout_s=20)
+    stage = Stage(len(TARGETS))
     make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind or "", stage.worker)
     options = {"warmup": 0, "lr_local": LR_LOCAL} if expected else {}
 
@@ -86,7 +86,7 @@ def test_a_worker_without_a_batch_joins_and_takes_part_in_the_next_epoch() -> No
         store.close()
         return [float(model.w.detach()), store.iteration]
 
-    assert Stage(2, timeout_s=20).run(work) == [[W_0 / 8, 3]] * 2
+    assert Stage(2).run(work) == [[W_0 / 8, 3]] * 2
 
 
 def test_workers_whose_schedules_have_parted_are_told() -> None:
@@ -101,4 +101,4 @@ def test_workers_whose_schedules_have_parted_are_told() -> None:
             model(0.0).backward()
         atexit.unregister(store._join_at_exit)
 
-    Stage(2, timeout_s=20).run(work)
+    Stage(2).run(work)

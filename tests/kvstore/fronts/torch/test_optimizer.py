@@ -189,7 +189,7 @@ def assert_leaves_out_the_third(run: Callable[[Any], Dict[str, np.ndarray]]) -> 
                 optimizer.step()
         return state_of(net)
 
-    for one, other in zip(Stage(2, timeout_s=60).run(run), Stage(2, timeout_s=60).run(without)):
+    for one, other in zip(Stage(2).run(run), Stage(2).run(without)):
         for name, array in other.items():
             np.testing.assert_allclose(one[name], array, 1e-5, atol=1e-6, err_msg=name)
 
@@ -232,7 +232,7 @@ def test_parameters_in_half_precision_are_updated_in_single_and_shown_rounded(dt
             return net.weight.detach().float().numpy()
 
     expected = torch.full((3, 4), 1 - 200 * 2.0 ** -13).to(dtype).float().numpy()
-    for weights in Stage(2, timeout_s=60).run(run):
+    for weights in Stage(2).run(run):
         np.testing.assert_array_equal(weights, expected)
     assert expected.max() < 1
 
@@ -256,7 +256,7 @@ def test_a_snapshot_is_shown_where_own_weights_are_still_to_come() -> None:
             assert net(x).item() == 1.0
         assert net(x).item() == 0.0
 
-    Stage(1, timeout_s=60).run(run)
+    Stage(1).run(run)
 
 
 def test_a_weight_that_one_worker_does_not_use_gets_the_others_gradient_beside_a_zero() -> None:
@@ -274,7 +274,7 @@ def test_a_weight_that_one_worker_does_not_use_gets_the_others_gradient_beside_a
             return [part.weight.detach().numpy().tolist() for part in parts]
 
     # The mean gradient of the first is 1, then twice 1/2; that of the second twice 1/2.
-    assert Stage(2, timeout_s=60).run(run) == [[[[0.0, 0.0]], [[0.5, 0.5]]]] * 2
+    assert Stage(2).run(run) == [[[[0.0, 0.0]], [[0.5, 0.5]]]] * 2
 
 
 def test_what_is_frozen_or_unfrozen_later_is_told_and_a_rate_of_0_does_it() -> None:
@@ -313,7 +313,7 @@ def test_workers_begin_as_worker_0_and_share_the_statistics_of_batches_where_the
         np.testing.assert_equal(state_of(net), own)
         return [begun, own, shared]
 
-    one, other = Stage(2, timeout_s=60).run(run)
+    one, other = Stage(2).run(run)
     np.testing.assert_equal(other[0], one[0])
     assert one[0]["norm.num_batches_tracked"] == 7 and one[0]["norm.weight"].max() == 1
     np.testing.assert_equal(other[2], one[2])
@@ -343,8 +343,8 @@ def test_a_run_goes_on_from_its_state_with_the_same_bits(store: str, options: Di
         train(net, optimizer, batches(10 + transport.worker_rank, 4))
         return state_of(net)
 
-    first = Stage(2, timeout_s=60).run(whole)
-    for (_, expected), got in zip(first, Stage(2, timeout_s=60).run(resumed)):
+    first = Stage(2).run(whole)
+    for (_, expected), got in zip(first, Stage(2).run(resumed)):
         for name in expected:
             if name != "norm.num_batches_tracked":  # the model's, which its user saves
                 np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
@@ -548,7 +548,7 @@ def test_saving_a_workers_own_weights_warns_once(name: str, warns: bool, capsys:
         torch.nn.Sequential(net).state_dict()
         store.close()
 
-    Stage(1, timeout_s=60).run(run)
+    Stage(1).run(run)
     said = capsys.readouterr().err
     assert said.count("warning: what is saved are this worker's own weights") == said.count("\n") == warns, said
 
@@ -617,4 +617,4 @@ def test_decay_that_adamw_keeps_apart_does_not_go_where_gradients_have_it() -> N
         with pytest.raises(ConfigError, match="AdamW keeps it apart"):
             Optimizer(optim.AdamW(net.parameters(), 0.01), net, create("downpour", transport=transport))
 
-    Stage(1, timeout_s=60).run(run)
+    Stage(1).run(run)

@@ -24,7 +24,7 @@ from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.hub import Hub
 
-SIZE, KEY, PATIENCE_S = 1000, 7, 20
+SIZE, KEY, PATIENCE_S = 1000, 7, 300
 
 
 @pytest.fixture(autouse=True)

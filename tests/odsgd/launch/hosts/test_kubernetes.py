@@ -90,7 +90,7 @@ def test_no_kubectl_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_a_pod_outside_kubernetes_is_one_line() -> None:
-    done = subprocess.run([sys.executable, "-m", kubernetes.MODULE], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", kubernetes.MODULE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 64 and done.stderr.startswith("odsgd pod: JOB_COMPLETION_INDEX is not set; ")
     assert done.stderr.count("\n") == 1
 

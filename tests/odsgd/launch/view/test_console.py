@@ -17,7 +17,7 @@ from odsgd.launch.view import console as console_module
 from odsgd.launch.view.console import Console
 from tests.jobs import until
 
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 
 
 class Screen(io.StringIO):

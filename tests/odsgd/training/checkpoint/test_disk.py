@@ -44,7 +44,7 @@ def test_a_folder_that_another_job_has_is_refused_until_that_job_is_killed(tmp_p
         with pytest.raises(ConfigError, match=refused), disk.held(folder):
             pass
         other.kill()
-        other.wait(60)
+        other.wait(300)
         with disk.held(folder):
             pass
 
@@ -57,7 +57,7 @@ def test_a_job_that_is_started_again_waits_for_what_is_left_of_the_attempt_befor
         end = threading.Timer(0.5, before.kill)
         end.start()
         with disk.held(tmp_path):
-            assert before.wait(60)
+            assert before.wait(300)
         end.join()
     monkeypatch.setattr(disk, "FREE_AGAIN_WITHIN_S", 0.3)
     with holding(tmp_path) as before:
@@ -78,7 +78,7 @@ def test_the_checkpoints_of_a_script_have_their_folder_until_they_are_closed(tmp
         other.kill()
     keeper = checkpoint.keep(store, net, tmp_path, every=1)
     with holding(tmp_path) as other:
-        assert other.wait(60) == 1
+        assert other.wait(300) == 1
     keeper.close()
     with holding(tmp_path) as other:
         assert other.poll() is None
@@ -88,8 +88,8 @@ def test_the_checkpoints_of_a_script_have_their_folder_until_they_are_closed(tmp
 def test_the_workers_of_a_job_share_it_and_those_of_another_do_not(tmp_path: Path) -> None:
     with holding(tmp_path, "ab") as one, holding(tmp_path, "ab") as two, holding(tmp_path, "cd") as stranger:
         assert one.poll() is None and two.poll() is None
-        assert stranger.wait(60) == 1 and stranger.stderr and "another job trains there" in stranger.stderr.read()
+        assert stranger.wait(300) == 1 and stranger.stderr and "another job trains there" in stranger.stderr.read()
         for worker in (one, two):
             assert worker.stdin
             worker.stdin.close()
-            assert worker.wait(60) == 0
+            assert worker.wait(300) == 0

@@ -142,7 +142,7 @@ def test_a_copy_that_hangs_does_not_keep_a_process_from_its_end(tmp_path: Path,
               "second = mirror_at('me@backup:/data')\n"
               "second.aside(lambda: second.put(pathlib.Path(sys.argv[1]), 7)); print(*second.failures(0.1))")
     try:
-        ran = subprocess.run([sys.executable, "-c", script, __file__], stdout=subprocess.PIPE, timeout=60, check=True)
+        ran = subprocess.run([sys.executable, "-c", script, __file__], stdout=subprocess.PIPE, timeout=300, check=True)
     finally:
         (tmp_path / "go").touch()
     assert ran.stdout == b"the second place of checkpoints: not done within 0.1 s\n"
