@@ -44,8 +44,8 @@ def test_help_and_the_table_show_its_options(file: Path, capsys: pytest.CaptureF
         TrainConfig.from_flags(["--method-file", str(file), "--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "--sent-part X halved: part of a gradient that is sent (default: 0.5)" in shown
-    row = "| `sent_part` | `halved` | `0.5` | a number, above 0 | part of a gradient that is sent |"
-    assert row in docs_tables.method_table()
+    item = "- `sent_part` (`halved`; a number, above 0; default `0.5`): part of a gradient that is sent\n"
+    assert item in docs_tables.method_list()
 
 
 @pytest.mark.parametrize("named", ["by a flag", "by the file"])

@@ -409,26 +409,32 @@ def test_options_are_checked_without_importing_mxnet() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
-def names_of_rows(table: str) -> List[str]:
-    return [row.split("`")[1] for row in table.splitlines()[2:]]
+def items(text: str) -> List[str]:
+    """Of a list of the docs, each in one line."""
+    return [" ".join(item.split()) for item in ("\n" + text).split("\n- ")[1:]]
 
 
-def test_the_tables_of_the_docs_have_a_row_for_every_option() -> None:
-    of_runs, of_methods = docs_tables.run_table(own_fields()), docs_tables.method_table()
-    assert names_of_rows(of_runs) == [field.name for field in own_fields()]
-    assert list(dict.fromkeys(names_of_rows(of_methods))) == list(methods.fields())
-    assert set(option_fields()) == {*names_of_rows(of_runs), *names_of_rows(of_methods)}
+def names_of(text: str) -> List[str]:
+    return [item.split("`")[1] for item in items(text)]
+
+
+def test_the_lists_of_the_docs_have_an_item_for_every_option() -> None:
+    of_runs, of_methods = docs_tables.run_list(own_fields()), docs_tables.method_list()
+    assert names_of(of_runs) == [field.name for field in own_fields()]
+    assert list(dict.fromkeys(names_of(of_methods))) == list(methods.fields())
+    assert set(option_fields()) == {*names_of(of_runs), *names_of(of_methods)}
     assert all(field.metadata["help"] for field in option_fields().values())
 
 
 @pytest.mark.parametrize("store", algorithms.METHODS)
-def test_the_table_of_the_docs_says_of_every_store_which_options_it_takes_with_which_default(store: str) -> None:
-    rows = [[cell.strip() for cell in row.strip("|").split(" | ")]
-            for row in docs_tables.method_table().splitlines()[2:]]
-    told = {row[0].strip("` "): (row[2].strip("`"), row[4]) for row in rows
-            if row[1] == "all" or f"`{store}`" in row[1]}
+def test_the_list_of_the_docs_says_of_every_store_which_options_it_takes_with_which_default(store: str) -> None:
+    parts = [re.fullmatch(r"`(\w+)` \((.*?)\): (.*)", item) for item in items(docs_tables.method_list())]
+    told = {part[1]: part for part in parts
+            if part and (part[2].startswith("all stores; ") or f"`{store}`" in part[2].partition("; ")[0])}
     for field in dataclasses.fields(algorithms.find(store).Options):
-        assert told.pop(field.name) == (default_shown(field), field.metadata["help"])
+        part = told.pop(field.name)
+        assert not default_shown(field) or part[2].replace("`", "").endswith(f"; default {default_shown(field)}")
+        assert part[3].replace("\\[", "[") == field.metadata["help"]
     assert not told
 
 
