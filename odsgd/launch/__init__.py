@@ -3,11 +3,13 @@
     command.py      the command line                                            -> Job
     plan.py         which process runs where, with which environment            -> Plan
     supervisor.py   the loop between agents, judge and console
-    agent.py        runs on each host: starts processes, forwards their output, kills them
-    messages.py     the messages between launcher and agents, lines of JSON
+    agent/          runs on each host: agent.py starts processes, forwards their output, kills them; child.py is one
+                    process, tunnel_process.py the tunnel of the host
+    messages.py     the messages between launcher and agents: a class each, lines of JSON on the way
     policy/         decides, without any I/O: judge.py when and how the job ends, liveness.py who is silent or stands
                     still, restarts.py whether a job that has failed is started again, and with whom
-    hosts/          how an agent gets onto a host: ssh.py (and a subprocess), mpi.py, slurm.py, kubernetes.py;
+    hosts/          agents.py: all agents of an attempt. How one gets onto a host: ssh.py (and a subprocess), mpi.py,
+                    slurm.py, kubernetes.py;
                     listener.py is where agents call that another program has started; check.py asks hosts before the
                     start, missing.py later
     connections/    handshake.py: how an agent that calls and its launcher know each other; tunnel.py encrypts the job's

@@ -1,41 +1,251 @@
 """The messages between the launcher and its agents: a line of JSON each, over two pipes or a socket.
 
-    to the agent
-        {"processes": [{"name", "command", "env"}, ...], "env": {...}, "drop": [names], ...}
-                                                      the first line: its orders, the job's secret included
-        {"do": "stop", "grace_s": 5} | {"do": "kill"} | {"do": "ping"}
-        {"do": "lost", "workers": [1]}                the job goes on without these: a line each in the ODSGD_LOST file
-        {"do": "end", "process": "worker 1"}          it hangs: its stacks are printed, then it is killed
-        {"do": "met"}                                 all workers have met all servers: nobody else is to connect
-        {"do": "answer", "process", "line"}           to a question of its MPI (`pmi.py`); null: it is cut off
-        {"do": "portals", "portals": [{"socket", "at", "lasting"}, ...]}   for its tunnel: sockets of other hosts, where
-                                                      their tunnel is, and whether they are of use once all have met
-    from the agent
-        {"event": "hello", "host", "pid"}
-        {"event": "started", "process": "worker 0", "pid"} | {"event": "unstartable", "process", "error"}
-        {"event": "output", "process", "stream": "stdout", "text", "progress": false}
-        {"event": "report", "process", "report": {...}}    a line from its ODSGD_REPORT_FD
-        {"event": "asks", "process", "line"}               its MPI asks for the others
-        {"event": "beats", "beats": {"worker 0": {...}}}   every second: the last beat of each process that has a pulse,
-                                                           and how many seconds ago that was ("silent_s"); a tunnel
-                                                           says so to its agent, with none
-        {"event": "listens", "at": "10.0.0.1:4711", "place"}   its tunnel, and what tells its sockets from those of
-                                                           other hosts
-        {"event": "opened"}                                its tunnel has made the portals
-        {"event": "warning", "text"}                       of its tunnel
-        {"event": "noise", "text"}                         last words, say that its tunnel has ended
-        {"event": "told", "signal": 15}                    somebody else than the launcher ends the agent, say Slurm
-        {"event": "exit", "process", "code"}               after all of its output; negative: the signal that ended it
-        {"event": "ended"}                                 nothing of the job is left on this host
+Each kind of message is a class here, whose name the line tells beside the fields. An agent's tunnel (`tunnel.py`)
+speaks in the same way with its agent, which passes on what is for the launcher, or comes from it.
 """
+import functools
 import json
 import os
-from typing import Any, Dict, List
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional, Type, Union, get_type_hints
 
 from odsgd.launch.lines import CHUNK
 
-Message = Dict[str, Any]
 MOST_NOISE = 4096
+
+@dataclass(frozen=True)
+class Message:
+    """Any of those below."""
+
+
+# The first line to an agent: its orders, the job's secret included.
+
+@dataclass(frozen=True)
+class ProcessOrders:
+    """A process that the agent starts: its variables are on top of those that all processes of the agent have."""
+
+    name: str
+    command: List[str]
+    env: Dict[str, str]
+
+
+@dataclass(frozen=True)
+class TunnelOrders(Message):
+    """What the tunnel of a host begins with."""
+
+    certificate: str
+    port: int
+    towards: str  # the launcher's address, where `address` is not known
+    address: Optional[str]
+    hang_timeout_s: float
+    sockets: List[str]  # of this host's processes
+
+
+@dataclass(frozen=True)
+class Orders(Message):
+    """What an agent begins with."""
+
+    processes: List[ProcessOrders]
+    env: Dict[str, str]
+    drop: List[str]  # variables that no process inherits from the agent
+    grace_s: float
+    silence_s: Optional[float]  # an agent that has heard nothing for so long ends; None: never
+    tells_losses: bool
+    sockets: Dict[str, bool]  # files, and whether each is of use once all have met
+    tunnel: Optional[TunnelOrders] = None
+
+
+@dataclass(frozen=True)
+class SealedOrders(Message):
+    """Orders as JSON, with a proof that they come from the launcher (`handshake.py`)."""
+
+    orders: str
+    proof: str
+
+
+# To an agent
+
+@dataclass(frozen=True)
+class Ping(Message):
+    """The launcher is there."""
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """End all processes: SIGTERM, and SIGKILL after the grace."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class WorkersLost(Message):
+    """The job goes on without these; a line each in the ODSGD_LOST file."""
+
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
+class EndHung(Message):
+    """A process hangs: have it print its stacks, then kill it."""
+
+    process: str
+
+
+@dataclass(frozen=True)
+class AllMet(Message):
+    """All workers have met all servers: nobody else is to connect."""
+
+
+@dataclass(frozen=True)
+class MpiAnswer(Message):
+    """To a request of a process's MPI (`pmi.py`); None: cut it off."""
+
+    process: str
+    line: Optional[str]
+
+
+@dataclass(frozen=True)
+class RemoteSocket:
+    """A socket of another host that the tunnel here stands for (`tunnel.py`)."""
+
+    name: str
+    tunnel: str  # the address of the tunnel beside the socket
+    lasting: bool  # it is of use once all have met
+
+
+@dataclass(frozen=True)
+class OpenRemoteSockets(Message):
+    """For the tunnel."""
+
+    sockets: List[RemoteSocket]
+
+
+# From an agent
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The agent runs, on the host of this name."""
+
+    host: str
+
+
+@dataclass(frozen=True)
+class Beats(Message):
+    """Every second: the last beat of each process that has a pulse, with its age (`silent_s`). A tunnel has none."""
+
+    beats: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AgentSignalled(Message):
+    """Somebody other than the launcher ends the agent, e.g. Slurm."""
+
+    signal: int
+
+
+@dataclass(frozen=True)
+class TunnelListens(Message):
+    """`place` tells the sockets of this host from those of another."""
+
+    address: str
+    place: str
+
+
+@dataclass(frozen=True)
+class RemoteSocketsOpen(Message):
+    """The tunnel has made them."""
+
+
+@dataclass(frozen=True)
+class HostWarning(Message):
+    """For the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Noise(Message):
+    """A line that is no message: the greeting of a login shell, the last words of an agent."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Ended(Message):
+    """Nothing of the job is left on this host."""
+
+
+@dataclass(frozen=True)
+class ProcessMessage(Message):
+    """About one process."""
+
+    process: str
+
+
+@dataclass(frozen=True)
+class Started(ProcessMessage):
+    """It exists."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Unstartable(ProcessMessage):
+    """It could not be started."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Output(ProcessMessage):
+    """A line of it, or a frame of its progress bar."""
+
+    stream: str
+    text: str
+    progress: bool
+
+
+@dataclass(frozen=True)
+class Report(ProcessMessage):
+    """A line from its ODSGD_REPORT_FD."""
+
+    report: Dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MpiRequest(ProcessMessage):
+    """Its MPI asks for the others."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Exit(ProcessMessage):
+    """It has ended, and all of its output has been told; a negative code is the signal that ended it."""
+
+    code: int
+
+
+MESSAGES: Dict[str, Type[Message]] = {kind.__name__: kind for kind in (
+    Ping, Stop, WorkersLost, EndHung, AllMet, MpiAnswer, OpenRemoteSockets, Hello, Beats, AgentSignalled, TunnelListens,
+    RemoteSocketsOpen, HostWarning, Noise, Ended, Started, Unstartable, Output, Report, MpiRequest, Exit)}
+CLASSES = {Orders, ProcessOrders, TunnelOrders, RemoteSocket, *MESSAGES.values()}
+
+
+def of_json(kind: Any, value: Any) -> Any:
+    """A value of JSON as an object of this type; LookupError or TypeError if it has another form."""
+    origin, inner = getattr(kind, "__origin__", None), tuple(getattr(kind, "__args__", ()))
+    if origin is Union:  # Optional
+        return None if value is None else of_json(inner[0], value)
+    if kind in CLASSES:
+        return kind(**{name: of_json(its, value[name]) for name, its in _types(kind).items()})
+    expected: Any = (int, float) if kind is float else origin or kind
+    if not isinstance(value, expected):
+        raise TypeError
+    return [of_json(inner[0], one) for one in value] if origin is list else value
+
+
+_types = functools.lru_cache(None)(get_type_hints)
 
 
 class Channel:
@@ -52,7 +262,8 @@ class Channel:
     def send(self, message: Message) -> None:
         """Queue one message, and write as much as can be written."""
         if self.open:
-            self.backlog += json.dumps(message).encode() + b"\n"
+            line = json.dumps({"message": type(message).__name__, **vars(message)}, default=vars)
+            self.backlog += line.encode() + b"\n"
             self.flush()
 
     def flush(self) -> None:
@@ -85,27 +296,10 @@ class Channel:
         self.backlog.clear()
 
 
-FIELDS: Dict[str, Dict[str, type]] = {
-    "hello": {"host": str}, "started": {"process": str, "pid": int}, "unstartable": {"process": str, "error": str},
-    "output": {"process": str, "stream": str, "text": str, "progress": bool},
-    "report": {"process": str, "report": dict}, "asks": {"process": str, "line": str}, "beats": {"beats": dict},
-    "told": {"signal": int},
-    "listens": {"at": str, "place": str}, "opened": {}, "warning": {"text": str}, "noise": {"text": str},
-    "exit": {"process": str, "code": int}, "ended": {}}
-"""What an agent's message has by its event."""
-
-
 def _message(line: bytes) -> Message:
-    """One message; the greetings of a login shell, which come before the agent speaks, are passed on as `noise`."""
     try:
         message = json.loads(line)
-    except (ValueError, RecursionError):
-        message = None
-    if isinstance(message, dict) and ("do" in message or "processes" in message or _is_event(message)):
-        return message
-    return {"event": "noise", "text": line[:MOST_NOISE].decode("utf-8", "replace")}
-
-
-def _is_event(message: Message) -> bool:
-    fields = FIELDS.get(message["event"]) if isinstance(message.get("event"), str) else None
-    return fields is not None and all(isinstance(message.get(name), kind) for name, kind in fields.items())
+        found: Message = of_json(MESSAGES[message["message"]], message)
+        return found
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return Noise(line[:MOST_NOISE].decode("utf-8", "replace"))

@@ -19,15 +19,15 @@ import shlex
 import signal
 import sys
 import time
-from typing import Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_USAGE, ConfigError, shown
 from odsgd.launch import command, supervisor
-from odsgd.launch.agent import Agent
+from odsgd.launch.agent.agent import Agent
 from odsgd.launch.connections import handshake
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts.kubernetes import pod_names
-from odsgd.launch.messages import Channel, Message
+from odsgd.launch.messages import Channel, Orders, of_json
 from odsgd.launch.plan import Job
 
 OVER_S = 5.0
@@ -71,7 +71,7 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
     while called is not None:
         told, fd = called
         told["env"]["ODSGD_SECRET"] = secret
-        agent = Agent(told, Channel(fd, fd))
+        agent = Agent(of_json(Orders, told), Channel(fd, fd))
         agent.run()
         os.close(fd)
         if agent.ended_by is not None:  # by Kubernetes: another pod has to take this one's place
@@ -81,7 +81,8 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
     return 0
 
 
-def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float) -> Optional[Tuple[Message, int]]:
+def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float
+         ) -> Optional[Tuple[Dict[str, Any], int]]:
     """Call until somebody answers with orders; those, and the descriptor of the connection. None: nobody has."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:

@@ -20,7 +20,7 @@ import time
 import zlib
 from typing import Any, Collection, Dict, Optional, Sequence, Tuple
 
-from odsgd.launch.messages import Message
+from odsgd.launch.messages import Orders, SealedOrders
 
 VARIABLE = "ODSGD_AGENT_JOBS"
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
@@ -31,7 +31,7 @@ MAX_ANSWER, MAX_ORDERS = 1024, 1 << 24
 
 def pack(orders: Dict[str, Any]) -> str:
     """The orders of all agents as one environment variable; Linux allows 128 KiB for it."""
-    return base64.b64encode(zlib.compress(json.dumps(orders).encode())).decode()
+    return base64.b64encode(zlib.compress(json.dumps(orders, default=vars).encode())).decode()
 
 
 def unpack(text: str) -> Dict[str, Any]:
@@ -40,7 +40,7 @@ def unpack(text: str) -> Dict[str, Any]:
     return orders
 
 
-def receive_packed_orders(packed: str) -> Tuple[Message, int]:
+def receive_packed_orders(packed: str) -> Tuple[Dict[str, Any], int]:
     """The agent's side: our orders, by our rank or node, and the descriptor of the connection."""
     orders = unpack(packed)
     rank = _rank(orders["nodes"])
@@ -103,13 +103,13 @@ class UnprovenConnection:
         raise ConnectionRefusedError("not an agent of this job that is waited for")
 
 
-def seal(orders: Message, secret: str, nonce: str) -> Message:
+def seal(orders: Orders, secret: str, nonce: str) -> SealedOrders:
     """The launcher's side: orders for the agent that has sent this number."""
-    text = json.dumps(orders)
-    return {"orders": text, "proof": _proof(secret, f"orders {nonce} {text}")}
+    text = json.dumps(orders, default=vars)
+    return SealedOrders(text, _proof(secret, f"orders {nonce} {text}"))
 
 
-def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Message]:
+def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Dict[str, Any]]:
     """The agent's side; None if the launcher has hung up, as it does on one that it does not expect.
 
     OSError for orders that are not the launcher's.
@@ -121,7 +121,7 @@ def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Option
         sealed = json.loads(line)
         text, shown = str(sealed["orders"]), str(sealed["proof"])
         if hmac.compare_digest(shown.encode(), _proof(secret, f"orders {nonce} {text}").encode()):
-            orders: Message = json.loads(text)
+            orders: Dict[str, Any] = json.loads(text)
             return orders
     raise OSError("what answers in the launcher's place does not know the job's secret")
 

@@ -2,14 +2,14 @@
 
 No network reaches a process of such a job: they meet by sockets in the file system, those of MPI at ports of the
 loopback interface, which have the same names on all hosts (`plan.py`). For each socket of another host the tunnel here
-makes one of that name, a portal. What connects to it is led by TLS to the tunnel there, and from there to the socket
-itself.
+makes one of that name, a remote socket. What connects to it is led by TLS to the tunnel there, and from there to the
+socket itself.
 
-    worker → /tmp/NUMBER, a portal → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
-    worker → 127.0.0.1:PORT, a portal → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
+    worker → /tmp/NUMBER, a remote socket → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
+    worker → 127.0.0.1:PORT, a remote socket → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
 
-A portal is for this user alone: a file by its mode, at a port by what the kernel knows of the other end. At a worker's
-own port there is MPI, which asks nobody; so other users of that very host reach it.
+A remote socket is for this user alone: a file by its mode, at a port by what the kernel knows of the other end. At a
+worker's own port there is MPI, which asks nobody; so other users of that very host reach it.
 
 A tunnel's port is the only one of the job on its host that others reach. Whoever comes there has to show the job's
 certificate, and so has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts.
@@ -43,8 +43,9 @@ from typing import Callable, Dict, Optional, Sequence, Set, Tuple, Union
 
 from kvstore.errors import ConfigError
 from kvstore.job import environment
+from odsgd.launch import messages
 from odsgd.launch.addresses import LOOPBACK, address_towards
-from odsgd.launch.messages import Channel, Message
+from odsgd.launch.messages import Channel, RemoteSocket, TunnelOrders, of_json
 
 OPENSSL = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", "-",
            "-out", "-", "-subj", "/CN=job of odsgd", "-days", "36500")
@@ -104,7 +105,8 @@ class Tunnel:
         self._listener = socket.create_server((address, port), backlog=BACKLOG)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._portals: Dict[str, Tuple[socket.socket, bool]] = {}
+        self._remote: Dict[str, Tuple[socket.socket, bool]] = {}
+        """What listens here for a socket of another host, and whether it is of use once all have met."""
         self._unproven: Dict[ssl.SSLSocket, float] = {}
         """Who have not shown the certificate, in their order, and since when. Their threads take them out."""
         self._full = False
@@ -129,48 +131,48 @@ class Tunnel:
             self._make_room()
             if time.monotonic() - beat_at >= BEAT_EVERY_S:
                 beat_at = time.monotonic()
-                channel.send({"event": "beats", "beats": {}})
+                channel.send(messages.Beats({}))
             while not self._warnings.empty():
-                channel.send({"event": "warning", "text": self._warnings.get()})
+                channel.send(messages.HostWarning(self._warnings.get()))
             channel.flush()
-        self._close_portals(lasting=True)
+        self._close(lasting=True)
         self._selector.close()
         self._listener.close()
 
     def _read_orders(self, channel: Channel) -> None:
         for message in channel.receive():
-            if message.get("do") == "portals":
-                self._open_portals(message["portals"])
-                channel.send({"event": "opened"})
-            elif message.get("do") == "met":
-                self._close_portals(lasting=False)
+            if isinstance(message, messages.OpenRemoteSockets):
+                self._open(message.sockets)
+                channel.send(messages.RemoteSocketsOpen())
+            elif isinstance(message, messages.AllMet):
+                self._close(lasting=False)
 
-    def _open_portals(self, portals: Sequence[Message]) -> None:
-        """Make these portals, for this user alone."""
+    def _open(self, remote_sockets: Sequence[RemoteSocket]) -> None:
+        """Stand for these sockets, for this user alone."""
         with environment.alone():
-            for portal in portals:
-                listener = bound(portal["socket"])
+            for remote in remote_sockets:
+                listener = bound(remote.name)
                 listener.listen(BACKLOG)
-                self._portals[portal["socket"]] = listener, portal["lasting"]
-                accept = functools.partial(self._accept_at, listener, portal)
+                self._remote[remote.name] = listener, remote.lasting
+                accept = functools.partial(self._accept_at, listener, remote)
                 self._selector.register(listener, selectors.EVENT_READ, accept)
 
-    def _close_portals(self, lasting: bool) -> None:
-        """Close the portals, or only those that nobody needs when all have met."""
-        for name in [name for name, (_, lasts) in self._portals.items() if lasting or not lasts]:
-            listener, _ = self._portals.pop(name)
+    def _close(self, lasting: bool) -> None:
+        """Close the remote sockets that nobody needs when all have met; or, with `lasting`, all of them."""
+        for name in [name for name, (_, lasts) in self._remote.items() if lasting or not lasts]:
+            listener, _ = self._remote.pop(name)
             if not _is_port(name):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(name)
             self._selector.unregister(listener)
             listener.close()
 
-    def _accept_at(self, listener: socket.socket, portal: Message) -> None:
+    def _accept_at(self, listener: socket.socket, remote: RemoteSocket) -> None:
         plain, _ = listener.accept()
-        _beside(self._carry_out, plain, portal)
+        _beside(self._carry_out, plain, remote)
 
-    def _carry_out(self, plain: socket.socket, portal: Message) -> None:
-        """Lead a connection to a portal on to the tunnel beside the socket that it stands for.
+    def _carry_out(self, plain: socket.socket, remote: RemoteSocket) -> None:
+        """Lead a connection on to the tunnel beside the remote socket.
 
         Nothing of it leaves before that tunnel has let us in, so that nothing is lost where we have to ask again.
         """
@@ -178,7 +180,7 @@ class Tunnel:
         with plain, contextlib.suppress(OSError):
             guarded = None
             while guarded is None and time.monotonic() < deadline and _is_mine(plain):
-                guarded = self._let_in(portal["at"], _number(portal["socket"]))
+                guarded = self._let_in(remote.tunnel, _number(remote.name))
             if guarded:
                 with guarded:
                     carry(guarded, plain)
@@ -436,17 +438,17 @@ def main() -> int:
         line = stdin.readline()
     if not line.endswith(b"\n"):
         return 0  # the agent has gone
-    orders = json.loads(line)
-    held = [bound(name) for name in orders["sockets"] if _is_port(name)]  # until MPI listens there
-    address = orders["address"] or address_towards(orders["towards"]) or LOOPBACK
+    orders: TunnelOrders = of_json(TunnelOrders, json.loads(line))
+    held = [bound(name) for name in orders.sockets if _is_port(name)]  # until MPI listens there
+    address = orders.address or address_towards(orders.towards) or LOOPBACK
     try:
-        tunnel = Tunnel(orders["certificate"], orders["sockets"], address, orders["port"])
+        tunnel = Tunnel(orders.certificate, orders.sockets, address, orders.port)
     except OSError as error:
-        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot listen at {address}, port {orders['port']}: "
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot listen at {address}, port {orders.port}: "
                  f"{error.strerror or error}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     channel = Channel(0, 1)
-    channel.send({"event": "listens", "at": tunnel.at, "place": place(orders["sockets"])})
+    channel.send(messages.TunnelListens(tunnel.at, place(orders.sockets)))
     tunnel.serve(channel)
     for port in held:
         port.close()

@@ -191,7 +191,7 @@ class PodListener(AgentListener):
     def _connected(self, connection: socket.socket, number: int, nonce: str) -> AgentConnection:
         agent = super()._connected(connection, number, nonce)
         told = orders(self.job, agent.processes, remote=True)
-        del told["env"]["ODSGD_SECRET"]
+        del told.env["ODSGD_SECRET"]
         agent.channel.send(handshake.seal(told, self.secret, nonce))
         return agent
 

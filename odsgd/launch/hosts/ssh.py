@@ -17,7 +17,7 @@ from odsgd.config.launch import SET_BY_LAUNCHER
 from odsgd.launch import plan as planning
 from odsgd.launch.addresses import is_loopback, node_host, numeric
 from odsgd.launch.hostfile import Host
-from odsgd.launch.messages import Channel, Message
+from odsgd.launch.messages import Channel, Orders, ProcessOrders, RemoteSocket, TunnelOrders
 from odsgd.launch.plan import Job, Plan, Process
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
@@ -48,7 +48,7 @@ class AgentConnection:
     carrier_name: str = "its agent"
     tunnel: str = ""  # where its tunnel listens
     place: str = ""  # of its sockets, which it may share with another
-    opened: bool = False  # its tunnel has made the portals
+    reaches_others: bool = False  # its tunnel has made the sockets of other hosts
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
@@ -104,31 +104,28 @@ def check_tunnels(job: Job, root: str) -> None:
             known[address] = f"the same machine as {host.target}"
 
 
-def orders(job: Job, processes: Sequence[Process], remote: bool) -> Message:
+def orders(job: Job, processes: Sequence[Process], remote: bool, tunnel: Optional[TunnelOrders] = None) -> Orders:
     """The orders to the agent of these processes; variables that all of them have stand there once."""
     shared = dict(set.intersection(*(set(process.env.items()) for process in processes))) if processes else {}
-    specs = [{"name": process.name, "command": list(process.command),
-              "env": {name: value for name, value in process.env.items() if name not in shared}}
-             for process in processes]
-    return {"processes": specs, "env": shared, "drop": sorted(SET_BY_LAUNCHER | planning.MISLEADING),
-            "grace_s": job.grace_s, "silence_s": SILENCE_S if remote else None,
-            "tells_losses": job.on_worker_loss == "continue",
-            "sockets": {path: lasting for process in processes for path, lasting in process.files.items()},
-            "tunnel": None}
+    own = [ProcessOrders(process.name, list(process.command),
+                         {name: value for name, value in process.env.items() if name not in shared})
+           for process in processes]
+    return Orders(own, shared, sorted(SET_BY_LAUNCHER | planning.MISLEADING), job.grace_s,
+                  SILENCE_S if remote else None, job.on_worker_loss == "continue",
+                  {path: lasting for process in processes for path, lasting in process.files.items()}, tunnel)
 
 
-def tunnel_orders(job: Job, plan: Plan, host: Host) -> Message:
+def tunnel_orders(job: Job, plan: Plan, host: Host) -> TunnelOrders:
     """The orders to the tunnel of a host."""
-    return {"certificate": plan.certificate, "port": job.port, "towards": plan.root[0],
-            "hang_timeout_s": job.hang_timeout_s,
-            "address": plan.root[0] if host.here else node_host(host.address, plan.root[0]),
-            "sockets": [name for process in plan.on(host) for name in process.sockets]}
+    return TunnelOrders(plan.certificate, job.port, plan.root[0],
+                        plan.root[0] if host.here else node_host(host.address, plan.root[0]), job.hang_timeout_s,
+                        [name for process in plan.on(host) for name in process.sockets])
 
 
-def portals(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[Message]]]:
-    """The portals that each tunnel has to make. Where agents share their sockets the first makes them for all."""
+def remote_sockets(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[RemoteSocket]]]:
+    """The sockets that each tunnel stands for. Where agents share their sockets the first makes them for all."""
     firsts = {agent.place: agent for agent in reversed(agents)}
-    return [(one, [{"socket": name, "at": other.tunnel, "lasting": lasting} for other in agents
+    return [(one, [RemoteSocket(name, other.tunnel, lasting) for other in agents
                    if one is firsts[one.place] and other.place != one.place for process in other.processes
                    for name, lasting in process.sockets.items()]) for one in agents]
 
@@ -185,7 +182,7 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
     channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
     processes = plan.on(host)
     tunnel = tunnel_orders(job, plan, host) if plan.certificate else None
-    channel.send({**orders(job, processes, remote=not host.here), "tunnel": tunnel})
+    channel.send(orders(job, processes, not host.here, tunnel))
     return AgentConnection(host.address, processes, channel, carrier, carrier_name)
 
 

@@ -1,7 +1,5 @@
 """An agent: the environment that it hands on, and its tunnel."""
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -9,8 +7,10 @@ from typing import List
 
 import pytest
 
-from odsgd.launch import hook, linux
-from odsgd.launch.agent import MPI_PRIVATE, Agent
+from odsgd.launch import hook, linux, messages
+from odsgd.launch.agent import child
+from odsgd.launch.agent.child import MPI_PRIVATE
+from odsgd.launch.agent.tunnel_process import TunnelProcess
 from odsgd.launch.connections.tunnel import new_certificate
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
@@ -30,36 +30,26 @@ def test_a_worker_alone_on_its_host_gets_the_store_in_place_of_mxnets(num_server
     alone = Host("10.0.0.1")
     job = Job(("train.py",), 1, num_servers, launcher="ssh", slots=(alone, Host("10.0.0.2")), store="ssgd")
     sent = ssh.orders(job, make_plan(job, ("10.0.0.9", 4000)).on(alone), remote=True)
-    agent = Agent(sent, Channel(*os.pipe()))
-    env = agent._environment(sent["processes"][0])
-    for fd in (agent.channel.read_fd, agent.channel.write_fd):
-        os.close(fd)
-    agent.selector.close()
-    os.rmdir(agent.folder)
+    env = child.environment(sent.processes[0], sent, lost_file=None)
     assert env["PYTHONPATH"].split(os.pathsep)[0] == hook.FOLDER
 
 
 def test_a_tunnel_that_is_stopped_before_its_first_word_is_not_ended_at_once() -> None:
-    orders = {"certificate": new_certificate(["openssl"]), "sockets": [], "address": "127.0.0.1", "port": 0,
-              "hang_timeout_s": 600.0}
-    agent = Agent({"tells_losses": False, "tunnel": orders}, Channel(*os.pipe()))
-    agent._open_tunnel(orders)
-    assert agent.tunnel and agent.tunnel.stdout and agent.tunnel_channel
-    os.kill(agent.tunnel.pid, signal.SIGSTOP)
-    until(lambda: agent.tunnel and linux.state(agent.tunnel.pid) == "T")
-    agent._watch_tunnel()
-    os.kill(agent.tunnel.pid, signal.SIGCONT)
+    launcher = Channel(*os.pipe())
+    tunnel = TunnelProcess(messages.TunnelOrders(new_certificate(["openssl"]), 0, "", "127.0.0.1", 600.0, []), launcher)
+    assert tunnel.popen.stdout
+    os.kill(tunnel.popen.pid, signal.SIGSTOP)
+    until(lambda: linux.state(tunnel.popen.pid) == "T")
+    tunnel.watch()
+    os.kill(tunnel.popen.pid, signal.SIGCONT)
     said: List[Message] = []
-    channel = agent.tunnel_channel
-    until(lambda: said.extend(channel.receive()) or said or not channel.open)
-    assert said[0]["event"] == "listens"
-    agent._close_tunnel()
-    agent.tunnel.wait(300)
-    agent.tunnel.stdout.close()
-    for fd in (agent.channel.read_fd, agent.channel.write_fd):
+    until(lambda: said.extend(tunnel.channel.receive()) or said or not tunnel.channel.open)
+    assert isinstance(said[0], messages.TunnelListens)
+    tunnel.close()
+    tunnel.popen.wait(300)
+    tunnel.popen.stdout.close()
+    for fd in (launcher.read_fd, launcher.write_fd):
         os.close(fd)
-    agent.selector.close()
-    shutil.rmtree(agent.folder)
 
 
 MIXED = """
@@ -76,13 +66,12 @@ def test_a_report_that_another_is_mixed_into_takes_none_with_it_and_is_told_of_o
     sent = ssh.orders(job, make_plan(job, ("127.0.0.1", 4000)).processes, remote=False)
     with subprocess.Popen([sys.executable, *ssh.AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as agent:
         assert agent.stdin and agent.stdout
-        agent.stdin.write(json.dumps(sent).encode() + b"\n")
-        agent.stdin.flush()
+        channel = Channel(agent.stdout.fileno(), agent.stdin.fileno())
+        channel.send(sent)
         said: List[Message] = []
-        while not said or said[-1]["event"] != "exit":
-            said.append(json.loads(agent.stdout.readline()))
+        until(lambda: said.extend(channel.receive()) or any(isinstance(one, messages.Exit) for one in said))
         agent.stdin.close()
         agent.wait(300)
-    assert [one["report"] for one in said if one["event"] == "report"] == [{"event": "done"}]
-    assert [one["text"] for one in said if one["event"] == "warning"] == [
+    assert [one.report for one in said if isinstance(one, messages.Report)] == [{"event": "done"}]
+    assert [one.text for one in said if isinstance(one, messages.HostWarning)] == [
         'a report of worker 0 cannot be read and is lost: {"event": "beat", "stale": [[1, 2']

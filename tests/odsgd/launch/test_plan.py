@@ -9,7 +9,7 @@ from odsgd.launch import plan as planning
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import AgentConnection, orders
-from odsgd.launch.messages import Channel
+from odsgd.launch.messages import Channel, RemoteSocket
 from odsgd.launch.plan import FIRST_NUMBER, Job, elsewhere, exposure, forwarded, make_plan, place, scrubbed
 from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
@@ -35,7 +35,7 @@ def test_processes_of_a_local_job_meet_at_files_of_numbers_of_their_own(monkeypa
     monkeypatch.delenv("DMLC_LOCAL", raising=False)
     asked = job(2, 1)
     plan = make_plan(asked, ROOT)
-    sockets = orders(asked, plan.processes, remote=False)["sockets"]
+    sockets = orders(asked, plan.processes, remote=False).sockets
     assert len(sockets) == 5 and list(sockets.values()).count(True) == 1  # for messages with codecs
     assert all(int(Path(path).name) >= FIRST_NUMBER for path in sockets)
     assert {process.env["DMLC_PS_ROOT_PORT"] for process in plan.processes} == {Path(next(iter(sockets))).name}
@@ -58,18 +58,18 @@ def test_processes_of_a_secure_job_bind_no_address_of_a_network_and_their_socket
     agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=at, place=place)
               for host, at, place in (
         (plan.processes[0].host, "10.0.0.9:7", "x"), (A, "10.0.0.1:8", "x"), (B, "10.0.0.2:9", "y"))]
-    portals, none, others = (made for _, made in ssh.portals(agents))
-    assert none == []  # the launching machine and A have one folder, and portals once
+    from_a, none, others = (made for _, made in ssh.remote_sockets(agents))
+    assert none == []  # the launching machine and A have one folder, and remote sockets once
     sockets = {process.name: process.sockets for process in plan.processes}
-    assert portals == [{"socket": path, "at": "10.0.0.2:9", "lasting": False} for path in sockets["worker 1"]]
-    assert [portal["at"] for portal in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
-    assert {portal["socket"]: portal["lasting"] for portal in others} == {
+    assert from_a == [RemoteSocket(path, "10.0.0.2:9", lasting=False) for path in sockets["worker 1"]]
+    assert [remote.tunnel for remote in others] == ["10.0.0.9:7", "10.0.0.1:8", "10.0.0.1:8", "10.0.0.1:8"]
+    assert {remote.name: remote.lasting for remote in others} == {
         **sockets["scheduler"], **sockets["server 0"], **sockets["worker 0"]}
     told = ssh.tunnel_orders(asked, plan, B)
-    assert (told["certificate"], told["address"], told["sockets"]) == ("PEM", B.address, list(sockets["worker 1"]))
+    assert (told.certificate, told.address, told.sockets) == ("PEM", B.address, list(sockets["worker 1"]))
 
 
-def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_portals_lead_to_those_of_other_hosts() -> None:
+def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_remote_sockets_lead_to_other_hosts() -> None:
     asked = job(3, 0, A, B, secure=True, env_worker={"X": "1"})
     plan = make_plan(asked, ROOT, certificate="PEM")
     ports = [int(process.env["FI_TCP_PORT_LOW_RANGE"]) for process in plan.processes]
@@ -80,9 +80,9 @@ def test_workers_of_a_secure_ring_have_a_port_of_loopback_each_and_portals_lead_
         assert process.sockets == {f"127.0.0.1:{port}": True} and not process.files
     agents = [AgentConnection(host.address, plan.on(host), Channel(0, 1), tunnel=host.address, place=host.address)
                 for host in (A, B)]
-    assert [[(portal["socket"], portal["at"]) for portal in made] for _, made in ssh.portals(agents)] == [
+    assert [[(remote.name, remote.tunnel) for remote in made] for _, made in ssh.remote_sockets(agents)] == [
         [(f"127.0.0.1:{ports[1]}", B.address)], [(f"127.0.0.1:{port}", A.address) for port in (ports[0], ports[2])]]
-    assert ssh.orders(asked, plan.on(A), remote=True)["sockets"] == {}  # files, which it would take away
+    assert ssh.orders(asked, plan.on(A), remote=True).sockets == {}  # files, which it would take away
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 64, 4096])

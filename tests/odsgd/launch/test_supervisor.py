@@ -5,10 +5,11 @@ import os
 import socket
 import subprocess
 import time
-from typing import Dict, Iterator, List
+from typing import Dict, Iterator, List, Type, TypeVar
 
 import pytest
 
+from odsgd.launch import messages
 from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
@@ -17,6 +18,8 @@ from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
 from tests.odsgd.launch.jobs import ROOT, A, B, job
+
+T = TypeVar("T", bound=Message)
 
 
 class Agents:
@@ -32,26 +35,25 @@ class Agents:
         for host in (A, B):
             ours, theirs = (end.detach() for end in socket.socketpair())
             self.ends[host.address] = Channel(theirs, theirs)
-            self.supervisor._add(AgentConnection(host.address, plan.on(host), Channel(ours, ours)))
+            self.supervisor.agents.add(AgentConnection(host.address, plan.on(host), Channel(ours, ours)))
 
     def ask(self, line: str) -> None:
         """Both, for the MPI of their worker."""
-        for rank, agent in enumerate(self.supervisor.agents):
-            self.supervisor._handle(agent, {"event": "asks", "process": f"worker {rank}", "line": line}, 0.0)
+        for rank, agent in enumerate(self.supervisor.agents.all):
+            self.supervisor.handle(agent, messages.MpiRequest(f"worker {rank}", line), 0.0)
 
-    def tunnel(self, host: int, event: str) -> None:
-        """A word of a host's tunnel."""
-        told = {"event": event, "at": f"10.0.0.{host + 1}:7", "place": str(host)}
-        self.supervisor._handle(self.supervisor.agents[host], told, 0.0)
+    def say(self, host: int, message: Message) -> None:
+        """A message of a host's agent."""
+        self.supervisor.handle(self.supervisor.agents.all[host], message, 0.0)
 
-    def told(self, kind: str) -> List[List[Message]]:
+    def told(self, kind: Type[T]) -> List[List[T]]:
         """What each of them has been told of this kind since the last look."""
-        return [[message for message in end.receive() if message.get("do") == kind] for end in self.ends.values()]
+        return [[message for message in end.receive() if isinstance(message, kind)] for end in self.ends.values()]
 
     def close(self) -> None:
-        self.supervisor.selector.close()
+        self.supervisor.agents._selector.close()
         self.supervisor.status_file.close()
-        for channel in (*self.ends.values(), *(agent.channel for agent in self.supervisor.agents)):
+        for channel in (*self.ends.values(), *(agent.channel for agent in self.supervisor.agents.all)):
             os.close(channel.read_fd)
 
 
@@ -61,25 +63,25 @@ def agents(request: pytest.FixtureRequest) -> Iterator[Agents]:
         yield agents
 
 
-def test_mpi_is_told_of_the_others_when_the_portals_are_there(agents: Agents) -> None:
+def test_mpi_is_told_of_the_others_when_their_sockets_are_there(agents: Agents) -> None:
     agents.ask("cmd=barrier_in")
     if agents.supervisor.job.secure:
         for host in (0, 1):
-            assert agents.told("portals") == [[], []]
-            agents.tunnel(host, "listens")
-        portals = [message["portals"] for (message,) in agents.told("portals")]
-        assert [portal["at"] for (portal,) in portals] == ["10.0.0.2:7", "10.0.0.1:7"]
+            assert agents.told(messages.OpenRemoteSockets) == [[], []]
+            agents.say(host, messages.TunnelListens(f"10.0.0.{host + 1}:7", str(host)))
+        told = [message.sockets for (message,) in agents.told(messages.OpenRemoteSockets)]
+        assert [socket.tunnel for (socket,) in told] == ["10.0.0.2:7", "10.0.0.1:7"]
         for host in (0, 1):
-            assert agents.told("answer") == [[], []]
-            agents.tunnel(host, "opened")
-    assert agents.told("answer") == [[{"do": "answer", "process": f"worker {rank}", "line": "cmd=barrier_out rc=0"}]
-                                     for rank in (0, 1)]
+            assert agents.told(messages.MpiAnswer) == [[], []]
+            agents.say(host, messages.RemoteSocketsOpen())
+    assert agents.told(messages.MpiAnswer) == [[messages.MpiAnswer(f"worker {rank}", "cmd=barrier_out rc=0")]
+                                               for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("agents", [False], indirect=True)
 def test_a_process_that_asks_for_what_is_not_served_is_cut_off(agents: Agents) -> None:
     agents.ask("cmd=spawn nprocs=2")
-    assert [answer["line"] for (answer,) in agents.told("answer")] == [None, None]
+    assert [answer.line for (answer,) in agents.told(messages.MpiAnswer)] == [None, None]
     assert agents.errors.getvalue().splitlines() == [
         f"odsgd launch: worker {rank}: its MPI asked for `spawn`, which this launcher does not serve; it was cut off"
         for rank in (0, 1)]
@@ -90,8 +92,9 @@ def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_
     carriers = [subprocess.Popen(["sleep", "600"], stderr=subprocess.PIPE) for _ in range(30)]
     began = time.monotonic()
     for carrier in carriers:
-        agent = agents.supervisor.agents[0]
-        agents.supervisor._lost_agent(AgentConnection(agent.host, agent.processes, agent.channel, carrier, "ssh"))
+        opened = agents.supervisor.agents
+        agent = opened.all[0]
+        opened._lost_agent(AgentConnection(agent.host, agent.processes, agent.channel, carrier, "ssh"))
     assert time.monotonic() - began < 15.0  # each had a second
     for carrier in carriers:
         carrier.kill()

@@ -17,6 +17,7 @@ from odsgd.launch.connections.handshake import NODE, RANKS, pack, receive_orders
 from odsgd.launch.hosts import listener as listening
 from odsgd.launch.hosts.listener import AgentListener, ExpectedAgent
 from odsgd.launch.hosts.ssh import AgentConnection
+from odsgd.launch.messages import Ping
 from odsgd.launch.plan import LOCAL, Process
 
 SECRET = 64 * "a"
@@ -39,7 +40,7 @@ class Launcher:
 
     def _greet(self, agent: AgentConnection) -> None:
         self.arrived.append(agent)  # before the test hears of it
-        agent.channel.send({"do": "ping"})
+        agent.channel.send(Ping())
 
     def _run(self) -> None:
         while not self.over.is_set():
@@ -99,7 +100,7 @@ def test_jobs_survive_the_way_through_an_environment_variable() -> None:
 @pytest.mark.usefixtures("rank_1")
 def test_an_agent_gets_the_orders_of_its_rank_and_a_connection_that_goes_on(launcher: Launcher) -> None:
     orders, fd = receive_packed_orders(launcher.orders())
-    assert json.loads(heard(fd)) == {"do": "ping"}
+    assert json.loads(heard(fd)) == {"message": "Ping"}
     assert orders == {"directory": "/here", "processes": [{"name": "worker 1"}]} and launcher.let_in == ["worker 1"]
 
 

@@ -1,4 +1,4 @@
-"""The tunnel: what comes through it, whom it turns away, and its portals. Two ends on this machine, over loopback."""
+"""The tunnel: what comes through it, whom it turns away, and remote sockets. Both ends are on this machine."""
 import contextlib
 import os
 import shutil
@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from kvstore.errors import ConfigError
+from odsgd.launch import messages
 from odsgd.launch.connections import tunnel
 from odsgd.launch.connections.tunnel import Tunnel, new_certificate
-from odsgd.launch.messages import Channel, Message
+from odsgd.launch.messages import Channel, Message, RemoteSocket
 from odsgd.launch.plan import new_ports
 from tests.jobs import until
 
@@ -54,19 +55,19 @@ def serving(*tunnels: Tunnel) -> Iterator[List[Channel]]:
             theirs.close()
 
 
-def open_portals(channel: Channel, folder: Path, at: str) -> None:
-    """Have the tunnel make both portals, the second of which lasts."""
-    portals = [{"socket": str(folder / number), "at": at, "lasting": number == NUMBERS[1]} for number in NUMBERS]
-    channel.send({"do": "portals", "portals": portals})
+def open_remote_sockets(channel: Channel, folder: Path, at: str) -> None:
+    """Have the tunnel stand for both sockets, the second of which lasts."""
+    sockets = [RemoteSocket(str(folder / number), at, number == NUMBERS[1]) for number in NUMBERS]
+    channel.send(messages.OpenRemoteSockets(sockets))
     until(lambda: all((folder / number).exists() for number in NUMBERS))
 
 
 class Ends(NamedTuple):
     """Both ends of a tunnel."""
 
-    orders: Channel  # to the tunnel here, which has two portals
+    orders: Channel  # to the tunnel here, which has two remote sockets
     at: str  # of the tunnel there
-    listening: List[socket.socket]  # there, what the portals stand for
+    listening: List[socket.socket]  # there, what the remote sockets stand for
 
 
 @pytest.fixture
@@ -79,17 +80,17 @@ def ends(certificate: str, folder: Path) -> Iterator[Ends]:
         listener.settimeout(PATIENCE_S)
     there = Tunnel(certificate, [str(folder / "there" / number) for number in NUMBERS], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), there) as (orders, _):
-        open_portals(orders, folder, there.at)
+        open_remote_sockets(orders, folder, there.at)
         yield Ends(orders, there.at, listening)
     assert not (folder / NUMBERS[1]).exists()
     for listener in listening:
         listener.close()
 
 
-def through(portal: Path, listener: socket.socket) -> Tuple[socket.socket, socket.socket]:
-    """A connection through a portal; its end here and its end there."""
+def through(remote: Path, listener: socket.socket) -> Tuple[socket.socket, socket.socket]:
+    """A connection through a remote socket; its end here and its end there."""
     near = socket.socket(socket.AF_UNIX)
-    near.connect(str(portal))
+    near.connect(str(remote))
     far, _ = listener.accept()
     for end in (near, far):
         end.settimeout(PATIENCE_S)
@@ -126,7 +127,7 @@ def test_bytes_come_through_both_ways_at_once_and_so_does_the_end(ends: Ends, fo
     far.close()
 
 
-def test_each_portal_leads_to_its_socket_for_this_user_alone(ends: Ends, folder: Path) -> None:
+def test_each_remote_socket_leads_to_its_socket_for_this_user_alone(ends: Ends, folder: Path) -> None:
     for number, listener in zip(NUMBERS, ends.listening):
         assert os.stat(folder / number).st_mode & 0o077 == 0
         near, far = through(folder / number, listener)
@@ -138,16 +139,16 @@ def test_each_portal_leads_to_its_socket_for_this_user_alone(ends: Ends, folder:
 
 @contextlib.contextmanager
 def led(certificate: str, here: str, there: str) -> Iterator[Channel]:
-    """A portal here for a socket there. Both are on this machine, so that one is a file and the other at a port."""
+    """A remote socket here for a socket there. Both are on this machine: one is a file, the other at a port."""
     far = Tunnel(certificate, [there], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), far) as (orders, _):
-        orders.send({"do": "portals", "portals": [{"socket": here, "at": far.at, "lasting": True}]})
+        orders.send(messages.OpenRemoteSockets([RemoteSocket(here, far.at, lasting=True)]))
         said: List[Message] = []
-        until(lambda: said.extend(orders.receive()) or {"event": "opened"} in said)
+        until(lambda: said.extend(orders.receive()) or messages.RemoteSocketsOpen() in said)
         yield orders
 
 
-def test_a_portal_at_a_port_leads_on_for_this_user_and_for_no_other(certificate: str, folder: Path) -> None:
+def test_a_remote_socket_at_a_port_leads_on_for_this_user_and_for_no_other(certificate: str, folder: Path) -> None:
     (port,) = new_ports(1)
     with socket.socket(socket.AF_UNIX) as listener, led(certificate, f"127.0.0.1:{port}", str(folder / str(port))):
         listener.bind(str(folder / str(port)))
@@ -169,7 +170,7 @@ def test_a_portal_at_a_port_leads_on_for_this_user_and_for_no_other(certificate:
             listener.accept()
 
 
-def test_a_portal_leads_to_a_port_which_the_tunnel_keeps_until_its_process_listens(certificate: str,
+def test_a_port_is_kept_by_the_tunnel_until_its_process_listens(certificate: str,
                                                                                  folder: Path) -> None:
     (port,) = new_ports(1)
     name = f"127.0.0.1:{port}"
@@ -192,9 +193,9 @@ def test_a_port_that_somebody_has_is_told() -> None:
             tunnel.bound(name)
 
 
-def test_when_all_have_met_only_lasting_portals_are_left(ends: Ends, folder: Path) -> None:
+def test_when_all_have_met_only_lasting_sockets_are_left(ends: Ends, folder: Path) -> None:
     near, far = through(folder / NUMBERS[0], ends.listening[0])
-    ends.orders.send({"do": "met"})
+    ends.orders.send(messages.AllMet())
     until(lambda: not (folder / NUMBERS[0]).exists())
     assert (folder / NUMBERS[1]).exists()
     near.sendall(b"as before")  # who is in stays in
@@ -260,7 +261,7 @@ def test_a_process_that_is_turned_away_at_first_loses_nothing(certificate: str, 
         there = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         there.settimeout(PATIENCE_S)
         (orders,) = stack.enter_context(serving(Tunnel(certificate, [], "127.0.0.1")))
-        open_portals(orders, folder, "127.0.0.1:{}".format(there.getsockname()[1]))
+        open_remote_sockets(orders, folder, "127.0.0.1:{}".format(there.getsockname()[1]))
         near = stack.enter_context(socket.socket(socket.AF_UNIX))
         near.connect(str(folder / NUMBERS[0]))
         near.sendall(b"my word")
@@ -275,7 +276,7 @@ def test_a_process_that_is_turned_away_at_first_loses_nothing(certificate: str, 
 def test_a_tunnel_is_led_to_nobody_who_cannot_show_the_certificate(certificate: str, folder: Path) -> None:
     other = Tunnel(new_certificate(["openssl"]), [], "127.0.0.1")
     with serving(Tunnel(certificate, [], "127.0.0.1"), other) as (orders, _), socket.socket(socket.AF_UNIX) as near:
-        open_portals(orders, folder, other.at)
+        open_remote_sockets(orders, folder, other.at)
         near.settimeout(PATIENCE_S)
         near.connect(str(folder / NUMBERS[0]))
         assert all_of(near) == b""
@@ -286,14 +287,14 @@ def test_a_host_that_cannot_be_reached_is_told_once(certificate: str, folder: Pa
         at = "127.0.0.1:{}".format(taken.getsockname()[1])
     words: List[str] = []
     with serving(Tunnel(certificate, [], "127.0.0.1")) as (channel,):
-        open_portals(channel, folder, at)
+        open_remote_sockets(channel, folder, at)
         for number in NUMBERS:
             with socket.socket(socket.AF_UNIX) as near:
                 near.settimeout(PATIENCE_S)
                 near.connect(str(folder / number))
                 assert all_of(near) == b""
-        until(lambda: words.extend(message["text"] for message in channel.receive() if message["event"] == "warning")
-              or words)
+        until(lambda: words.extend(message.text for message in channel.receive()
+                                if isinstance(message, messages.HostWarning)) or words)
     assert len(words) == 1 and words[0].startswith(f"no way to the tunnel at {at}: ")
 
 

@@ -11,7 +11,7 @@ import yaml
 from kvstore.errors import ConfigError
 from odsgd.cli import main
 from odsgd.config.launch import LaunchOptions, Workers
-from odsgd.launch import command, pod
+from odsgd.launch import command, messages, pod
 from odsgd.launch.connections import handshake
 from odsgd.launch.hostfile import Host
 from odsgd.launch.hosts import kubernetes
@@ -115,9 +115,10 @@ def test_orders_are_taken_from_the_launcher_alone() -> None:
     import socket
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        told = messages.Orders([], {}, [], 5.0, None, tells_losses=False, sockets={})
         for secret, nonce in ((SECRET, "n"), (64 * "b", "n"), (SECRET, "another call's")):
-            theirs.sendall(json.dumps(handshake.seal({"processes": []}, secret, nonce)).encode() + b"\n")
-        assert handshake.receive_orders(ours, SECRET, "n") == {"processes": []}
+            theirs.sendall(json.dumps(vars(handshake.seal(told, secret, nonce))).encode() + b"\n")
+        assert handshake.receive_orders(ours, SECRET, "n") == vars(told)
         for _ in range(2):
             with pytest.raises(OSError, match="does not know the job's secret"):
                 handshake.receive_orders(ours, SECRET, "n")

@@ -16,15 +16,15 @@ def test_what_all_processes_share_is_told_once() -> None:
     asked = job(2, 1, port=4000)
     plan = make_plan(asked, ("127.0.0.1", 4000))
     told = orders(asked, plan.workers, remote=False)
-    assert told["sockets"] == {} and told["tunnel"] is None
-    assert told["env"]["ODSGD_SECRET"] == plan.secret
-    assert [spec["env"] for spec in told["processes"]] == [
+    assert told.sockets == {} and told.tunnel is None
+    assert told.env["ODSGD_SECRET"] == plan.secret
+    assert [process.env for process in told.processes] == [
         {"DMLC_WORKER_ID": rank, "ODSGD_WORKER_RANK": rank, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
 
 
 def test_only_a_job_that_goes_on_tells_of_losses() -> None:
     plan = make_plan(job(2, 0), ROOT)
-    told = [orders(job(2, 0, on_worker_loss=policy), plan.processes, remote=False)["tells_losses"]
+    told = [orders(job(2, 0, on_worker_loss=policy), plan.processes, remote=False).tells_losses
             for policy in ("fail", "continue")]
     assert told == [False, True]
 

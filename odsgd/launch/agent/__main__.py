@@ -1,0 +1,32 @@
+"""The agent's process: it finds its orders in its environment or on its standard input."""
+import json
+import os
+import socket
+import sys
+
+from odsgd.launch.agent.agent import Agent
+from odsgd.launch.connections import handshake
+from odsgd.launch.messages import Channel, Orders, of_json
+
+
+def main() -> int:
+    """Run the agent to its end."""
+    packed = os.environ.pop(handshake.VARIABLE, None)
+    try:
+        if packed:
+            orders, fd = handshake.receive_packed_orders(packed)
+            os.chdir(orders["directory"])
+            agent = Agent(of_json(Orders, orders), Channel(fd, fd))
+        else:
+            with open(0, "rb", buffering=0, closefd=False) as stdin:  # the bytes behind the line are the channel's
+                line = stdin.readline()
+            if not line.endswith(b"\n"):
+                sys.exit("odsgd agent: the launcher has gone before saying what to do")
+            agent = Agent(of_json(Orders, json.loads(line)), Channel(0, 1))
+    except OSError as error:
+        sys.exit(f"odsgd agent on {socket.gethostname()}: {error}")
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

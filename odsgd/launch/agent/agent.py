@@ -1,0 +1,356 @@
+"""The agent: one per host, it starts the processes and forwards their output; neither outlives the other.
+
+When a process ends, the rest of its group is killed before its exit is told. The agent adopts the orphans below it, so
+that even a grandchild with a session of its own is found in the end. If the channel to the launcher closes, breaks, or
+stays silent for too long, everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
+"""
+import functools
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type
+
+from kvstore.errors import shown
+from odsgd.launch import linux, messages
+from odsgd.launch.agent import child as children
+from odsgd.launch.agent.child import Child, StartError, unless_gone
+from odsgd.launch.agent.tunnel_process import TunnelProcess
+from odsgd.launch.lines import CHUNK, Pieces, Stream
+from odsgd.launch.messages import Channel, Message, Orders
+
+MAX_BACKLOG = 1 << 20
+"""Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
+ORPHANED_GRACE_S = 1.0
+KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
+BEATS_EVERY_S = 1.0
+
+
+class Agent:
+    """See the head of the module. Invariants: a child is in `children` from its start until its exit is queued; after
+    `stopping` is set no child is started; `run` returns only when `children` is empty or SIGKILL has not helped."""
+
+    def __init__(self, orders: Orders, channel: Channel) -> None:
+        self.orders, self.channel = orders, channel
+        self.children: Dict[int, Child] = {}
+        self.stopping = False
+        self.signalled: Optional[int] = None  # the launcher has not been told
+        self.ended_by: Optional[int] = None
+        self.kill_at: Optional[float] = None
+        self.give_up_at: Optional[float] = None
+        self.heard_at = time.monotonic()
+        self.beats_at = 0.0
+        self.selector = selectors.DefaultSelector()
+        self.paused = False
+        self.lost_file = _new_lost_file() if orders.tells_losses else None
+        self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
+        """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
+        self.tunnel: Optional[TunnelProcess] = None
+        self.mpi_memory: Set[str] = set()
+        self.wakeup: Tuple[int, ...] = ()
+        self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
+            messages.Stop: lambda stop: self._stop(stop.grace_s),
+            messages.EndHung: self._end_hung,
+            messages.MpiAnswer: self._answer_mpi,
+            messages.WorkersLost: self._note_losses,
+            messages.AllMet: self._all_have_met,
+            messages.OpenRemoteSockets: self._tell_tunnel}
+
+    def run(self) -> int:
+        """Start everything, stay until told to stop and everything is gone."""
+        try:
+            self._run()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in [*self.mpi_memory, *self.orders.sockets, *(self.tunnel.files if self.tunnel else []),
+                         *([self.lost_file] if self.lost_file else [])]:
+                with unless_gone:
+                    os.unlink(path)
+        self.channel.send(messages.Ended())
+        self._drain_channel()
+        self._close_signals()
+        return 0
+
+    def _run(self) -> None:
+        linux.adopt_orphans()
+        self._listen_to_signals()
+        self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._read_channel)
+        self.channel.send(messages.Hello(socket.gethostname()))
+        if self.orders.tunnel:
+            self.tunnel = TunnelProcess(self.orders.tunnel, self.channel)
+            self.selector.register(self.tunnel.channel.read_fd, selectors.EVENT_READ, self._read_tunnel)
+        for process in self.orders.processes:
+            self._start(process)
+        self._read_channel()  # a stop may have come together with the orders
+        while not (self.stopping and (not self.children or self._hopeless())):
+            for key, _ in self.selector.select(self._patience_s()):
+                key.data()
+            self._tell_of_signal()
+            self._note_memory(lambda child: child.connecting)
+            self._reap()
+            self._check_channel()
+            self._enforce()
+            if self.tunnel:
+                self.tunnel.watch()
+            self._pass_beats()
+        if self.tunnel:
+            self.tunnel.close()
+        self._sweep()
+
+    def _patience_s(self) -> float:
+        """How long nothing need be looked at, unless there is news."""
+        if self.stopping or self.channel.backlog or any(child.kill_at for child in self.children.values()):
+            return 0.05
+        return BEATS_EVERY_S / 4
+
+    def _start(self, process: messages.ProcessOrders) -> None:
+        try:
+            child = children.start(process, self.orders, self.folder, self.lost_file)
+        except StartError as error:
+            self.channel.send(messages.Unstartable(process.name, str(error)))
+            return
+        self.children[child.pid] = child
+        for stream in child.streams:
+            self._listen(child, stream)
+        self.channel.send(messages.Started(child.name, child.pid))
+
+    # Reading
+
+    def _listen(self, child: Child, stream: Stream) -> None:
+        self.selector.register(stream.fd, selectors.EVENT_READ, functools.partial(self._read, child, stream))
+
+    def _forget(self, fd: int) -> None:
+        if fd in self.selector.get_map():  # else reading is paused
+            self.selector.unregister(fd)
+
+    def _read(self, child: Child, stream: Stream) -> None:
+        self._forward(child, stream.kind, stream.read())
+        if not stream.open:
+            self._forget(stream.fd)
+
+    def _forward(self, child: Child, kind: str, pieces: Pieces) -> None:
+        for text, progress in pieces:
+            if kind == "report":
+                self._forward_report(child, text)
+            elif kind == "mpi":
+                self.channel.send(messages.MpiRequest(child.name, text))
+            elif not progress or child.shows_progress():
+                self.channel.send(messages.Output(child.name, kind, text, progress))
+
+    def _forward_report(self, child: Child, text: str) -> None:
+        report = _read_report(text)
+        if report is None:
+            self._warn_unreadable(child, text)
+        elif report.get("event") == "beat":
+            child.beat, child.beat_at = report, time.monotonic()
+        elif report:
+            child.connecting = report.get("event") == "connecting"
+            self.channel.send(messages.Report(child.name, report))
+
+    def _warn_unreadable(self, child: Child, text: str) -> None:
+        """A line that two writers have mixed, or one cut off by a kill. What a process says next is whole again."""
+        if not child.garbled:
+            child.garbled = True
+            self.channel.send(messages.HostWarning(
+                f"a report of {child.name} cannot be read and is lost: {shown(text)}"))
+
+    def _read_tunnel(self) -> None:
+        assert self.tunnel
+        self.tunnel.read()
+        if not self.tunnel.channel.open:
+            self._forget(self.tunnel.channel.read_fd)
+
+    def _pass_beats(self) -> None:
+        """Tell that the agent is there, even if no process has a pulse; not to a launcher that does not read."""
+        now = time.monotonic()
+        if now - self.beats_at >= BEATS_EVERY_S and not self.paused:
+            self.beats_at = now
+            beats = {child.name: child.last_beat(now) for child in self.children.values()}
+            self.channel.send(messages.Beats({name: beat for name, beat in beats.items() if beat}))
+
+    def _named(self, name: str) -> List[Child]:
+        return [child for child in self.children.values() if child.name == name]
+
+    # Ending
+
+    def _reap(self) -> None:
+        """Wait for every process that has ended: ours, and the orphans we have inherited."""
+        try:
+            while True:
+                info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if info is None:
+                    return
+                if info.si_pid in self.children:
+                    self._ended(self.children[info.si_pid])
+                else:
+                    os.waitpid(info.si_pid, 0)
+        except ChildProcessError:
+            return
+
+    def _ended(self, child: Child) -> None:
+        child.signal(signal.SIGKILL)  # before the pid is free to become another process's
+        code = child.popen.wait()
+        for stream in child.streams:
+            if stream.open:
+                self._forward(child, stream.kind, stream.drain())
+                self._forget(stream.fd)
+            os.close(stream.fd)
+        del self.children[child.pid]
+        self.channel.send(messages.Exit(child.name, code))
+
+    def _stop(self, grace_s: float) -> None:
+        """SIGTERM now, SIGKILL after `grace_s`; a second, shorter stop brings the SIGKILL forward."""
+        now = time.monotonic()
+        if not self.stopping:
+            self._note_memory(lambda child: True)
+            for child in self.children.values():
+                child.signal(signal.SIGTERM)
+                child.signal(signal.SIGCONT)  # a stopped process would not even notice
+        self.stopping = True
+        self.kill_at = min(self.kill_at or now + grace_s, now + grace_s)
+
+    def _enforce(self) -> None:
+        now = time.monotonic()
+        all_end = self.kill_at is not None and now >= self.kill_at
+        for child in self.children.values():
+            if all_end or (child.kill_at is not None and now >= child.kill_at):
+                child.signal(signal.SIGKILL)
+        if all_end:
+            self.give_up_at = self.give_up_at or now + KILLED_WITHIN_S
+
+    def _note_memory(self, of: Callable[[Child], bool]) -> None:
+        for child in filter(of, self.children.values()):
+            self.mpi_memory |= linux.mpi_memory(child.pid)
+
+    def _hopeless(self) -> bool:
+        """A process can be beyond SIGKILL (waiting for a dead disk); the launcher must not wait for that."""
+        return self.give_up_at is not None and time.monotonic() >= self.give_up_at
+
+    def _sweep(self) -> None:
+        """Kill the processes that have left their group: on Linux all of them have become our own descendants."""
+        now = time.monotonic()
+        give_up_at = max(self.give_up_at or now + KILLED_WITHIN_S, now + SWEPT_WITHIN_S)
+        while time.monotonic() < give_up_at:
+            left = linux.descendants(os.getpid())
+            if not left:
+                return
+            for pid in left:
+                with unless_gone:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            self._reap()
+
+    # The launcher
+
+    def _read_channel(self) -> None:
+        self.heard_at = time.monotonic()
+        for message in self.channel.receive():
+            if type(message) in self._handlers:
+                self._handlers[type(message)](message)
+
+    def _end_hung(self, hung: messages.EndHung) -> None:
+        for child in self._named(hung.process):
+            child.end_hung()
+
+    def _answer_mpi(self, answer: messages.MpiAnswer) -> None:
+        for child in self._named(answer.process):
+            child.answer_mpi(answer.line)
+
+    def _note_losses(self, lost: messages.WorkersLost) -> None:
+        if self.lost_file:
+            _append_lines(self.lost_file, lost.ranks)
+
+    def _all_have_met(self, message: messages.AllMet) -> None:
+        """Take away the sockets' names: no one else can connect."""
+        for path, lasting in self.orders.sockets.items():
+            with unless_gone:
+                if not lasting:
+                    os.unlink(path)
+        self._tell_tunnel(message)
+
+    def _tell_tunnel(self, message: Message) -> None:
+        if self.tunnel:
+            self.tunnel.send(message)
+
+    def _check_channel(self) -> None:
+        """Stop when the launcher has gone; leave output in the pipes while it is slow to take it."""
+        silence_s = self.orders.silence_s
+        if silence_s and time.monotonic() - self.heard_at > silence_s:
+            self.channel.close()
+        if not self.channel.open:
+            self._forget(self.channel.read_fd)
+            self._stop(ORPHANED_GRACE_S)
+        self.channel.flush()
+        if self.tunnel:
+            self.tunnel.channel.flush()
+        full = len(self.channel.backlog) > MAX_BACKLOG
+        if full != self.paused:
+            self.paused = full
+            for child in self.children.values():
+                for stream in child.streams:
+                    if full:
+                        self._forget(stream.fd)
+                    elif stream.open:
+                        self._listen(child, stream)
+
+    def _signalled(self, number: int, frame: object) -> None:
+        self.signalled = self.ended_by = number
+        self._stop(self.orders.grace_s)
+
+    def _tell_of_signal(self) -> None:
+        """Say that somebody other than the launcher has told us to end: that is why our processes do."""
+        if self.signalled is not None:
+            self.channel.send(messages.AgentSignalled(self.signalled))
+            self.signalled = None
+
+    def _drain_channel(self) -> None:
+        deadline = time.monotonic() + SENT_WITHIN_S
+        while self.channel.backlog and time.monotonic() < deadline:
+            self.channel.flush()
+            time.sleep(0.01)
+
+    def _listen_to_signals(self) -> None:
+        """They end a wait of the selector; of SIGCHLD, which tells that a process has ended, no more is asked."""
+        read_fd, write_fd = self.wakeup = os.pipe()
+        os.set_blocking(read_fd, False)
+        os.set_blocking(write_fd, False)
+        signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._signalled)
+        self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
+
+    def _close_signals(self) -> None:
+        """A pod has many agents, one after the other, so that each closes its files."""
+        signal.set_wakeup_fd(-1)
+        self.selector.close()
+        for fd in self.wakeup:
+            os.close(fd)
+
+
+def _read_report(text: str) -> Optional[Dict[str, Any]]:
+    """One report; empty for an empty line, None for what is none."""
+    try:
+        report = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _new_lost_file() -> str:
+    """An empty file that only this user can read; the processes of this host look into it for lost workers."""
+    descriptor, path = tempfile.mkstemp(prefix="odsgd-lost-")
+    os.close(descriptor)
+    return path
+
+
+def _append_lines(path: str, numbers: List[int]) -> None:
+    """In one write, so that half a number is never read. A clean-up of old files may have taken the file away."""
+    def safely(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    with open(path, "a", opener=safely) as file:
+        file.write("".join(f"{number}\n" for number in numbers))

@@ -1,0 +1,158 @@
+"""A process of the job on this host: its environment, its start, the pipes that it writes to, its beats.
+
+It has a session of its own, so that a signal reaches its children and no terminal reaches it. The kernel kills it if
+the agent dies.
+"""
+import contextlib
+import functools
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, Dict, List, Optional, Sequence
+
+from kvstore.job.pulse import STACKS
+from odsgd.launch import hook, linux
+from odsgd.launch.addresses import address_towards, mpi_interface
+from odsgd.launch.lines import Stream
+from odsgd.launch.messages import Orders, ProcessOrders
+
+PROGRESS_EVERY_S = 0.1
+STACKS_WITHIN_S = 0.5
+"""How long a process that hangs has to print its stacks."""
+SILENT_S = 3.0
+"""After so long without a beat the kernel is asked for the state of the process."""
+MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
+"""Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
+
+unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError)
+
+
+class StartError(Exception):
+    """A process could not be started; says why."""
+
+
+class Child:
+    """A running process."""
+
+    def __init__(self, name: str, popen: "subprocess.Popen[bytes]", streams: List[Stream]) -> None:
+        self.name, self.popen, self.pid, self.streams = name, popen, popen.pid, streams
+        self.progress_at = 0.0
+        self.garbled = False
+        """A report of it could not be read, and the user knows."""
+        self.connecting = False
+        """It asks for the other workers of its job, and has not met them yet."""
+        self.beat: Dict[str, Any] = {}
+        self.beat_at: Optional[float] = None
+        self.stopped_at: Optional[float] = None
+        self.kill_at: Optional[float] = None
+
+    def last_beat(self, now: float) -> Optional[Dict[str, Any]]:
+        """Its last beat, with its age; None: it has no pulse, or not yet, and the kernel does not call it stopped."""
+        state = ""
+        if self.beat_at is None or now - self.beat_at > SILENT_S:
+            state = linux.state(self.pid)
+        if self.beat_at is None:
+            self.stopped_at = (self.stopped_at or now) if state == "T" else None
+            return {"silent_s": round(now - self.stopped_at, 1), "state": state} if self.stopped_at else None
+        return {**self.beat, "silent_s": round(now - self.beat_at, 2), "state": state}
+
+    def shows_progress(self) -> bool:
+        """Whether it is time to forward a frame of its progress bar."""
+        now = time.monotonic()
+        due = now - self.progress_at >= PROGRESS_EVERY_S
+        if due:
+            self.progress_at = now
+        return due
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and to the processes of its group."""
+        with unless_gone:
+            os.killpg(self.pid, number)
+
+    def end_hung(self) -> None:
+        """Have it print its stacks (a stopped process does so when it goes on), and kill it soon."""
+        if self.kill_at is None:
+            self.kill_at = time.monotonic() + STACKS_WITHIN_S
+            with unless_gone:
+                os.kill(self.pid, STACKS)
+                os.kill(self.pid, signal.SIGCONT)
+
+    def answer_mpi(self, line: Optional[str]) -> None:
+        """Answer its MPI, or cut it off. It makes one request at a time, so that there is room for the answer."""
+        for stream in self.streams:
+            if stream.kind == "mpi":
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(stream.fd)) as link:
+                    link.shutdown(socket.SHUT_RDWR) if line is None else link.send(line.encode() + b"\n")
+
+
+def start(process: ProcessOrders, orders: Orders, folder: str, lost_file: Optional[str]) -> Child:
+    """Start a process; servers and the scheduler work in `folder`."""
+    pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # why it failed comes before that it ended
+    told = {"ODSGD_REPORT_FD": pipes["report"][1]}
+    if "PMI_RANK" in {**orders.env, **process.env}:
+        here, there = socket.socketpair()
+        pipes["mpi"] = here.detach(), there.detach()
+        told["PMI_FD"] = pipes["mpi"][1]
+    program, *arguments = process.command
+    try:
+        popen = subprocess.Popen(
+            [os.path.abspath(program) if os.sep in program else program, *arguments],
+            stdin=subprocess.DEVNULL, stdout=pipes["stdout"][1], stderr=pipes["stderr"][1],
+            env={**environment(process, orders, lost_file), **{name: str(fd) for name, fd in told.items()}},
+            cwd=None if process.name.startswith("worker") else folder, pass_fds=tuple(told.values()),
+            start_new_session=True, preexec_fn=functools.partial(linux.die_with, os.getpid()))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        for read_fd, _ in pipes.values():
+            os.close(read_fd)
+        raise StartError(f"{program}: {getattr(error, 'strerror', None) or error}") from None
+    finally:
+        for _, write_fd in pipes.values():
+            os.close(write_fd)
+    return Child(process.name, popen, [Stream(kind, read_fd) for kind, (read_fd, _) in pipes.items()])
+
+
+def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]) -> Dict[str, str]:
+    """The agent's own variables, those of the job, and what only this host can tell."""
+    inherited = {name: value for name, value in os.environ.items()
+                 if name not in orders.drop and not MPI_PRIVATE.fullmatch(name)}
+    env = {**inherited, **orders.env, **process.env}
+    if lost_file:
+        env["ODSGD_LOST"] = lost_file
+    env.setdefault("OMP_NUM_THREADS", str(_threads(orders)))
+    if "DMLC_NODE_HOST" not in env:
+        env["DMLC_NODE_HOST"] = address_towards(env["DMLC_PS_ROOT_URI"]) or "127.0.0.1"
+    if "RANK" in env and "LOCAL_RANK" not in env:
+        env.update(_place_among_agents())
+    if "PMI_RANK" in env:
+        env = {**mpi_interface(env), **env}
+    path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
+    if not process.name.startswith("worker"):
+        path.insert(0, "")  # it works elsewhere, and finds the same modules
+    elif "ODSGD_STORE" in env:
+        path.insert(0, hook.FOLDER)
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, path))
+    return env
+
+
+def _place_among_agents() -> Dict[str, str]:
+    """A worker's place among those of its host, each with an agent that mpirun has started; empty where it is mute."""
+    found = {name: _number(variables) for name, variables in
+             (("LOCAL_RANK", MPI_LOCAL_RANKS), ("LOCAL_WORLD_SIZE", MPI_LOCAL_SIZES))}
+    return {name: number for name, number in found.items() if number}
+
+
+def _threads(orders: Orders) -> int:
+    """The host's cores shared by its workers and servers (the scheduler computes nothing), at least one each."""
+    computing = sum(process.name != "scheduler" for process in orders.processes)
+    return max(1, linux.cores() // max(1, computing * int(_number(MPI_LOCAL_SIZES) or 1)))
+
+
+def _number(variables: Sequence[str]) -> str:
+    """The first of these variables that holds a number; empty if none does."""
+    return next((os.environ[name] for name in variables if os.environ.get(name, "").isdigit()), "")

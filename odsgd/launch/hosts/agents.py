@@ -1,0 +1,197 @@
+"""The agents of one attempt: they are opened, heard, told and closed here, together with what carries them."""
+import collections
+import contextlib
+import functools
+import selectors
+import signal
+import subprocess
+import time
+from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+
+from odsgd.launch import messages
+from odsgd.launch.hosts import kubernetes, slurm, ssh
+from odsgd.launch.hosts.listener import AgentListener
+from odsgd.launch.hosts.mpi import open_mpirun
+from odsgd.launch.hosts.ssh import AgentConnection
+from odsgd.launch.lines import Stream
+from odsgd.launch.messages import Message
+from odsgd.launch.plan import Job, Plan, Process
+
+TICK_S = 0.1
+"""Between two looks at the time, and at the signals, which end no wait."""
+PING_EVERY_S = 10.0
+PATIENCE_S = 1.0
+"""How long all carriers of lost connections together may take to end and say why; the loop is deaf meanwhile."""
+HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
+"""How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
+LAST_LINES = 20
+LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
+    "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
+"""Launchers whose agents come by themselves."""
+
+
+class Events(NamedTuple):
+    """Whom the agents' news reach."""
+
+    heard: Callable[[AgentConnection, Sequence[Message]], object]
+    lost: Callable[[str, List[Process], str, List[str]], object]
+    """Host, processes, reason and last lines."""
+    show: Callable[[str, str, str], object]
+    """A line that a carrier has printed: whose, text, stream."""
+
+
+class Agents:
+    """Invariant: an agent that has gone before it said that nothing is left is told as lost once."""
+
+    def __init__(self, job: Job, plan: Plan, events: Events) -> None:
+        self.job, self.plan, self.events = job, plan, events
+        self.all: List[AgentConnection] = []
+        self.ending = False
+        self._selector = selectors.DefaultSelector()
+        self._listener: Optional[AgentListener] = None
+        self._carriers: List[subprocess.Popen[bytes]] = []
+        self._last_lines: Dict[str, Deque[str]] = collections.defaultdict(
+            lambda: collections.deque(maxlen=LAST_LINES))
+        self._exit_wait_s = PATIENCE_S
+        self._pinged_at = time.monotonic()
+
+    def open(self) -> None:
+        """Start an agent on each host, or what starts it there."""
+        hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
+        if self.job.launcher in LISTENERS:
+            self._listener = LISTENERS[self.job.launcher](self.job, self.plan)
+            self._listener.serve(self._selector, self._arrived)
+            if self._listener.starter:
+                self._carried_by(self._listener.starter, self._listener.starter_name, "stdout", "stderr")
+            hosts = [host for host in hosts if host.here]
+        for host in hosts:
+            open_at = ssh.open_local if host.here else ssh.open_ssh
+            self.add(open_at(self.job, self.plan, host))
+
+    def add(self, agent: AgentConnection) -> None:
+        """Listen to an agent."""
+        self.all.append(agent)
+        self._selector.register(agent.channel.read_fd, selectors.EVENT_READ, functools.partial(self._read, agent))
+        if agent.carrier:
+            self._carried_by(agent.carrier, agent.host, "stderr")
+
+    def of(self, name: str) -> AgentConnection:
+        """The agent of a process."""
+        return next(agent for agent in self.all if name in [process.name for process in agent.processes])
+
+    def turn(self) -> None:
+        """Hear what there is to hear; wait for it, but not long."""
+        for key, _ in self._selector.select(TICK_S):
+            key.data()
+        now = time.monotonic()
+        if now - self._pinged_at >= PING_EVERY_S:
+            self._pinged_at = now
+            self.tell(messages.Ping())
+        for agent in self.all:
+            agent.channel.flush()
+        if self._listener:
+            self._listener.tick()
+            self._check_starter(self._listener)
+
+    def tell(self, message: Message) -> None:
+        """Send a message to all."""
+        for agent in self.all:
+            agent.channel.send(message)
+
+    def stop(self, grace_s: float) -> None:
+        """Have all processes ended."""
+        self.ending = True
+        for agent in self.all:
+            agent.wake()
+        self.tell(messages.Stop(grace_s))
+
+    @property
+    def occupied(self) -> bool:
+        """Whether something of the job is left, with an agent that will say when it is gone."""
+        return any(agent.occupied for agent in self.all)
+
+    def ended(self, agent: AgentConnection) -> None:
+        """It has said that nothing is left."""
+        agent.ended = True
+        if not self.ending:
+            self._lost_agent(agent)
+
+    def close(self) -> None:
+        """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
+        for agent in self.all:
+            agent.close()
+        if self._listener:
+            self._listener.close()
+        unheard = [agent.carrier for agent in self.all if not agent.greeted]
+        if self._listener and not any(agent.carrier is None and agent.greeted for agent in self.all):
+            unheard.append(self._listener.starter)
+        closed_at = time.monotonic()
+        for carrier in self._carriers:
+            deadline = closed_at + (UNHEARD_WITHIN_S if carrier in unheard else HUNG_UP_WITHIN_S)
+            try:
+                carrier.wait(timeout=max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                carrier.kill()
+                carrier.wait()
+            for pipe in (carrier.stdout, carrier.stderr):
+                assert pipe
+                pipe.close()
+        self._selector.close()
+
+    def _arrived(self, agent: AgentConnection) -> None:
+        self.add(agent)
+        if self.ending:
+            agent.channel.send(messages.Stop(0.0))
+
+    def _read(self, agent: AgentConnection) -> None:
+        self.events.heard(agent, agent.channel.receive())
+        if not agent.channel.open:
+            self._selector.unregister(agent.channel.read_fd)
+            if not agent.ended:
+                self._lost_agent(agent)
+
+    def _check_starter(self, listener: AgentListener) -> None:
+        starter, name = listener.starter, listener.starter_name
+        if listener.waiting and starter and starter.poll() is not None:
+            why = f"{name} ended with exit code {starter.returncode} before they started"
+            self._lost(f"of {listener.family}", listener.take_missing(), why, starter, name)
+
+    def _lost_agent(self, agent: AgentConnection) -> None:
+        why = "its agent has gone"
+        if agent.carrier:
+            began = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = agent.carrier.wait(timeout=self._exit_wait_s)
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                why = f"{agent.carrier_name} {how}"
+            self._exit_wait_s = max(0.0, self._exit_wait_s - (time.monotonic() - began))
+        self._lost(agent.host, agent.processes, why, agent.carrier, agent.host)
+
+    def _lost(self, host: str, processes: List[Process], why: str, carrier: "Optional[subprocess.Popen[bytes]]",
+              label: str) -> None:
+        if carrier and carrier.stderr:
+            last_words = self._selector.get_map().get(carrier.stderr.fileno())
+            if last_words:
+                last_words.data()
+        self.events.lost(host, processes, why, list(self._last_lines[label]))
+
+    # What carries them
+
+    def _carried_by(self, carrier: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
+        self._carriers.append(carrier)
+        for kind in kinds:
+            stream = Stream(kind, getattr(carrier, kind).fileno())
+            said = functools.partial(self._carrier_said, stream, label)
+            self._selector.register(stream.fd, selectors.EVENT_READ, said)
+
+    def _carrier_said(self, stream: Stream, label: str) -> None:
+        for text, progress in stream.read():
+            if not progress:
+                self.show(label, text, stream.kind)
+        if not stream.open:
+            self._selector.unregister(stream.fd)
+
+    def show(self, label: str, text: str, stream: str) -> None:
+        """Show a line of an agent or of its carrier, and keep it in case that this one is lost."""
+        self._last_lines[label].append(text)
+        self.events.show(label, text, stream)
