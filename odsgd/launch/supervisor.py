@@ -22,7 +22,8 @@ from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan
-from odsgd.launch.policy.judge import Judge, Member, Verdict
+from odsgd.launch.policy.failures import Member
+from odsgd.launch.policy.judge import Judge, Verdict
 from odsgd.launch.policy.restarts import Attempt, Membership, decide
 from odsgd.launch.view import overview
 from odsgd.launch.view.console import Console
@@ -199,7 +200,7 @@ class Supervisor:
                 self.agents.tell(messages.WorkersLost(lost.ranks))
                 self.console.say(lost.message)
             if verdict:
-                self.console.stand("")
+                self.console.show_status("")
                 return verdict
             if self.judge.came_up and not self.met:
                 self.met = True
@@ -243,16 +244,16 @@ class Supervisor:
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
-        standing, text = {}, ""  # type: overview.Facts, str
+        status, text = {}, ""  # type: overview.Facts, str
         with self._aside("the line that tells how the job stands"):
-            standing = self.overview.standing(now)
-            text = overview.line(standing, self.console.columns) if standing else ""
-        coming = "" if standing else self._starting_text(now)
-        self.console.stand(text or coming)
+            status = self.overview.status(now)
+            text = overview.line(status, self.console.columns) if status else ""
+        coming = "" if status else self._starting_text(now)
+        self.console.show_status(text or coming)
         with self._aside("the file for `odsgd watch`"):
             self.status_file.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
-                               "standing": standing, "coming": coming, "out": self.overview.out(),
-                               "rows": self.overview.table()})
+                                    "status": status, "coming": coming, "out": self.overview.out(),
+                                    "rows": self.overview.table()})
 
     def _aside(self, what: str) -> ContextManager[None]:
         """Of those that only observe the job: an error of theirs is said, and goes no further."""

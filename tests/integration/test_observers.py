@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow]
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 OBSERVED = os.path.join(ROOT, "tests", "observed.py")
 FAILED = " failed, and the job goes on without: "
-RAISES = ("odsgd.launch.supervisor:Overview:beats odsgd.launch.supervisor:Overview:standing "
+RAISES = ("odsgd.launch.supervisor:Overview:beats odsgd.launch.supervisor:Overview:status "
           "odsgd.launch.supervisor:StatusFile:write")
 TRACES = "worker-0.json", "worker-1.json", "server-0.json"
 

@@ -191,7 +191,7 @@ def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_o
     with on_two_hosts("--secure", store=store) as training:
         assert [len(ports) for ports in training.ports().values()] == [tunnels - 2, 1, 1]
         training.visited(*DEEDS)
-        if store == "dsync":  # at a worker's own port there is MPI, and a portal lets this user's processes in
+        if store == "dsync":  # at a worker's own port there is MPI, and a remote socket lets this user's processes in
             assert [len(ports) for ports in training.ports(alone=True).values()] == [0, 2, 2]
             training.visited(*DEEDS, alone=True)
         training.goes_on()

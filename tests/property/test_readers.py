@@ -36,7 +36,8 @@ from odsgd.launch.hostfile import read_hostfile
 from odsgd.launch.hosts import kubernetes
 from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job
-from odsgd.launch.policy.judge import Judge, Member
+from odsgd.launch.policy.failures import Member
+from odsgd.launch.policy.judge import Judge
 from odsgd.launch.view import overview, watch
 from odsgd.training.checkpoint import checkpoint, manifests, resuming, weights
 from odsgd.training.data import datasets, records
@@ -377,11 +378,11 @@ def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dic
         for step, beats in steps:
             now += step
             of.beats(beats, now)
-            rows, standing = of.table(), of.standing(now)
+            rows, status = of.table(), of.status(now)
             assert [row["name"] for row in rows] == ["worker 0", "worker 1", "worker 2", "server 0"]
             assert all(row["rate"] is None or 0 <= row["rate"] < math.inf for row in rows)
-            shown = [overview.line(standing, columns) for columns in (-1, 0, 1, 40, 200)] if standing else [""]
-            facts = {"job": 1, "command": "x", "at": now, "standing": standing, "coming": "", "rows": rows}
+            shown = [overview.line(status, columns) for columns in (-1, 0, 1, 40, 200)] if status else [""]
+            facts = {"job": 1, "command": "x", "at": now, "status": status, "coming": "", "rows": rows}
             shown += watch.screen(json.loads(json.dumps({**facts, "out": of.out()})), now, 80).splitlines()
             assert all(map(str.isprintable, shown))
     holds(told)

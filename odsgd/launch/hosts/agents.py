@@ -16,6 +16,7 @@ from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.lines import Stream
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process
+from odsgd.launch.policy.failures import TAIL_LINES
 
 TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
@@ -24,7 +25,6 @@ PATIENCE_S = 1.0
 """How long all carriers of lost connections together may take to end and say why; the loop is deaf meanwhile."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
 """How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
-LAST_LINES = 20
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
 """Launchers whose agents come by themselves."""
@@ -51,7 +51,7 @@ class Agents:
         self._listener: Optional[AgentListener] = None
         self._carriers: List[subprocess.Popen[bytes]] = []
         self._last_lines: Dict[str, Deque[str]] = collections.defaultdict(
-            lambda: collections.deque(maxlen=LAST_LINES))
+            lambda: collections.deque(maxlen=TAIL_LINES))
         self._exit_wait_s = PATIENCE_S
         self._pinged_at = time.monotonic()
 

@@ -25,96 +25,19 @@ The rules, in the order in which `tick` applies them:
    that never reports, a plain MXNet script, is not missed. Without servers all are there that run, until a worker asks
    for the others, at any time: the timeout counts from then on.
 """
-import collections
-import re
 import signal
-from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE, EXIT_USAGE
 from odsgd.launch.plan import Job
+from odsgd.launch.policy.failures import Failure, Member, signal_name
 from odsgd.launch.policy.liveness import LivenessMonitor
 
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
 FAREWELL_S = 5.0
 DESERTED_S = 10.0
-TAIL_LINES = 20
-IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
-STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
-"""So ps-lite ends at bytes that no process of a job would send; all of a job's processes run the same version of it."""
-
-_PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
-
-
-@dataclass
-class Member:
-    """The known facts of one process."""
-
-    name: str
-    role: str
-    host: str
-    phase: str = "waiting"
-    pid: Optional[int] = None
-    code: Optional[int] = None
-    error: Optional[str] = None
-    asked: bool = False  # for the others
-    joined: bool = False
-    hung: bool = False  # it is to be ended
-    lost: bool = False  # the job goes on without it
-    tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
-
-    def reached(self, phase: str) -> None:
-        """Phases only go forward: a late report of an ended process changes nothing."""
-        if _PHASES.index(phase) > _PHASES.index(self.phase):
-            self.phase = phase
-        self.asked = self.asked or phase == "connecting"
-        self.joined = self.joined or phase in ("joined", "done")
-
-    @property
-    def rank(self) -> int:
-        """The rank in its name; the scheduler has none, and is 0."""
-        return int(self.name.partition(" ")[2] or 0)
-
-    @property
-    def finished(self) -> bool:
-        """Whether it has said that it is done, or has ended."""
-        return self.phase in ("done", "ended")
-
-    @property
-    def missing(self) -> bool:
-        """Whether the others have not heard of it, and will not if it has ended."""
-        return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
-
-    @property
-    def standing(self) -> str:
-        """Its row's last cell in the table of a job that has not come up."""
-        return {"waiting": "never started",
-                "running": "running, has not asked to join",
-                "connecting": "asked to join, waits for the others",
-                "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
-                }.get(self.phase, "joined")
-
-    @property
-    def how_it_ended(self) -> Tuple[str, int]:
-        """How it ended in words, and the exit code a shell would give for it; never 0."""
-        if self.code is None:
-            return "has reported a failure", EXIT_FAILURE
-        if self.code >= 0:
-            return f"exit code {self.code}", self.code or EXIT_FAILURE
-        number = -self.code
-        name = _signal_name(number)
-        hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
-        return f"killed by {name}{hint}", 128 + number
-
-    @property
-    def where(self) -> str:
-        """Host and pid, for messages."""
-        return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
-
-
-def _signal_name(number: int) -> str:
-    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
 
 
 class Lost(NamedTuple):
@@ -151,66 +74,6 @@ class Verdict:
     grows: bool = False  # it is ended at a checkpoint, to be started again with those that were missing
 
 
-@dataclass
-class _Failure:
-    member: Optional[Member]  # None: a host was lost
-    text: str = ""
-    admitted: bool = False  # it has said itself that something else came before it
-    aborted: int = 0  # the exit code with which its MPI wants the job to end
-    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
-    on_host: Sequence[Member] = ()
-    tail: Sequence[str] = ()  # the last lines from a lost host
-
-    @property
-    def consequence(self) -> bool:
-        """Whether another failure, if there is one, is the likelier cause."""
-        return self.admitted or (self.member is not None and self.member.code == EXIT_DEADLINE)
-
-    @property
-    def killed(self) -> bool:
-        """Whether it was killed by somebody else, which no process does to itself."""
-        return self.member is not None and self.member.code == -signal.SIGKILL
-
-    @property
-    def crashed(self) -> bool:
-        """Whether it touched memory that is not its own, without a word: by itself, or in MPI that has lost another."""
-        return self._unexplained_code in (-signal.SIGSEGV, -signal.SIGBUS)
-
-    @property
-    def wordless(self) -> bool:
-        """Whether it ended by itself without a word, as a process does in MPI that has lost another."""
-        return self.crashed or self._unexplained_code > 0 or self._unexplained_code == -signal.SIGABRT
-
-    @property
-    def _unexplained_code(self) -> int:
-        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
-        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
-
-    @property
-    def members(self) -> Sequence[Member]:
-        """The processes that have failed."""
-        return [self.member] if self.member else self.on_host
-
-    @property
-    def speaking(self) -> bool:
-        """Whether it has reported a failure, or prints its stacks, and its exit is still to come."""
-        return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
-
-    def told(self, text: str, *remarks: str) -> str:
-        """`text`, and below it the words of the process or of its host."""
-        lines, title, tail = [text], "what was heard from there", self.tail
-        if self.member:
-            title, tail = f"the last lines of {self.member.name}", self.member.tail
-            lines += [f"  it reported: {self.member.error}"] if self.member.error else []
-        lines += remarks
-        if any(IMPORT_FAILS in line for line in tail):
-            lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
-        if any(STRANGER.search(line) for line in tail):
-            lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
-                         "ports, e.g. a port scanner (docs/design.md, security model)")
-        return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
-
-
 class Judge:
     """Hears of all that happens to a job; the rules stand at the head of the module."""
 
@@ -221,7 +84,7 @@ class Judge:
         self.startup_timeout_s, self.started_at, self.root = job.startup_timeout_s, now, root
         self.goes_on = job.on_worker_loss == "continue"
         self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
-        self.failures: List[_Failure] = []
+        self.failures: List[Failure] = []
         self.history = History(now)
         self.lost: List[Lost] = []
         self.hung: List[str] = []
@@ -257,7 +120,7 @@ class Judge:
             self.history.kept(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
-            self._fail(_Failure(member, admitted=bool(report.get("consequence"))), now)
+            self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
 
     def exited(self, name: str, code: int, now: float) -> None:
         """It has ended; a negative code is the signal that ended it."""
@@ -266,7 +129,7 @@ class Judge:
         member.reached("ended")
         self.liveness.ended(name)
         if code and (member.role == "worker" or self.workers_ended_at is None):
-            self._fail(_Failure(member), now)
+            self._fail(Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
             self.workers_ended_at = now
         elif member.role != "worker" and self.deserted_at is None:
@@ -275,16 +138,16 @@ class Judge:
     def aborted(self, name: str, code: int, now: float) -> None:
         """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
         code = code & 255 or EXIT_FAILURE
-        failure = _Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
+        failure = Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
         self._fail(failure, now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
         """It could not even be started."""
-        self._fail(_Failure(self.members[name], f"could not be started: {error}"), now)
+        self._fail(Failure(self.members[name], f"could not be started: {error}"), now)
 
     def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
         """Its agent ends, and its processes with it, since it was sent a signal."""
-        self.host_lost(host, names, f"its agent was told to end by {_signal_name(number)}", (), now, 128 + number)
+        self.host_lost(host, names, f"its agent was told to end by {signal_name(number)}", (), now, 128 + number)
 
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
                   exit_code: Optional[int] = None) -> None:
@@ -296,7 +159,7 @@ class Judge:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
             if len(tail) == 1:  # as of ssh, whose one line has the reason
                 text, tail = f"{text}: {tail[0]}", ()
-            self._fail(_Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
+            self._fail(Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
 
     def interrupted(self, number: int) -> None:
         """The launcher has been told to end."""
@@ -334,7 +197,7 @@ class Judge:
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
         searched = not self.others and all(
-            failure.wordless and failure.member and failure.member.asked for failure in self.failures)
+            failure.unexplained and failure.member and failure.member.asked for failure in self.failures)
         if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
             return []
         absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
@@ -348,7 +211,7 @@ class Judge:
             return ""
         first = late[0]
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
-        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.standing})"
+        return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
     def take_lost(self) -> List[Lost]:
         """The workers lost since the last call; the job goes on without them."""
@@ -374,11 +237,11 @@ class Judge:
             self.liveness.ended(member.name)
         self.hung += hung.names
         if len(members) == 1:
-            self._fail(_Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
+            self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
-            self._fail(_Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
+            self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)
 
-    def _fail(self, failure: _Failure, now: float) -> None:
+    def _fail(self, failure: Failure, now: float) -> None:
         if not (failure.member and any(failure.member in other.members for other in self.failures)):
             self.failures.append(failure)
         if self.failed_at is None:
@@ -388,8 +251,8 @@ class Judge:
         assert self.failed_at is not None
         cause = self._cause()
         waited = now - self.failed_at
-        speaking = any(failure.speaking for failure in (self.failures if self.goes_on else [cause]))
-        if waited < SETTLE_S or (speaking and waited < LAST_WORDS_S):
+        exit_pending = any(failure.exit_pending for failure in (self.failures if self.goes_on else [cause]))
+        if waited < SETTLE_S or (exit_pending and waited < LAST_WORDS_S):
             return None
         reasons = [reason for failure in self.failures for reason in [self._why_needed(failure)] if reason]
         failed = [member.name for failure in self.failures for member in failure.members]
@@ -403,17 +266,17 @@ class Judge:
             remarks.append(f"  the job had lost workers {self._lost_ranks()} before")
         return self._verdict_on(cause, remarks)
 
-    def _cause(self) -> _Failure:
+    def _cause(self) -> Failure:
         killed = any(failure.killed for failure in self.failures)
         crashed = any(failure.crashed for failure in self.failures)
 
-        def doubt(failure: _Failure) -> Tuple[bool, bool, bool]:
-            wordless = failure.wordless
-            return failure.consequence, killed and wordless, crashed and wordless and not failure.crashed
+        def doubt(failure: Failure) -> Tuple[bool, bool, bool]:
+            unexplained = failure.unexplained
+            return failure.is_secondary, killed and unexplained, crashed and unexplained and not failure.crashed
 
         return min(self.failures, key=doubt)  # stable
 
-    def _why_needed(self, failure: _Failure) -> Optional[str]:
+    def _why_needed(self, failure: Failure) -> Optional[str]:
         """Why the job cannot go on after this failure; None: it can."""
         for member in failure.members:
             if member.role != "worker":
@@ -421,7 +284,7 @@ class Judge:
             # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
             if not self.came_up:
                 return f"the job was not up, and the others cannot meet without {member.name}"
-            if failure.speaking:
+            if failure.exit_pending:
                 return f"{member.name} has not ended, and may still take part"
         return None
 
@@ -436,21 +299,21 @@ class Judge:
             text = failure.text
             if failure.member:
                 text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.how_it_ended[0]}"
-            self.lost.append(Lost([member.rank for member in failure.members], failure.told(f"{text}; {how}")))
+            self.lost.append(Lost([member.rank for member in failure.members], failure.message(f"{text}; {how}")))
         self.failures, self.failed_at = [], None
         if self._workers_ended():
             self.workers_ended_at = now
 
-    def _verdict_on(self, cause: _Failure, remarks: Sequence[str]) -> Verdict:
+    def _verdict_on(self, cause: Failure, remarks: Sequence[str]) -> Verdict:
         member = cause.member
         if member is None:
-            return Verdict(cause.exit_code or EXIT_FAILURE, cause.told(cause.text, *remarks))
+            return Verdict(cause.exit_code or EXIT_FAILURE, cause.message(cause.text, *remarks))
         how, exit_code = (cause.text, cause.exit_code or EXIT_FAILURE) if cause.text else member.how_it_ended
         others = [f"{other.member.name}: {other.text or other.member.how_it_ended[0]}"
                   for other in self.failures if other.member and other is not cause]
         after = [f"  after it, not the cause: {'; '.join(others)}"] if others else []
         text = f"{member.name} failed ({member.where}): {how}"
-        return Verdict(exit_code, cause.told(text, *after, *remarks), member.name)
+        return Verdict(exit_code, cause.message(text, *after, *remarks), member.name)
 
     def _success(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
@@ -476,7 +339,7 @@ class Judge:
             return None
         member = next(member for member in self.others if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
-        return Verdict(EXIT_FAILURE, _Failure(member).told(text), member.name)
+        return Verdict(EXIT_FAILURE, Failure(member).message(text), member.name)
 
     def _workers_ended(self) -> bool:
         return all(worker.code == 0 for worker in self.workers if not worker.lost)
@@ -501,7 +364,7 @@ class Judge:
             head = (f"everyone asked to join, but they do not reach each other. Check that every host can connect to "
                     f"{self.root} (firewall, wrong network interface?)")
         rows = [("process", "host", "pid", "state")]
-        rows += [(member.name, member.host, str(member.pid or "-"), member.standing) for member in members]
+        rows += [(member.name, member.host, str(member.pid or "-"), member.state_text) for member in members]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([

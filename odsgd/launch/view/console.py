@@ -19,9 +19,9 @@ BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
 class Console:
     """Writes to two streams that may be the same terminal.
 
-    At the bottom stands how far the job is (`stand`), or a progress bar that worker 0 draws itself: those of several
-    processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed above
-    it. Without a terminal a bar's last state, the one that ends with a newline, is a line like any other.
+    At the bottom stands the job's status (`show_status`), or the progress bar that worker 0 draws itself: the bars of
+    several processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed
+    above it. Without a terminal a bar's last state, which ends with a newline, is a line like any other.
 
     A reader that takes nothing or little (a stopped terminal, a pipe) is waited for a second in all, until it has read
     everything. Then lines beyond the first `MOST_WAITING` are left out, which is said where it goes on. A disk that is
@@ -56,7 +56,7 @@ class Console:
             self.bar = self._prefix(process, "stderr") + text
             self._show_bar()
 
-    def stand(self, text: str) -> None:
+    def show_status(self, text: str) -> None:
         """How far the job is; empty: nothing is known any more. A script that draws a bar itself has the precedence."""
         self._check()
         if self.on_terminal["stderr"] and not self.drawn:

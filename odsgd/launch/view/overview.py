@@ -104,7 +104,7 @@ class Overview:
 
     # What is to be told
 
-    def standing(self, now: float) -> Facts:
+    def status(self, now: float) -> Facts:
         """How far the job is, for `line`; empty until a worker has begun to train."""
         name = self._speaker or min((name for name in self._samples if name.startswith("worker")), default="")
         if self._began is None or name not in self._samples:
@@ -194,24 +194,24 @@ class Overview:
         return (counted[-1][1] - counted[0][1]) / (counted[-1][0] - counted[0][0])
 
 
-def line(standing: Facts, columns: int) -> str:
+def line(status: Facts, columns: int) -> str:
     """How far a job is, in so many columns. Where they are few, the rate of iterations, the bar, and then the last
     words are left out.
 
-    >>> standing = {"at": 62, "total": 440, "rate": 20.0, "began": 2, "elapsed_s": 3.0, "head": "epoch 3/20",
+    >>> status = {"at": 62, "total": 440, "rate": 20.0, "began": 2, "elapsed_s": 3.0, "head": "epoch 3/20",
     ...             "tail": "loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%"}
-    >>> for columns in 115, 85, 70: print(line(standing, columns))
+    >>> for columns in 115, 85, 70: print(line(status, columns))
     epoch 3/20:  14%|█▉            | 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%]
     epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s, staleness 1.98]
     epoch 3/20: 14% 62/440 [00:03<00:18, loss 0.3127, 1478 samples/s]
     """
-    words, total = standing["tail"].split(", "), standing["total"]
+    words, total = status["tail"].split(", "), status["total"]
 
     def drawn(form: Optional[str], kept: int, columns: Optional[int] = None) -> str:
         text: str = tqdm.format_meter(
-            standing["at"], None if total is None else int(total),  # type: ignore[arg-type]  # None: no end
-            standing["elapsed_s"], ncols=columns, unit="it", initial=standing["began"], prefix=standing["head"],
-            rate=standing["rate"], postfix=", ".join(words[:kept]), bar_format=None if total is None else form)
+            status["at"], None if total is None else int(total),  # type: ignore[arg-type]  # None: no end
+            status["elapsed_s"], ncols=columns, unit="it", initial=status["began"], prefix=status["head"],
+            rate=status["rate"], postfix=", ".join(words[:kept]), bar_format=None if total is None else form)
         return text
 
     fewer = [(FORMS[-1], kept) for kept in range(len(words) - 1, -1, -1)]

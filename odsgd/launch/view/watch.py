@@ -122,7 +122,7 @@ def screen(facts: Facts, now: float, columns: int) -> str:
     lines = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows)]
     silent_s = now - facts.get("at", now)
     return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
-                      line(facts["standing"], columns) if facts.get("standing") else facts.get("coming")
+                      line(facts["status"], columns) if facts.get("status") else facts.get("coming")
                       or "no worker has begun to train", "",
                       *_aligned(lines),
                       *([f"the launcher has said nothing for {silent_s:.0f} s"] if silent_s > STALE_S else [])])

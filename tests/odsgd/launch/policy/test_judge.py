@@ -4,17 +4,8 @@ from typing import List, Optional, Sequence
 
 import pytest
 
-from odsgd.launch.policy.judge import (
-    DESERTED_S,
-    FAREWELL_S,
-    LAST_WORDS_S,
-    SETTLE_S,
-    TAIL_LINES,
-    Judge,
-    Lost,
-    Member,
-    Verdict,
-)
+from odsgd.launch.policy.failures import TAIL_LINES, Member
+from odsgd.launch.policy.judge import DESERTED_S, FAREWELL_S, LAST_WORDS_S, SETTLE_S, Judge, Lost, Verdict
 from tests.odsgd.launch.jobs import job
 
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")

@@ -18,7 +18,7 @@ class Story:
         self.now = 0.0
         self.at = 0
         self.states: Dict[str, Dict[str, Any]] = {}
-        self.wordless: Set[str] = set()  # hosts whose agent says nothing
+        self.mute: Set[str] = set()  # hosts whose agent says nothing
 
     def beat(self, name: str) -> Dict[str, Any]:
         idle = {"at": self.at, "moves": self.at, "activity": "", "waits_s": 0.2, "silent_s": 0.4}
@@ -29,7 +29,7 @@ class Story:
         for _ in range(seconds):
             self.now += 1
             self.at += moves and self.now % every == 0
-            for host in set(self.hosts.values()) - self.wordless:
+            for host in set(self.hosts.values()) - self.mute:
                 names = [name for name, other in self.hosts.items() if other == host]
                 self.liveness.heard(names, self.now)
                 self.liveness.beats({name: self.beat(name) for name in names}, self.now)
@@ -73,7 +73,7 @@ def test_any_hang_timeout_works_as_it_says(limit_s: float, trouble: str) -> None
     if trouble == "stopped":
         story.states = {"worker 1": {"silent_s": 0.0, "state": "T"}}
     elif trouble == "agent":
-        story.wordless = {"node1"}
+        story.mute = {"node1"}
     elif trouble == "still":
         story.states = {"worker 1": {"at": 20, "moves": 20}}
     else:
@@ -188,7 +188,7 @@ def test_all_that_wait_hang_whatever_they_are_at() -> None:
 def test_a_silent_agent_is_named_and_then_lost_with_its_processes() -> None:
     story = Story()
     story.goes_on(20)
-    story.wordless = {"node2"}
+    story.mute = {"node2"}
     story.states = {"worker 0": {"waits_s": 5.0}}
     assert story.goes_on(11, moves=False) is None
     assert story.liveness.take_warnings() == ["the agent on host node2 has not answered for 11 s; it, its host or the "

@@ -6,7 +6,8 @@ import pytest
 
 from odsgd.launch.hosts.missing import MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
-from odsgd.launch.policy.judge import Judge, Member, Verdict
+from odsgd.launch.policy.failures import Member
+from odsgd.launch.policy.judge import Judge, Verdict
 from odsgd.launch.policy.restarts import Attempt, Decision, Membership, decide
 from tests.integration.launching import stand_in_ssh
 from tests.jobs import until

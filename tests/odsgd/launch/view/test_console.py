@@ -71,22 +71,22 @@ def test_the_jobs_own_line_stays_at_the_bottom_until_a_script_draws_a_bar(monkey
     screen = Screen(True)
     console = Console(screen, screen)
     clear, half = "\r\x1b[K", "\rhalf\x1b[K"
-    console.stand("half")
+    console.show_status("half")
     console.line("worker 0", "hello", "stdout")
     console.say("word")
-    console.stand("half")
+    console.show_status("half")
     assert screen.getvalue() == (half + clear + "worker 0 | hello\n" + half + clear + "odsgd launch: word\n" + half
                                  + half)
-    console.stand("")
+    console.show_status("")
     assert screen.getvalue().endswith(half + clear)
     console.progress("worker 0", " 10%")
-    console.stand("more than half")
+    console.show_status("more than half")
     assert screen.getvalue().endswith("\rworker 0 |  10%\x1b[K")
 
 
 def test_where_there_is_no_terminal_the_jobs_line_is_not_shown() -> None:
     err = Screen(False)
-    Console(Screen(False), err).stand("half")
+    Console(Screen(False), err).show_status("half")
     assert err.getvalue() == ""
 
 
@@ -120,7 +120,7 @@ def test_states_of_a_bar_are_no_lines_that_are_left_out(monkeypatch: pytest.Monk
         console = Console(stream, stream)
         with console.flushed():
             for _ in range(10):
-                console.stand("half")
+                console.show_status("half")
             for _ in range(3):
                 console.line("worker 0", "hello", "stderr")
             termios.tcflow(end, termios.TCOON)

@@ -33,29 +33,29 @@ def overview() -> Overview:
 
 
 def test_the_line_says_how_far_the_run_is_and_how_long_it_will_take() -> None:
-    standing = overview().standing(104.0)
-    shown = line(standing, 110)
+    status = overview().status(104.0)
+    shown = line(status, 110)
     assert shown.startswith("epoch 2/20:  18%|") and len(shown) == 110
     assert "| 80/440 [00:04<00:36, 10.00it/s, loss 0.25, 91 samples/s, accuracy 91%]" in shown
     short = "epoch 2/20: 18% 80/440 [00:04<00:36, loss 0.25, 91 samples/s, accuracy 91%]"
-    assert line(standing, len(short)) == short
+    assert line(status, len(short)) == short
     for columns in range(45, len(short)):  # whole words are left out
-        shown = line(standing, columns)
+        shown = line(status, columns)
         assert len(shown) <= columns and shown[:-1] in short and shown.endswith(("91 samples/s]", "0.25]", "<00:36]"))
 
 
 def test_a_script_of_ones_own_has_a_line_too() -> None:
     of = Overview(HOSTS)
-    assert not of.standing(100.0)
+    assert not of.status(100.0)
     for now, at in ((100.0, 40), (102.0, 60)):
         of.beats({"worker 0": {**beat(at, at / 20), "activity": ""}}, now)
-    assert line(of.standing(102.0), 100) == "worker 0: 60it [00:02, 10.00it/s, waiting for weights 50%]"
+    assert line(of.status(102.0), 100) == "worker 0: 60it [00:02, 10.00it/s, waiting for weights 50%]"
 
 
 def test_an_evaluation_is_said_to_be_one() -> None:
     of = overview()
     of.beats({"worker 0": beat(80, 4.0, run=RUN, activity="evaluation")}, 105.0)
-    assert line(of.standing(105.0), 100).startswith("epoch 2/20, evaluation:")
+    assert line(of.status(105.0), 100).startswith("epoch 2/20, evaluation:")
 
 
 def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
@@ -100,10 +100,10 @@ def test_what_a_process_sends_is_not_trusted() -> None:
     odd = {"at": 7, "waited_s": "long", "nbytes": None, "stale": [[1], [0, "x", 2], 7], "silent_s": 0.0, "run": run}
     for now in (1.0, 2.0):
         of.beats({"worker 0": odd, "worker 9": odd, "server 0": "beat"}, now)
-    assert line(of.standing(2.0), 900).startswith("[2Jxx") and len(of.table()) == 3
+    assert line(of.status(2.0), 900).startswith("[2Jxx") and len(of.table()) == 3
     for now in (3.0, 4.0):
         of.beats({"worker 0": {**odd, "at": 1e300}}, now)
-    assert len(line(of.standing(4.0), 80)) <= 80
+    assert len(line(of.status(4.0), 80)) <= 80
 
 
 def test_the_screen_of_the_docstring_is_what_is_shown() -> None:

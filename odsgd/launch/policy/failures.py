@@ -1,0 +1,146 @@
+"""The processes of a job as its judge knows them, and what one failure of them says about its cause."""
+import collections
+import re
+import signal
+from dataclasses import dataclass, field
+from typing import Deque, Optional, Sequence, Tuple
+
+from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
+
+TAIL_LINES = 20
+IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
+STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
+"""So ps-lite ends at bytes that no process of a job would send; all of a job's processes run the same version of it."""
+
+_PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
+
+
+@dataclass
+class Member:
+    """The known facts of one process."""
+
+    name: str
+    role: str
+    host: str
+    phase: str = "waiting"
+    pid: Optional[int] = None
+    code: Optional[int] = None
+    error: Optional[str] = None
+    asked: bool = False  # for the others
+    joined: bool = False
+    hung: bool = False  # it is to be ended
+    lost: bool = False  # the job goes on without it
+    tail: Deque[str] = field(default_factory=lambda: collections.deque(maxlen=TAIL_LINES))
+
+    def reached(self, phase: str) -> None:
+        """Phases only go forward: a late report of an ended process changes nothing."""
+        if _PHASES.index(phase) > _PHASES.index(self.phase):
+            self.phase = phase
+        self.asked = self.asked or phase == "connecting"
+        self.joined = self.joined or phase in ("joined", "done")
+
+    @property
+    def rank(self) -> int:
+        """The rank in its name; the scheduler has none, and is 0."""
+        return int(self.name.partition(" ")[2] or 0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has said that it is done, or has ended."""
+        return self.phase in ("done", "ended")
+
+    @property
+    def missing(self) -> bool:
+        """Whether the others have not heard of it, and will not if it has ended."""
+        return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
+
+    @property
+    def state_text(self) -> str:
+        """Its state in words, for the table of a job that has not come up."""
+        return {"waiting": "never started",
+                "running": "running, has not asked to join",
+                "connecting": "asked to join, waits for the others",
+                "ended": f"exited with code {self.code}" + ("" if self.joined else " without joining"),
+                }.get(self.phase, "joined")
+
+    @property
+    def how_it_ended(self) -> Tuple[str, int]:
+        """How it ended in words, and the exit code a shell would give for it; never 0."""
+        if self.code is None:
+            return "has reported a failure", EXIT_FAILURE
+        if self.code >= 0:
+            return f"exit code {self.code}", self.code or EXIT_FAILURE
+        number = -self.code
+        name = signal_name(number)
+        hint = " (kill -9, or the kernel ran out of memory)" if number == signal.SIGKILL else ""
+        return f"killed by {name}{hint}", 128 + number
+
+    @property
+    def where(self) -> str:
+        """Host and pid, for messages."""
+        return f"host {self.host}" + (f", pid {self.pid}" if self.pid else "")
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL`, or `signal 35`."""
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+@dataclass
+class Failure:
+    member: Optional[Member]  # None: a host was lost
+    text: str = ""
+    admits_other_cause: bool = False  # its report says that another process is to blame
+    aborted: int = 0  # the exit code with which its MPI wants the job to end
+    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
+    on_host: Sequence[Member] = ()
+    tail: Sequence[str] = ()  # the last lines from a lost host
+
+    @property
+    def is_secondary(self) -> bool:
+        """Whether another failure, if there is one, is the likelier cause."""
+        return self.admits_other_cause or (self.member is not None and self.member.code == EXIT_DEADLINE)
+
+    @property
+    def killed(self) -> bool:
+        """Whether it was killed by somebody else, which no process does to itself."""
+        return self.member is not None and self.member.code == -signal.SIGKILL
+
+    @property
+    def crashed(self) -> bool:
+        """Whether it touched memory that is not its own, unexplained: by itself, or in MPI that has lost a process."""
+        return self._unexplained_code in (-signal.SIGSEGV, -signal.SIGBUS)
+
+    @property
+    def unexplained(self) -> bool:
+        """Whether it ended by itself without a report, as a process does in MPI that has lost another process."""
+        return self.crashed or self._unexplained_code > 0 or self._unexplained_code == -signal.SIGABRT
+
+    @property
+    def _unexplained_code(self) -> int:
+        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
+        return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The processes that have failed."""
+        return [self.member] if self.member else self.on_host
+
+    @property
+    def exit_pending(self) -> bool:
+        """Whether a process has reported a failure, or prints its stacks, and has not ended yet."""
+        return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
+
+    def message(self, text: str, *remarks: str) -> str:
+        """`text`, and below it the words of the process or of its host."""
+        lines, title, tail = [text], "what was heard from there", self.tail
+        if self.member:
+            title, tail = f"the last lines of {self.member.name}", self.member.tail
+            lines += [f"  it reported: {self.member.error}"] if self.member.error else []
+        lines += remarks
+        if any(IMPORT_FAILS in line for line in tail):
+            lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
+        if any(STRANGER.search(line) for line in tail):
+            lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
+                         "ports, e.g. a port scanner (docs/design.md, security model)")
+        return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
