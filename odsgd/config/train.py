@@ -1,9 +1,9 @@
-"""The configuration of one training run: every option of ``odsgd train``, with default, unit and meaning.
+"""The configuration of one training run, checked.
 
-A field of TrainConfig is a flag (``--lr-step-epochs``, or ``--lr_step_epochs``), a key of the YAML file, and a row of
-docs/reference/configuration.md. So are the options of the methods, which their own files declare
-(`kvstore.methods`); a configuration holds those of its method in `options`. Nothing slow is imported here, so that a
-misspelt option costs nobody a second.
+A field of `TrainOptions` is a flag (``--lr-step-epochs``, or ``--lr_step_epochs``), a key of the YAML file, and a row
+of docs/reference/configuration.md. So are the options of the methods, which their own files declare
+(`kvstore.methods`); a configuration holds the options of its method in `options`. Nothing slow is imported here, so
+that a misspelt option costs nobody a second.
 
     >>> config = TrainConfig.from_flags("--kvstore dist_sync --optimizer_local dcasgd_a --warmup 2epochs".split())
     >>> config.kvstore, config.options.lamda, config.options.warmup.iterations(batches_per_epoch=100)
@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -26,166 +25,25 @@ from kvstore.errors import ConfigError, shown, unknown
 from kvstore.methods import fit, local_optimizers
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
-from kvstore.options import (
-    FLAG,
-    LENGTH,
-    PATH,
-    TEXT,
-    TrainingLength,
-    convert,
-    integer,
-    integers,
-    name,
-    option,
-    plain,
-    real,
-)
+from kvstore.options import convert, plain
 from odsgd.config import methods
 from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
-from odsgd.config.kinds import COMPUTE, KEYWORDS, SHAPE, UMASK, Compute
-from odsgd.config.names import GLUON_MODELS, MODELS
+from odsgd.config.names import GLUON_MODELS
+from odsgd.config.other_words import AUTHORS, MXNETS, put_into_our_words, store_named
+from odsgd.config.train_options import DATASETS, VIRTUAL, TrainOptions
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
 
-@dataclasses.dataclass(frozen=True)
-class DatasetSpec:
-    """What the name of a data set settles: shape and classes (or their defaults) and the options that go with it."""
-
-    shape: Tuple[int, int, int]
-    classes: int
-    options: Tuple[str, ...] = ()
-
-
-DATASETS = {
-    "digits": DatasetSpec((1, 8, 8), 10, ("num_examples", "holdout")),
-    "mnist": DatasetSpec((1, 28, 28), 10, ("data_dir", "num_examples", "holdout")),
-    "cifar10": DatasetSpec((3, 32, 32), 10, ("data_dir", "augment", "num_examples", "holdout")),
-    "imagenet": DatasetSpec((3, 224, 224), 1000, ("data_dir", "augment", "image_shape", "num_classes", "data_threads")),
-    "synthetic": DatasetSpec((3, 32, 32), 10, ("image_shape", "num_classes", "num_examples")),
-}
-
-VIRTUAL = "virtual"
-
-_AUTHORS = "In the words of the OD-SGD authors' scripts"
-
-_MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
-           **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
-"""MXNet's name of a store -> ours, so that old job scripts work as they are; with a local optimizer ssgd is odsgd."""
-
-AUTHORS = {field.name: field for field in dataclasses.fields(dataclasses.make_dataclass("Authors", [
-    ("num_worker", int, option(4, integer(0), "that many data_threads, where the data set has them", group=_AUTHORS)),
-    ("mode", str, option("hybrid", name("mode", ("symbolic", "hybrid", "imperative")), "imperative: no_hybridize; "
-                         "the others: hybridize", group=_AUTHORS))]))}
-"""Flags of the OD-SGD authors' scripts that are none of ours, and what they come to."""
-
-_data, _devices, _algorithm, _schedule, _run, _virtual = (
-    partial(option, group=title) for title in ("Model and data", "Devices of a worker", "Algorithm", "Schedule", "Run",
-                                               "Virtual time"))
-
-
 @dataclasses.dataclass(frozen=True, init=False)
-class TrainConfig:
+class TrainConfig(TrainOptions):
     """One run, checked. Options that do not go together, or that nothing would use, are refused with ConfigError.
 
     Made from keywords, the options of the method among them: ``TrainConfig(kvstore="easgd", T=4)``. Where a default
     depends on another option (`out`, `transport`, `options.lamda` ...) it is filled in here, so that what is
     printed and saved is what ran.
     """
-
-    model: str = _data("mlp", name("model", MODELS),
-                       "network: mlp, lenet, one of the papers' (mlp_500, caffe_cifar10, caffe_cifar10_pixels, "
-                       "sasgd_cnn, vgg_f), or a name of Gluon's or GluonCV's model zoo, e.g. resnet18_v2")
-    weights: Optional[str] = _data(None, PATH, "file of weights to begin with, e.g. a checkpoint's weights.params; a "
-                                   "last layer of another shape is drawn anew", result=False)
-    trainable: str = _data("all", name("part", ("all", "last")), "which layers learn: all, or the last alone; the "
-                           "others are frozen, with the statistics of their BatchNorm")
-    dataset: str = _data("digits", name("data set", tuple(DATASETS)), "training and test data")
-    data_dir: Optional[str] = _data(None, PATH, "folder with the files of mnist, cifar10 or imagenet", result=False)
-    batch_size: int = _data(32, integer(1), "examples per iteration on ONE device; a worker's batch is batch size x "
-                            "its devices, the global batch that x workers", tunes=True)
-    augment: bool = _data(False, FLAG, "random crops and mirror images in training (cifar10: padded by 4; imagenet: "
-                          "resized crops)")
-    image_shape: Optional[Tuple[int, int, int]] = _data(
-        None, SHAPE, "channels,height,width of synthetic images, or the crop of imagenet",
-        otherwise="3,32,32 and 3,224,224")
-    num_classes: Optional[int] = _data(None, integer(2), "classes of synthetic or imagenet data",
-                                       otherwise="10 and 1000")
-    num_examples: Optional[int] = _data(None, integer(1), "the first so many training examples alone; of synthetic "
-                                        "ones so many are made, and a quarter as many for the test",
-                                        otherwise="all, and 2048 synthetic ones")
-    holdout: Optional[int] = _data(None, integer(1), "the last so many training examples are not learned from; they "
-                                   "are the test, in place of the test set, to choose options by", otherwise="none")
-    thumbnail: bool = _data(False, FLAG, "for small images, start a Gluon ResNet or MobileNet with a 3x3 convolution "
-                            "of stride 1: more accurate, 4 to 16 times the work")
-    data_threads: Optional[int] = _data(None, integer(1), "threads that decode imagenet", otherwise="4", result=False)
-
-    num_gpus: int = _devices(0, integer(0), "use GPUs 0 to N-1", result=False)
-    gpus: Tuple[int, ...] = _devices((), integers(0), "use these GPUs, e.g. 0,2", result=False)
-    num_cpus: int = _devices(1, integer(1), "without GPUs: devices cpu(0) to cpu(N-1), a way to try several devices on "
-                             "any machine", result=False)
-    dtype: str = _devices("float32", name("number type", ("float32", "float16")), "of weights, gradients and what the "
-                          "network computes: float16 has a dynamic loss scale, and the store updates in float32; a CPU "
-                          "computes products in float32, too")
-    hybridize: bool = _devices(True, FLAG, "compile the network into one graph")
-
-    kvstore: str = _algorithm("odsgd", TEXT, f"{', '.join(algorithms.METHODS)}; or MXNet's dist_sync (odsgd when "
-                              "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
-    method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
-                                            "the one that runs, unless --kvstore names another", result=False)
-    transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring", "sharded")), "what sums and "
-                                          "updates, for a method that runs on several: parameter servers, a ring of "
-                                          "the workers, or workers that each update a part of the weights",
-                                          otherwise="the method's first choice", result=False)
-    optimizer: str = _algorithm("sgd", name("optimizer", local_optimizers.NAMES), "optimizer of the global weights",
-                                tunes=True)
-    lr: float = _algorithm(0.1, real(at_least=0), "its learning rate, before the schedule")
-    momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
-    wd: float = _algorithm(0.0, real(at_least=0), "its weight decay", tunes=True)
-    optimizer_params: Dict[str, Any] = _algorithm({}, KEYWORDS, "further arguments of the optimizer, e.g. "
-                                                  "clip_gradient=5")
-
-    epochs: int = _schedule(10, integer(1), "passes over the training data", result=False)
-    iterations: Optional[int] = _schedule(None, integer(1), "stop after this many iterations, though epochs are left",
-                                          result=False)
-    lr_decay: str = _schedule("step", name("decay", ("step", "poly")), "step: by --lr-factor at --lr-step-epochs; "
-                              "poly: with the square to 0, over all epochs from the end of --lr-warmup")
-    lr_step_epochs: Tuple[int, ...] = _schedule((), integers(1), "multiply lr by the factor after these epochs, e.g. "
-                                                "80,120")
-    lr_step_epochs_local: Optional[Tuple[int, ...]] = _schedule(None, integers(1), "the same for --lr-local",
-                                                                otherwise="--lr-step-epochs", portable=False)
-    lr_factor: float = _schedule(0.1, real(above=0), "the factor, for lr and lr_local")
-    lr_warmup: TrainingLength = _schedule(TrainingLength(0), LENGTH, "raise lr, and only it, linearly to its value "
-                                          "over this span, e.g. 5epochs", tunes=True)
-    lr_scaling: str = _schedule("none", name("scaling", ("none", "linear", "sqrt")), "what becomes of lr, which is for "
-                                "MAX workers, while a job of -n MIN:MAX has fewer: it stays, or is multiplied by their "
-                                "part of MAX, or by its root")
-    lr_warmup_from: float = _schedule(0.0, real(at_least=0), "where it starts")
-
-    seed: int = _run(0, integer(0), "of the initial weights, the order of the data, and augmentation")
-    out: Optional[str] = _run(None, PATH, "folder of the run", otherwise="runs/DATASET-MODEL-STORE", result=False)
-    umask: str = _run("077", UMASK, "what its files and folders do not allow: by default they are this user's alone; "
-                      "022: others may read them", result=False)
-    resume: bool = _run(False, FLAG, "go on with the run in that folder", result=False)
-    log_interval: int = _run(50, integer(1), "iterations between two log lines", result=False)
-    eval_every: int = _run(1, integer(0), "epochs between two evaluations; 0: never", result=False)
-    checkpoint_every: TrainingLength = _run(TrainingLength(1, "epochs"), LENGTH, "between two checkpoints, e.g. 1epoch "
-                                            "or 500; 0: only at the end", result=False)
-    keep_checkpoints: int = _run(3, integer(1), "how many of the newest are kept", result=False)
-    checkpoint_to: Optional[str] = _run(None, TEXT, "a second place that checkpoints are copied to, and brought back "
-                                        "from if --out has none: a folder, or HOST:FOLDER, by ssh", result=False)
-    emulate_compute: Optional[Compute] = _run(
-        None, COMPUTE, "forward and backward take this time per iteration and no core, gradients appear layer by "
-        "layer, with the values of the first batch. For measuring time: nothing is learned, evaluated or kept")
-    board: bool = _run(False, FLAG, "write TensorBoard's event files into the folder of the run", result=False)
-    trace: Optional[str] = _run(None, PATH, "folder for a timeline of the job, which `odsgd trace` reads and Perfetto "
-                                "shows", result=False)
-
-    cluster: Optional[str] = _virtual(None, TEXT, "train all workers in this one process, on a cluster in virtual "
-                                      "time: its YAML file, or `virtual` for one with the defaults", result=False)
-    workers: Optional[int] = _virtual(None, integer(1), "workers of that cluster", otherwise="what the file says, or 2",
-                                      result=False)
 
     options: Options = dataclasses.field(default_factory=Options)  # the method's
 
@@ -219,14 +77,14 @@ class TrainConfig:
         ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
         """
         flags, config_file, said = cls.parse(argv)
-        _put_into_our_words(flags)
+        put_into_our_words(flags)
         if "method_file" in flags:
             flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
         values = _known(option_fields(), config_file, said or _lines(config_file)) if config_file else {}
         if "kvstore" in flags:
             local = {**values, **flags}.get("optimizer_local")
-            store = _store_named(flags["kvstore"], local)
-            same = store == _store_named(values.get("kvstore", cls.kvstore), local)
+            store = store_named(flags["kvstore"], local)
+            same = store == store_named(values.get("kvstore", cls.kvstore), local)
             values = {key: value for key, value in values.items() if _goes_with(key, store, same)}
         return cls(**{**values, **flags})
 
@@ -241,7 +99,7 @@ class TrainConfig:
         file, asked = file or said.get("method_file"), asked or said.get("kvstore")
         if file:
             algorithms.load(str(file))
-        if asked and asked not in _MXNETS:
+        if asked and asked not in MXNETS:
             with contextlib.suppress(ConfigError):  # is told later
                 algorithms.find(str(asked))  # perhaps another package's, with options of its own
         return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv), said)
@@ -368,7 +226,7 @@ class TrainConfig:
     def _resolve_method(self, given: Dict[str, Any]) -> None:
         """`given`: what is no option of TrainConfig itself."""
         asked = self.kvstore
-        self._set("kvstore", _store_named(asked, given.get("optimizer_local")))
+        self._set("kvstore", store_named(asked, given.get("optimizer_local")))
         for key in given:
             if not methods.takers(key):
                 raise unknown("option", key, [*option_fields()], listed="`odsgd train --help` lists all")
@@ -393,7 +251,7 @@ class TrainConfig:
 
     @staticmethod
     def _no_meaning(key: str, takers: Sequence[str], asked: str) -> ConfigError:
-        hint = " without optimizer_local, which is ssgd" if _MXNETS.get(asked) == "ssgd" else ""
+        hint = " without optimizer_local, which is ssgd" if MXNETS.get(asked) == "ssgd" else ""
         return ConfigError(f"{key} has no meaning with kvstore `{asked}`{hint}; it goes with {' or '.join(takers)}")
 
     def _check_model_and_devices(self) -> None:
@@ -452,23 +310,13 @@ class TrainConfig:
 
 def own_fields() -> List[dataclasses.Field[Any]]:
     """The options of a run that are no method's."""
-    return [field for field in dataclasses.fields(TrainConfig) if field.name != "options"]
+    return list(dataclasses.fields(TrainOptions))
 
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
     """Every option by name, those of all methods included, in the order in which they are shown."""
     own = {field.name: field for field in own_fields()}
     return {**own, **methods.fields()}
-
-
-def _put_into_our_words(flags: Dict[str, Any]) -> None:
-    """What the authors' words come to, in their place; an option of ours beside them wins."""
-    if "mode" in flags:
-        flags.setdefault("hybridize", flags.pop("mode") != "imperative")
-    threads = flags.pop("num_worker", None)
-    dataset = DATASETS.get(flags.get("dataset", ""))
-    if threads and dataset and "data_threads" in dataset.options:
-        flags.setdefault("data_threads", threads)
 
 
 def _goes_with(key: str, store: str, same: bool) -> bool:
@@ -503,13 +351,6 @@ def _lines(path: str) -> Dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")
     return {shown(key).replace("-", "_"): value for key, value in values.items()}
-
-
-def _store_named(asked: str, optimizer_local: Optional[str]) -> str:
-    """Our name of the store that a user asks for, perhaps in MXNet's words."""
-    if asked in _MXNETS:
-        return "odsgd" if _MXNETS[asked] == "ssgd" and optimizer_local is not None else _MXNETS[asked]
-    return algorithms.find(asked, "kvstore", also=_MXNETS).name
 
 
 def _device_count(options: Mapping[str, Any]) -> int:

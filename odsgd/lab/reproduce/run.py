@@ -26,7 +26,8 @@ from typing import IO, Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 import yaml
 
 from kvstore.errors import ConfigError, shown
-from odsgd.config.train import DATASETS, TrainConfig
+from odsgd.config.train import TrainConfig
+from odsgd.config.train_options import DATASETS
 from odsgd.lab.processes import GRACE_S
 from odsgd.lab.reproduce import results
 from odsgd.lab.reproduce.declarations import Trial
