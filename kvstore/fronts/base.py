@@ -411,7 +411,7 @@ class FrontEnd(Generic[L]):
             return
         ends = f"{environment.who()} ends after iteration {self.iteration}, and"
         if ending.failed():
-            print(f"{ends} does not join: its script ended by an error, or by a SystemExit other than `sys.exit(0)`",
+            print(f"{ends} does not join: its script ended by an error, or by an exit status other than 0",
                   file=sys.stderr, flush=True)
         else:
             print(f"{ends} joins until the others have ended", file=sys.stderr, flush=True)

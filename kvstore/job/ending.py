@@ -1,9 +1,11 @@
 """How this process ends: it dies, saying why, or leaves its job; and, for what runs at exit, how its script has ended.
 
-An error leaves `sys.last_type`. SystemExit leaves nothing, so two things are kept: the frame in which the script runs,
-which stands at a return if it came to its end, and what `sys.exit` was given last.
+An error leaves `sys.last_type`. SystemExit leaves nothing, so three things are kept: the frame in which the script
+runs, which stands at a return if it came to its end; what `sys.exit` was given last; and whether Python has printed the
+text of a SystemExit.
 """
 import atexit
+import builtins
 import contextlib
 import functools
 import opcode
@@ -23,7 +25,8 @@ DEAD_WITHIN_S = 5.0
 MOST_SHOWN = 1000
 """Characters of an error that the launcher is told; the whole of it is printed."""
 _script: Optional[types.FrameType] = None
-_status: Any = "unknown"
+_status: Any = None
+_has_last_words = False
 
 
 def die(message: str, status: int, consequence: bool = False) -> None:
@@ -84,6 +87,10 @@ def follow() -> None:
         while _script.f_back:
             _script = _script.f_back
         sys.exit = _noting(sys.exit)
+        for name in {"exit", "quit"} & set(vars(builtins)):
+            setattr(builtins, name, _noting(getattr(builtins, name)))
+        if sys.stderr:
+            sys.stderr.write = _noting_last_words(sys.stderr.write)  # type: ignore[method-assign]
 
 
 def _noting(leave: Any) -> Any:
@@ -96,15 +103,23 @@ def _noting(leave: Any) -> Any:
     return exit
 
 
+def _noting_last_words(write: Callable[[str], int]) -> Callable[[str], int]:
+    def noted(text: str) -> int:
+        global _has_last_words
+        if sys._getframe().f_back is None:  # Python itself writes: the text of the SystemExit that ends the script
+            _has_last_words = True
+        return write(text)
+
+    return noted
+
+
 def failed() -> bool:
-    """Whether the script ended by an error, or by a SystemExit that is not known to mean success.
+    """Whether the script ended by an error, or by an exit status other than 0.
 
-    A script that raises SystemExit itself, without `sys.exit`, counts as failed: its status cannot be known here.
+    Python does not tell the number of a SystemExit that the script itself has raised, as in `raise
+    SystemExit(main())`. It counts as 0: a worker that has done its part must not look as if it had failed.
     """
-    return hasattr(sys, "last_type") or (_broken_off() and _status not in (None, 0))
-
-
-def _broken_off() -> bool:
     assert _script is not None
     at = opcode.opname[_script.f_code.co_code[_script.f_lasti]]
-    return at not in ("RETURN_VALUE", "RETURN_CONST")
+    left_by_call = at not in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS")
+    return hasattr(sys, "last_type") or _has_last_words or (left_by_call and _status not in (None, 0))

@@ -31,6 +31,8 @@ if sys.argv[1] == "evaluates":
 if sys.argv[1] == "fails" and store.rank == 1:
     sys.exit("bad data")
 print("weight %.4f" % net.weight.data().asscalar())
+if sys.argv[1] == "raises":
+    raise SystemExit(0 * store.rank)
 """
 
 
@@ -69,6 +71,15 @@ def test_a_worker_that_ends_by_a_message_of_its_script_does_not_join(tmp_path: P
     done = launch(2, 1, [sys.executable, str(script), "fails", "ssgd", json.dumps({"uneven": "join"})])
     assert done.returncode == 1, done.stderr
     assert "worker 1 ends after iteration 5, and does not join" in done.stderr and "weight" not in done.stdout
+
+
+@pytest.mark.slow
+def test_a_worker_that_ends_by_raising_status_0_joins(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    done = launch(2, 1, [sys.executable, str(script), "raises", "ssgd", json.dumps({"uneven": "join"})])
+    assert done.returncode == 0, done.stderr
+    assert "worker 0 | weight 0.1000\n" in done.stdout and "does not join" not in done.stderr
 
 
 SHORT = """
