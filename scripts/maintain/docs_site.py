@@ -31,7 +31,8 @@ NAMES: Dict[str, List[str]] = {
 
 
 def on_config(config: Any) -> Any:
-    """The table of contents: headings and links of docs/README.md."""
+    """The table of contents, headings and links of docs/README.md; links to edit pages, where a repository is known."""
+    config.edit_uri = "edit/main/docs/" if config.repo_url else None
     parts = re.split(r"^## (.+)$", (DOCS / CONTENTS).read_text(encoding="utf-8"), flags=re.MULTILINE)
     config.nav = [{"Overview": CONTENTS}]
     for heading, text in zip(parts[1::2], parts[2::2]):

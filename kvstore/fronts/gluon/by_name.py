@@ -73,14 +73,14 @@ def install_when_imported(create: Create) -> None:
     sys.meta_path.insert(0, types.SimpleNamespace(find_spec=find_spec))
 
 
-def _ours(mx: Any, create: Create, store: Any) -> Any:
-    """A store for a name of ours; anything else as it is. ConfigError for a name that nobody knows."""
-    if not _is_ours(mx, store):
+def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
+    """A store for a name of ours, with options; anything else as it is. ConfigError for a name that nobody knows."""
+    if not _is_ours(mx, store) or (options and _is_mxnets(store)):  # MXNet says that it takes no options
         return store
     if _is_mxnets(store):
         return _stand_in(create, store.lower())
     methods.find(store.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
-    return create(store.lower())
+    return create(store.lower(), **options)
 
 
 def _is_ours(mx: Any, store: Any) -> bool:
@@ -108,9 +108,9 @@ def _stand_in(create: Create, name: str) -> Any:
 def _creating(mxnets: Create, ours: Create) -> Create:
     """``mx.kv.create`` with our names."""
     @functools.wraps(mxnets)
-    def create(name: Any = "local") -> Any:
-        store = ours(name)
-        return mxnets(name) if store is name else store
+    def create(name: Any = "local", **options: Any) -> Any:
+        store = ours(name, **options)
+        return mxnets(name, **options) if store is name else store
 
     return create
 
@@ -182,4 +182,4 @@ def _check_updates(asked: Any) -> None:
     if (os.environ.get("MXNET_UPDATE_ON_KVSTORE") == "0") if unset else not asked:
         where = "MXNET_UPDATE_ON_KVSTORE=0 in the environment" if unset else "update_on_kvstore=False"
         raise ConfigError(f"the Trainer is made with {where}, and these stores update the weights themselves; leave it "
-                          "out")
+                          "out (docs/how-to/mxnet-kvstore.md)")

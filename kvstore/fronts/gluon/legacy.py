@@ -1,10 +1,11 @@
 """What MXNet's own stores can do beside `broadcast` and `pushpull`: older calls, the optimizer's state in a file."""
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import numpy as np
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
+from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.fronts.gluon.store import Store, as_list, each
 from kvstore.job import agreement, environment
 from kvstore.session import saving
@@ -22,6 +23,7 @@ class LegacyStore(Store):
         super().__init__(*arguments)
         self.stands_for: Optional[str] = None
         """The store of MXNet's that the script has asked for, and thinks it has (`odsgd launch --store`)."""
+        self._combine: Callable[[Any, NDArray, NDArray], None] = lambda key, total, weight: total.copyto(weight)
 
     @property
     def type(self) -> str:
@@ -35,13 +37,52 @@ class LegacyStore(Store):
             self.broadcast(keys, values, out=[its.copy() for its in values])
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins."""
+        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins.
+
+        A store without an optimizer adds arrays up, key by key: see `_aggregate`.
+        """
         for one, grads in each(key, value):
             known = self._known(one)
             grads = as_list(grads)
+            if self.session.optimizer is None:
+                self._aggregate(known, grads)
+                continue
             if [array.context for array in known.weights] != [array.context for array in grads] and not self.lanes:
                 known.weights = [known.weights[0].copyto(array.context) for array in grads]
             self.pushpull(one, grads, out=known.weights)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        if self.session.optimizer is None:
+            self.push(key, value)
+            self.pull(key, value if out is None else out)
+        else:
+            super().pushpull(key, value, out)
+
+    def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
+        """Of a store without an optimizer: what becomes of a key's value, ``updater(key, pushed, value)``. Every worker
+        calls it on its own copy of the value, with the same sum.
+        """
+        if self.session.optimizer is not None:
+            raise ConfigError("a store has an optimizer or an updater, and this one has an optimizer; make another "
+                              "store for the updater (docs/how-to/mxnet-kvstore.md)")
+        self._combine = updater
+
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        raise ConfigError("servers of this store take no commands from scripts, which are not signed; settings go with "
+                          "kvstore.create (docs/how-to/mxnet-kvstore.md)")
+
+    def _aggregate(self, known: Keyed, arrays: List[NDArray]) -> None:
+        """The sum over devices and workers, or the mean over workers, becomes the value of the key, unless an updater
+        makes something else of it. Collective; waits.
+        """
+        self._check_usable()
+        self._share()
+        workers = self.num_workers if self.options.reduction == "mean" else 1
+        total = self.allreduce(sum(array.tostype("default").asnumpy() for array in arrays)) / workers
+        weight = known.weights[0]
+        self._combine(known.parameter.key, mx.nd.array(total, weight.context, weight.dtype), weight)
+        for array in known.weights[1:]:
+            weight.copyto(array)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         """`out`, one array or one per device, will hold the weights of `key` after the last whole iteration.
@@ -142,7 +183,7 @@ class LegacyStore(Store):
             raise ProtocolError(f"{call} of key {key} in the middle of iteration {self.iteration + 1}: its gradient "
                                 f"was pushed, and {len(self._lanes_of) - len(self._handed)} other keys have none yet; "
                                 "all are updated together, so push all before you pull, or call pushpull with `out` "
-                                "(docs/how-to/unchanged-scripts.md)")
+                                "(docs/how-to/mxnet-kvstore.md)")
 
 
 def _states(fname: str) -> Saved:

@@ -59,6 +59,13 @@ def test_a_name_outside_a_job_or_a_mistyped_one_is_an_error_and_never_mxnets_loc
         way(name)
 
 
+def test_mx_kv_create_takes_the_options_of_our_stores() -> None:
+    with pytest.raises(ConfigError, match="unknown option"):
+        mx.kv.create("odsgd", warmpu=3)
+    with pytest.raises(TypeError, match="warmup"):
+        mx.kv.create("dist_sync", warmup=3)  # MXNet's own
+
+
 def test_names_are_taught_also_where_another_library_has_wrapped_what_makes_stores(
         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mx.kvstore, by_name.TAUGHT, False, raising=False)

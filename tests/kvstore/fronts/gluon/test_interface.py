@@ -56,6 +56,29 @@ def test_push_and_pull_of_one_key_at_a_time(dtype: str) -> None:
     on_workers(check)
 
 
+@pytest.mark.parametrize("reduction, value", [("mean", 2.0), ("sum", 6.0)])
+def test_a_store_without_an_optimizer_adds_up_what_workers_push(reduction: str, value: float) -> None:
+    """As MXNet's tutorial of KVStore has it: the last round's sum, or what an updater makes of it."""
+    def worker(transport: Any) -> None:
+        store = kvstore.create("ssgd", transport=transport, reduction=reduction)
+        for key, shape in SHAPES.items():
+            store.init(key, mx.nd.ones(shape))
+        for key in (99, "3", 99):  # in any order, and a key more often than others
+            out = [mx.nd.zeros(SHAPES[key]) for _ in range(2)]
+            store.push(key, gradient(store, SHAPES[key]))
+            store.pull(key, out=out)
+            assert all(is_everywhere(array, value) for array in out)
+        grads = mx.nd.ones((5,)) * (store.rank + 1)
+        store.pushpull("4", [grads, grads])  # two devices
+        assert is_everywhere(grads, 2 * value)
+        store._set_updater(lambda key, pushed, kept: kept.__iadd__(2 * pushed))
+        store.push("4", gradient(store, (5,)))
+        store.pull("4", out=grads)
+        assert is_everywhere(grads, 4 * value)
+
+    Stage(WORKERS).run(worker)
+
+
 def test_lists_of_keys() -> None:
     def check(store: LegacyStore) -> None:
         keys = list(SHAPES)
