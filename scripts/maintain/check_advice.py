@@ -9,9 +9,9 @@
 First five clusters are drawn: each number of workers from 2 to 6 once, and links of 0.2 to 10 Gbit/s, once from each
 fifth of that range. Then four jobs on each: a model (0.05 to 25 M parameters) and T_cop (a tenth to ten times the
 T_wire of a server beside every worker). All but the workers are drawn on a logarithmic scale. A job whose iterations
-with one server would be longer than SLOWEST_S is drawn again, since its measurement would take minutes. Each
-configuration has a file in docs/results/data/advice, with what was predicted and what was measured; host.yaml there
-describes the machine.
+with one server would be longer than SLOWEST_S is drawn again, since its measurement would take minutes.
+docs/results/data/advice.json has each configuration with what was predicted and what was measured, and what the adviser
+is told of the machine.
 """
 import argparse
 import json
@@ -33,7 +33,7 @@ from odsgd.lab.bench.described import passes
 from odsgd.virtual.description import PAYLOAD
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "docs" / "results" / "data" / "advice"
+FILE = ROOT / "docs" / "results" / "data" / "advice.json"
 EXACT = ("ssgd", "odsgd@1", "odsgd", "asgd", "odsgd:transport=ring", "pipesgd")
 """Systems that send every gradient."""
 SYSTEMS = (*EXACT, "easgd:T=4")
@@ -122,21 +122,21 @@ class Verdict(NamedTuple):
         return cls(choice, fastest, times[choice] / times[fastest])
 
 
-def table(results: List[Dict[str, Any]]) -> str:
+def table(results: Dict[str, Dict[str, Any]]) -> str:
     """Markdown: a line per configuration, and how often the choice was good."""
     heads = ["", "parameters", "workers", "Gbit/s", "T_cop, ms", "T_cop / T_wire", "first choice", "predicted, ms",
              "measured, ms", "fastest", "ms", "slower by", "choice of those that send all", "fastest", "slower by"]
     lines = [_line(heads), "|" + "---|" * len(heads)]
     good: List[List[bool]] = [[], []]
     errors: List[float] = []
-    for result in results:
+    for number, result in results.items():
         of, both = Drawn(**result["configuration"]), [Verdict.of(result, systems) for systems in (SYSTEMS, EXACT)]
         errors += [abs(result["predicted_ms"][system] / time - 1) for system, time in result["measured_ms"].items()]
         for verdict, known in zip(both, good):
             known.append(verdict.ratio <= WITHIN)
         (first, exact), times = both, result["measured_ms"]
         lines.append(_line([
-            str(result["number"]), of.model, str(of.workers), f"{float(of.rate[:-4]) / 1000:.2f}", f"{of.compute_ms:g}",
+            number, of.model, str(of.workers), f"{float(of.rate[:-4]) / 1000:.2f}", f"{of.compute_ms:g}",
             f"{of.ratio:.2f}", f"`{first.choice}`", f"{result['predicted_ms'][first.choice]:.1f}",
             f"{times[first.choice]:.1f}", f"`{first.fastest}`", f"{times[first.fastest]:.1f}", _slower(first),
             f"`{exact.choice}`", f"`{exact.fastest}`", _slower(exact)]))
@@ -148,17 +148,12 @@ def table(results: List[Dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _known(folder: Path, number: str, of: Drawn) -> Dict[str, Any]:
-    """What is known of a configuration."""
-    path = folder / f"{number}.json"
-    if path.exists():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    return {"number": number, "configuration": of._asdict()}
-
-
-def _write(folder: Path, result: Dict[str, Any]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{result['number']}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+def _write(path: Path, kept: Dict[str, Any]) -> None:
+    """A line for each configuration."""
+    of_all = ",\n".join(f"{json.dumps(number)}: {json.dumps(result)}"
+                        for number, result in sorted(kept["configurations"].items()))
+    parts = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in kept.items() if key != "configurations"]
+    path.write_text("{\n" + ",\n".join([*parts, f'"configurations": {{\n{of_all}\n}}']) + "\n}\n", encoding="utf-8")
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -173,25 +168,26 @@ def main(argv: Optional[Sequence[str]] = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, action="append", help="numbers of clusters, from 1")
-    parser.add_argument("--folder", type=Path, default=FOLDER)
-    parser.add_argument("--host", type=Path, default=FOLDER / "host.yaml", help="the machine's description")
+    parser.add_argument("--file", type=Path, default=FILE, help="of results, with the machine's description as `host`")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--predict", action="store_true")
     asked = parser.parse_args(argv)
-    host = yaml.safe_load(asked.host.read_text(encoding="utf-8"))
-    results = []
+    kept = json.loads(asked.file.read_text(encoding="utf-8"))
+    known = kept.setdefault("configurations", {})
     for number, jobs in enumerate(drawn(asked.seed), start=1):
-        mine = [_known(asked.folder, f"{number}{letter}", of) for letter, of in zip("abcd", jobs)]
-        wanted = not asked.table and number in (asked.only or [number])
+        mine = [known.setdefault(f"{number}{letter}", {"configuration": of._asdict()})
+                for letter, of in zip("abcd", jobs)]
+        if asked.table or number not in (asked.only or [number]):
+            continue
         for result, of in zip(mine, jobs):
-            if wanted and (asked.predict or "predicted_ms" not in result):
-                result["predicted_ms"] = predicted(of, host)
-                _write(asked.folder, result)
-        if wanted and not asked.predict and not all("measured_ms" in result for result in mine):
+            if asked.predict or "predicted_ms" not in result:
+                result["predicted_ms"] = predicted(of, kept["host"])
+                _write(asked.file, kept)
+        if not asked.predict and not all("measured_ms" in result for result in mine):
             for result, found in zip(mine, measured(jobs)):
                 result.update(found)
-                _write(asked.folder, result)
-        results += [result for result in mine if "measured_ms" in result]
+            _write(asked.file, kept)
+    results = {number: result for number, result in known.items() if "measured_ms" in result}
     if results:
         print(table(results))
 

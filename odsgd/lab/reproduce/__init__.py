@@ -6,5 +6,5 @@
     docs/results/data/…    a line of JSON for each run that is over: configuration, versions, curve      `results`
       │  numbers of a run by name; a claim's difference, its confidence interval, its ruling   `measures`, `claims`
       ▼
-    docs/results/*.md      pages and pictures, from declarations and files alone               `pages`, `pictures`
+    docs/results/*.md      pages and pictures, from declarations and files alone      `front`, `pages`, `pictures`
 """

@@ -14,7 +14,7 @@ could be made until it is told as one likes.
 from __future__ import annotations
 
 import math
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from odsgd.lab.reproduce.declarations import Claim, Comparison, Item, Paper, Scale
 from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, Estimate, estimate
@@ -27,11 +27,43 @@ Runs = Mapping[Tuple[str, str], Mapping[str, Seeds]]
 """Results of a paper: by item and scale, by cell, by seed."""
 
 
+class Tested(NamedTuple):
+    """What one comparison of a claim comes to: our mean with its interval, and the paper's number, if it gives one."""
+
+    comparison: Comparison
+    name: str
+    verdict: str
+    estimate: Estimate
+    paper: Optional[float]
+
+    @property
+    def mean(self) -> float:
+        return self.estimate.mean
+
+
 class Ruling(NamedTuple):
-    """What a claim comes to, and why."""
+    """What a claim comes to: at which scale, whether by its plan, by which comparisons, and what is still to run."""
 
     verdict: str
-    because: str
+    why: str = ""
+    scale: Optional[str] = None
+    planned: bool = False
+    findings: Tuple[Tested, ...] = ()
+    lacks: str = ""
+
+    @property
+    def decisive(self) -> Optional[Tested]:
+        """Of the comparisons that make the verdict, the one that is the furthest out, or the least inside; one with an
+        interval, if there is any.
+        """
+        found = [one for one in self.findings if one.verdict == self.verdict and one.estimate.seeds]
+        return min(found, key=lambda one: (one.estimate.seeds == 1, _inside(one)), default=None)
+
+
+def _inside(one: Tested) -> float:
+    """How far the mean is from the nearer bound; below 0 if it is beyond."""
+    away = min(one.mean - one.comparison.above, one.comparison.below - one.mean)
+    return -math.inf if math.isnan(away) else away
 
 
 def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
@@ -40,7 +72,7 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
     """
     of = paper.runs_of(item)
     at = f" at scale `{claim.scale}`, which alone can tell" if claim.scale else ""
-    found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), ""
+    found, lacks = Ruling(OPEN, claim.why or f"not run{at}"), []
     for scale in of.scales.values() if claim.comparisons else ():
         cells = runs.get((of.name, scale.name), {})
         if claim.scale not in (None, scale.name):
@@ -48,13 +80,13 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
         there, planned = _of_plan(scale, claim, cells)
         full = there == planned > 0
         if there < planned:
-            lacks += f"; {scale.name}: {there} of {planned} runs of the plan, which tell when all are there"
+            lacks.append(f"{scale.name}: {there} of {planned} runs of the plan")
         telling = _telling(scale, claim, cells, scale.seeds if full else scale.had)
         if full or all(telling.get(cell) for cell in _cells(claim)) or (cells and not scale.plan):
             found = _all(scale, of, claim, telling, full)
             if full or found.verdict != OPEN:
                 break
-    return Ruling(found.verdict, found.because + lacks)
+    return found._replace(lacks=", ".join(lacks))
 
 
 def _cells(claim: Claim) -> List[str]:
@@ -79,30 +111,29 @@ def _telling(scale: Scale, claim: Claim, cells: Mapping[str, Seeds],
 
 
 def _all(scale: Scale, item: Item, claim: Claim, telling: Mapping[str, Seeds], planned: bool) -> Ruling:
-    """Of all comparisons together; what has the same measure and the same bounds is told together."""
-    rulings = [_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons]
-    verdicts = [one.verdict for one in rulings]
+    """Of all comparisons together."""
+    findings = tuple(_one(item, one, telling, len(claim.comparisons)) for one in claim.comparisons)
+    verdicts = [one.verdict for one in findings]
     verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
-    told: Dict[str, List[str]] = {}
-    for comparison, one in zip(claim.comparisons, rulings):
-        told.setdefault(f"{MEASURES[comparison.sides[0][1]].label}, {_expected(comparison)}", []).append(one.because)
-    by, first = scale.name + ("" if planned else ", before there was a plan of seeds"), claim.from_seed.get(scale.name)
-    by += f", seeds from {first} on" if first else ""
-    return Ruling(verdict, f"{by}: " + "; ".join(f"{what}: {', '.join(each)}" for what, each in told.items()))
+    return Ruling(verdict, "", scale.name, planned, findings)
 
 
-def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Ruling:
+def _one(item: Item, one: Comparison, cells: Mapping[str, Seeds], comparisons: int) -> Tested:
     """Of one of a claim's comparisons."""
     name = _words([f"({item.cells[cell].label})" for cell, _ in one.sides], one.ratio)
+    papers = [item.cells[cell].paper.get(measure) for cell, measure in one.sides]
+    given = [value for value in papers if value is not None]
+    paper = one.paper if one.paper is not None else (
+        _number(given, one.ratio) if len(given) == len(papers) else None)
     seeds = sorted(set.intersection(*(set(cells.get(cell, {})) for cell, _ in one.sides)))
     if not seeds:
-        return Ruling(OPEN, f"{name} not run")
+        return Tested(one, name, OPEN, Estimate(math.nan, -math.inf, math.inf, 0), paper)
     values = [_number([MEASURES[measure].of(cells[cell][seed]) for cell, measure in one.sides], one.ratio)
               for seed in seeds]
     found, wide = estimate(values), estimate(values, 1 - (1 - CONFIDENCE) / comparisons)
     verdict = (HOLDS if one.above < found.low and found.high < one.below
                else FAILS if wide.high <= one.above or one.below <= wide.low else OPEN)
-    return Ruling(verdict, f"{name} = {_interval(found)}")
+    return Tested(one, name, verdict, found, paper)
 
 
 def _number(sides: Sequence[float], ratio: bool) -> float:
@@ -127,13 +158,11 @@ def _words(labels: Sequence[str], ratio: bool) -> str:
     return f"{first} against {second}" if second else first
 
 
-def _interval(found: Estimate) -> str:
-    if found.seeds == 1:
-        return f"{found.mean:.4g} (one seed)"
-    percent = f"{100 * CONFIDENCE:g} %"
-    return f"{found.mean:.4g} ({percent}: {found.low:.4g} to {found.high:.4g}, {found.seeds} seeds)"
+def expected(one: Comparison) -> str:
+    """The bounds in words.
 
-
-def _expected(one: Comparison) -> str:
-    bounds: Dict[str, float] = {"above": one.above, "below": one.below}
-    return "expected " + " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound))
+    >>> expected(Comparison((("a", "accuracy"),), False, -1, math.inf))
+    'above -1'
+    """
+    bounds = {"above": one.above, "below": one.below}
+    return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if math.isfinite(bound))

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
-from odsgd.lab.reproduce import pages, results
+from odsgd.lab.reproduce import pages, results, words
 from odsgd.lab.reproduce.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
 from odsgd.lab.reproduce.run import Folders, again, differing, run
 from odsgd.tools import pyplot
@@ -217,7 +217,7 @@ def listed(folder: Path) -> str:
     for paper in papers():
         runs = pages.load(paper, folder, [])
         for item in paper.items.values():
-            found[item.state].append((item.full_name, pages.progress(paper, item, runs), item.caption,
+            found[item.state].append((item.full_name, words.progress(paper, item, runs), item.caption,
                                       _because(item)))
     name_width, runs_width = (max(len(row[place]) for rows in found.values() for row in rows) for place in (0, 1))
     lines: List[str] = []

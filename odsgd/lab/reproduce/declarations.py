@@ -25,7 +25,8 @@
           - {kind: bars, y: speed, over: {ssgd-4: [asgd-4, odsgd-4]}}     how many times those of another cell
         claims:                                 or the name of an item that has the same
           close: {says: …, where: section 4.3, tests: [{of: odsgd-4.accuracy, minus: ssgd-4.accuracy, above: -0.5}]}
-                                                `than: {of: …, minus: …}` beside `minus`: the difference less another
+                                                `than: {of: …, minus: …}` beside `minus`: the difference less another;
+                                                `paper: 1.3`: the paper's number of it
       figure-11: {cells_of: table-2, …}         other pictures and claims of the same runs
 
 A claim is told by the largest scale whose plan is full for all of its cells, by the seeds of that plan; without such a
@@ -47,7 +48,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 from kvstore.errors import ConfigError, unknown
 from odsgd.config import methods
 from odsgd.config.files import read_yaml_file
-from odsgd.lab.reproduce.measures import MEASURES
+from odsgd.lab.reproduce.measures import MEASURES, TIMES
 
 FOLDER = Path(__file__).resolve().parent / "papers"
 
@@ -67,6 +68,8 @@ STATES = {
 }
 
 SCALES = ("paper", "medium", "small")
+
+ABOUT = ("learning", "times")
 
 AXES = ("epoch", "seconds", "hours")
 """Of curves; seconds and hours are virtual."""
@@ -119,13 +122,15 @@ class Comparison:
     """A number of our runs, and the open interval in which it has to lie.
 
     `sides`, each a cell and a measure: one alone; two, the first less the second, or, if `ratio`, divided by it; or
-    four, the same of the first two less that of the others, or divided by it.
+    four, the same of the first two less that of the others, or divided by it. `paper`: the paper's number, if it does
+    not follow from those of its cells.
     """
 
     sides: Tuple[Tuple[str, str], ...]
     ratio: bool
     above: float
     below: float
+    paper: Optional[float] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +138,8 @@ class Claim:
     """What a paper says of an item, and the comparisons that must all hold for it; without any, `why`.
 
     `scale`: the only one at which it can be told; None: at any. `from_seed`: by scale, the first seed that tells.
+    `about`: times, which are those of a simulator, or learning. `certain`: it cannot fail there. `known`: in a few
+    words, if it is what a reader asks first.
     """
 
     name: str
@@ -142,6 +149,9 @@ class Claim:
     why: str
     scale: Optional[str]
     from_seed: Mapping[str, int]
+    about: str
+    certain: bool
+    known: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +159,8 @@ class Picture:
     """Our picture of an item. `kind`: curve, of `y` over `x` (one of AXES); histogram, of staleness; bars, of `y`, each
     as it is or divided by that of the cell `over` it; lengths: `y` less that of the cell `over` it, by iterations, a
     line for all cells whose labels are the same up to the last comma. `label` of that axis, if it is not the measure's;
-    `names` of bars, if they are not the cells' labels; `papers`: the paper's bars, if they are not of its cells.
+    `names`, if they are not the cells' labels; `papers`: the paper's bars, if they are not of its cells; `title` of its
+    panel, if it is not what the labels have in common; `ordered`: its cells are, so their colours are, too.
     """
 
     kind: str
@@ -160,6 +171,8 @@ class Picture:
     label: str
     names: Mapping[str, str]
     papers: Mapping[str, float]
+    title: str
+    ordered: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +196,9 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-    """One table or figure of a paper."""
+    """One table or figure of a paper. `examples` that a run of the paper was trained on, if no scale `paper` says so.
+    `fitted`: cells whose numbers here were fitted to the paper's; those of the others are predictions, with errors.
+    """
 
     paper: str
     name: str
@@ -200,6 +215,8 @@ class Item:
     cells_of: Optional[str]
     pictures: Tuple[Picture, ...]
     claims: Tuple[Claim, ...]
+    examples: Optional[float]
+    fitted: str
 
     @property
     def full_name(self) -> str:
@@ -349,7 +366,7 @@ def _shared(items: Mapping[str, Any], name: str, part: str, where: str) -> Any:
 def _item(paper: str, name: str, value: Any, where: str) -> Item:
     values = _table(value, where, {"caption", "state"}, {
         "note", "preset", "measures", "options", "cluster", "scales", "cells", "grid", "cells_of", "pictures",
-        "claims"})
+        "claims", "examples", "fitted"})
     if values["state"] not in STATES:
         raise unknown("state", values["state"], STATES, where=f" of {where}")
     scales = {key: _scale(key, one, f"{where}, scale {key}") for key, one in values.get("scales", {}).items()}
@@ -361,7 +378,8 @@ def _item(paper: str, name: str, value: Any, where: str) -> Item:
                 tuple(values.get("measures", ())), values.get("options", {}), values.get("cluster", {}), scales,
                 grid.cells() if grid else cells, grid, values.get("cells_of"),
                 tuple(_picture(one, where) for one in values.get("pictures", ())),
-                tuple(_claim(key, one, f"{where}, claim {key}") for key, one in values.get("claims", {}).items()))
+                tuple(_claim(key, one, f"{where}, claim {key}") for key, one in values.get("claims", {}).items()),
+                values.get("examples"), values.get("fitted", ""))
 
 
 def _scale(name: str, value: Any, where: str) -> Scale:
@@ -395,36 +413,45 @@ def _grid(values: Mapping[str, Any], cells: Mapping[str, Cell], where: str) -> G
 
 
 def _picture(value: Any, where: str) -> Picture:
-    values = _table(value, f"{where}, a picture", {"kind"}, {"x", "y", "cells", "over", "label", "names", "papers"})
+    values = _table(value, f"{where}, a picture", {"kind"}, {
+        "x", "y", "cells", "over", "label", "names", "papers", "title", "ordered"})
     if values["kind"] not in ("curve", "histogram", "bars", "lengths") or values.get("x", "epoch") not in AXES:
         raise ConfigError(f"{where}: expected a curve over {' or '.join(AXES)}, a histogram, bars or "
                           f"lengths; got {value}")
     x, y = values.get("x", "epoch"), values.get("y", "accuracy")
     over = {cell: base for base, cells in values.get("over", {}).items() for cell in cells}
     return Picture(values["kind"], x, y, tuple(values.get("cells", over)), over, values.get("label", ""),
-                   values.get("names", {}), values.get("papers", {}))
+                   values.get("names", {}), values.get("papers", {}), values.get("title", ""),
+                   bool(values.get("ordered")))
 
 
 def _claim(name: str, value: Any, where: str) -> Claim:
-    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale", "from_seed"})
+    values = _table(value, where, {"says", "where"}, {"tests", "why", "scale", "from_seed", "about", "certain",
+                                                     "known"})
     if values.get("scale", SCALES[0]) not in SCALES:
         raise unknown("scale", values["scale"], SCALES, where=f" of {where}")
     if bool(values.get("tests")) == bool(values.get("why")):
         raise ConfigError(f"{where}: expected either tests, or the reason why there are none")
-    return Claim(name, values["says"], values["where"],
-                 tuple(_comparison(one, where) for one in values.get("tests", ())), values.get("why", ""),
-                 values.get("scale"), _table(values.get("from_seed", {}), f"{where}, from_seed", set(), SCALES))
+    comparisons = tuple(_comparison(one, where) for one in values.get("tests", ()))
+    measures = {measure for one in comparisons for _, measure in one.sides}
+    about = values.get("about", "times" if measures and measures <= TIMES else "learning")
+    if about not in ABOUT:
+        raise unknown("value", about, ABOUT, where=f" of about in {where}")
+    return Claim(name, values["says"], values["where"], comparisons, values.get("why", ""), values.get("scale"),
+                 _table(values.get("from_seed", {}), f"{where}, from_seed", set(), SCALES), about,
+                 bool(values.get("certain")), values.get("known", ""))
 
 
 def _comparison(value: Any, where: str) -> Comparison:
-    values = _table(value, where, {"of"}, {"minus", "over", "than", "above", "below"})
+    values = _table(value, where, {"of"}, {"minus", "over", "than", "above", "below", "paper"})
     if not {"above", "below"} & set(values) or {"minus", "over"} <= set(values):
         raise ConfigError(f"{where}: expected above, below or both, and minus or over or neither; got {value}")
     by = next((key for key in ("minus", "over") if key in values), None)
     than = _table(values["than"], f"{where}, than", {"of", by}) if by and "than" in values else {}
     sides = [one[key] for one in (values, than) for key in ("of", by) if key in one]
     return Comparison(tuple(map(_split, sides)), by == "over",
-                      float(values.get("above", -math.inf)), float(values.get("below", math.inf)))
+                      float(values.get("above", -math.inf)), float(values.get("below", math.inf)),
+                      values.get("paper"))
 
 
 def _split(text: str) -> Tuple[str, str]:

@@ -3,10 +3,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from odsgd.lab.reproduce.results import Result
 from odsgd.virtual.description import TIME
+
+if TYPE_CHECKING:
+    from odsgd.lab.reproduce.declarations import Item
 
 CONFIDENCE = 0.95
 
@@ -93,13 +96,14 @@ def _speed_later(result: Result) -> float:
 
 
 def _reached(accuracy: float) -> Callable[[Result], float]:
-    """Virtual seconds until the test accuracy is reached, on a line between two epochs; NaN where it never is."""
+    """Virtual seconds until the test accuracy is reached, on a line between two epochs; NaN where it never is, and
+    where the first test passes it: that would be the time of an epoch, and no learning.
+    """
     def of(result: Result) -> float:
-        before_s, before = 0.0, 0.0
-        for seconds, now in zip(result.column("virtual_seconds"), result.column("test_accuracy")):
-            if now >= accuracy:
+        points = list(zip(result.column("virtual_seconds"), result.column("test_accuracy")))
+        for (before_s, before), (seconds, now) in zip(points, points[1:]):
+            if before < accuracy <= now:
                 return before_s + (seconds - before_s) * (accuracy - before) / (now - before)
-            before_s, before = seconds, now
         return math.nan
     return of
 
@@ -144,9 +148,28 @@ MEASURES: Dict[str, Measure] = {
     "iteration": Measure("ms per iteration", ".1f", _iteration_ms),
     "exposed": Measure("ms per iteration that are not computing", ".2f", _exposed_ms),
     "waiting": Measure("share of the time that is not computing, %", ".1f", _waiting),
-    "seconds90": Measure("virtual seconds to a test accuracy of 90 %", ".2f", _reached(0.9)),
+    **{f"seconds{mark}": Measure(f"virtual seconds to a test accuracy of {mark} %", ".2f", _reached(mark / 100))
+       for mark in (90, 93, 98)},
     "hours": Measure("hours", ".3f", lambda result: result.column("virtual_seconds")[-1] / 3600),
 }
+
+
+TIMES = {"staleness", "staleness_max", "beyond", "speed", "speed128", "later128", "throughput", "iteration", "exposed",
+         "waiting", "hours"} | {name for name in MEASURES if name.startswith("seconds")}
+"""Measures that a simulator of the network makes; the others are of learning."""
+
+
+EXAMPLES = {"mnist": 60_000, "cifar10": 50_000}
+"""Of the whole data set, for training."""
+
+
+def share(item: Item, result: Result) -> float:
+    """How much of the paper's training a run is, by examples; NaN where that is not known."""
+    full = item.scales.get("paper")
+    options = {**item.options, **full.options} if full else {}
+    whole = item.examples or options.get("epochs", math.nan) * EXAMPLES.get(options.get("dataset", ""), math.nan)
+    workers = result.asked["cluster"].get("workers", 1)
+    return float(result.column("iteration")[-1] * result.config["batch_size"] * workers / whole)
 
 
 class Estimate(NamedTuple):

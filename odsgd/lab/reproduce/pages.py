@@ -1,37 +1,42 @@
 """The pages of ``docs/results``: from the declarations and the files of results, and from nothing else.
 
-    README.md        all claims of all papers with their rulings, and the counts
+    README.md        what is known of OD-SGD; every claim of every paper with its verdict         `front`
     PAPER.md         every table and figure: the paper's numbers beside ours, pictures, claims
     beyond.md        the same of what no paper shows
-    pictures/*.png
+    pictures/*.svg
 
 Each number of ours is worked out of files, so pages written anew from the same files have the same text.
 """
 from __future__ import annotations
 
 import collections
+import fnmatch
 import math
 import statistics
 from pathlib import Path
-from typing import Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce import pictures, results
-from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Seeds, ruling
-from odsgd.lab.reproduce.declarations import BEYOND, SCALES, STATES, Grid, Item, Paper, Picture, Scale
-from odsgd.lab.reproduce.measures import CONFIDENCE, MEASURES, diverged, spread
+from odsgd.lab.reproduce import front, pictures, results, words
+from odsgd.lab.reproduce.claims import Ruling, Runs, Seeds, expected, ruling
+from odsgd.lab.reproduce.declarations import BEYOND, SCALES, Claim, Grid, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.measures import MEASURES, diverged, share, spread
 from odsgd.lab.reproduce.results import Result
 from odsgd.tools import piped
 
-SOON = "seconds90"
-"""The measure of figures that are shown side by side."""
+SOON = ("seconds90", "seconds93")
+"""The measures of figures that are shown side by side."""
 
-INTRODUCTION = f"""\
-Written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit. How a cell is run, and the rest
-of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds with the standard
-deviation. A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval
-(Student's t), which covers chance in training, not in the choice of the test set, and has no width where all seeds
-agree; what speaks against a claim of several differences has to be surer by their number. Many claims are tested, so
-one in twenty of those at the edge may be chance.""".replace("95%", "95 %")
+HOW_TO_READ = ("Written by `odsgd reproduce --report`; do not edit. "
+               "[How to read it](README.md#how-to-read-these-pages).")
+
+
+class Drawn(NamedTuple):
+    """A figure to draw: the scale that it shows, what has run of it, its panels, its file."""
+
+    scale: Scale
+    cells: Mapping[str, Seeds]
+    panels: Sequence[Picture]
+    file: str
 
 
 def load(paper: Paper, folder: Path, refused: List[str]) -> Runs:
@@ -59,12 +64,23 @@ def load(paper: Paper, folder: Path, refused: List[str]) -> Runs:
 
 
 def write(papers: Sequence[Paper], folder: Path, refused: List[str]) -> List[Path]:
-    """All pages and pictures; returns the pages' paths."""
+    """All pages and pictures, and no picture of before; returns the pages' paths."""
+    made = set()
     for paper in papers:
         runs = load(paper, folder, [])
         for item in paper.items.values():
-            for picture, cells, path in _pictures(paper, item, runs):
-                pictures.draw(paper.runs_of(item), picture, cells, folder / path)
+            drawn = _drawn(paper, item, runs)
+            if drawn:
+                of, path = paper.runs_of(item), folder / drawn.file
+                pictures.draw(f"{paper.title}, {item.title}: {item.caption}", _size(of, drawn), of, drawn.panels,
+                              drawn.cells, path)
+                made.add(path)
+        rows = front.forest(paper, runs)
+        if rows:
+            pictures.forest(f"{paper.title}: claims", rows, folder / front.forest_file(paper))
+            made.add(folder / front.forest_file(paper))
+    for old in {*(folder / "pictures").glob("*")} - made:
+        old.unlink()
     texts = pages(papers, folder, refused)
     for page, text in texts.items():
         page.parent.mkdir(parents=True, exist_ok=True)
@@ -76,51 +92,53 @@ def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Pat
     """The text of every page; what lines are refused joins `refused`."""
     loaded = {paper.name: load(paper, folder, refused) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
-    return {folder / "README.md": _overview([paper for paper in papers if paper.name != BEYOND], loaded), **texts}
+    return {folder / "README.md": front.page([paper for paper in papers if paper.name != BEYOND], loaded), **texts}
 
 
 # --- one paper --------------------------------------------------------------------------------------------------------
 
 def _page(paper: Paper, runs: Runs) -> str:
-    parts = [f"# {paper.title}", paper.cite, INTRODUCTION, *_side_by_side(paper, runs)]
+    parts = [f"# {paper.title}", paper.cite, HOW_TO_READ, *_side_by_side(paper, runs)]
     for item in paper.items.values():
-        parts += _section(paper, item, runs)
-    return "\n\n".join([*parts, *_made_with(runs)]) + "\n"
+        if item.state != "drawing":
+            parts += _section(paper, item, runs)
+    return "\n\n".join([*parts, *words.drawings(paper), *_made_with(runs)]) + "\n"
 
 
 def _side_by_side(paper: Paper, runs: Runs) -> List[str]:
     """What the figures that ask how soon an accuracy is reached have in common: their methods, in one table."""
-    shown = [(item, runs[item.name, scale]) for item in paper.items.values() if SOON in item.measures
+    shown = [(item, next(one for one in SOON if one in item.measures), runs[item.name, scale])
+             for item in paper.items.values() if {*SOON} & {*item.measures}
              for scale in item.scales if (item.name, scale) in runs]
     if not shown:
         return []
-    means = [_common_means(cells) for _, cells in shown]
-    items = [item for item, _ in shown]
-    lines = [["", *(f"[{item.title}](#{item.name})" for item in items)]]
-    for cell in items[0].cells.values():
-        lines.append([cell.label, *(_soon(found.get(cell.name), found) for found in means)])
-    return ["## Side by side", f"{MEASURES[SOON].label[0].upper()}{MEASURES[SOON].label[1:]}, and in brackets the "
+    means = [_common_means(soon, cells) for _, soon, cells in shown]
+    lines = [["", *(f"[{item.title}](#{item.name}), {soon[-2:]} %" for item, soon, _ in shown)]]
+    for cell in shown[0][0].cells.values():
+        lines.append([cell.label, *(_soon(soon, found.get(cell.name), found)
+                                    for (_, soon, _), found in zip(shown, means))])
+    return ["## Side by side", "Virtual seconds to the test accuracy that the column names, and in brackets the "
             "accuracy at the end; means over the seeds that all have. Tests are one epoch apart: times are on a line "
-            "between two of them, or from 0 % at the start to the first. A dash: not reached by all. Empty: not run, "
-            "or no seed that all have. In bold the fastest of each figure.",
+            "between two of them. A dash: not reached by all, or passed at the first test, where the time would be "
+            "that of an epoch. Empty: not run, or no seed that all have. In bold the fastest of each figure.",
             piped(lines)]
 
 
-def _common_means(cells: Mapping[str, Seeds]) -> Dict[str, Dict[str, float]]:
+def _common_means(soon: str, cells: Mapping[str, Seeds]) -> Dict[str, Dict[str, float]]:
     """By cell, means over the seeds that all cells have; of no cell, if there is no such seed."""
     common = set.intersection(*(set(seeds) for seeds in cells.values()))
     if not common:
         return {}
     return {name: {measure: statistics.fmean(MEASURES[measure].of(seeds[seed]) for seed in common)
-                   for measure in (SOON, "accuracy")} for name, seeds in cells.items()}
+                   for measure in (soon, "accuracy")} for name, seeds in cells.items()}
 
 
-def _soon(cell: Optional[Mapping[str, float]], cells: Mapping[str, Mapping[str, float]]) -> str:
+def _soon(soon: str, cell: Optional[Mapping[str, float]], cells: Mapping[str, Mapping[str, float]]) -> str:
     if cell is None:
         return ""
-    text = MEASURES[SOON].text(cell[SOON])
-    fastest = min((one[SOON] for one in cells.values() if not math.isnan(one[SOON])), default=math.nan)
-    return f"{f'**{text}**' if cell[SOON] == fastest else text} ({MEASURES['accuracy'].text(cell['accuracy'])})"
+    text = MEASURES[soon].text(cell[soon])
+    fastest = min((one[soon] for one in cells.values() if not math.isnan(one[soon])), default=math.nan)
+    return f"{f'**{text}**' if cell[soon] == fastest else text} ({MEASURES['accuracy'].text(cell['accuracy'])})"
 
 
 def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
@@ -128,22 +146,66 @@ def _section(paper: Paper, item: Item, runs: Runs) -> List[str]:
     shared = f" The runs are those of [{of.title}](#{of.name})." if of is not item else ""
     preset = f" Preset: [{item.preset}](../../configs/{item.preset})." if item.preset else ""
     note = f" {item.note}" if item.note else ""
-    state = capital(state_of(paper, item, runs))
-    parts = [f"## {item.title}", f"{item.caption} *{state}.*{note}{preset}{shared}"]
+    state = words.state_of(paper, item, runs)
+    parts = [f"## {item.title}", f"{item.caption} *{state[0].upper()}{state[1:]}.*{note}{preset}{shared}"]
     if of is item and item.cells:
         scales = [scale for scale in item.scales.values() if (item.name, scale.name) in runs]
         for scale in scales or list(item.scales.values())[-1:]:
             parts += _differences(item, scale, scales)
             cells = runs.get((item.name, scale.name), {})
             parts.append(piped(_grid(item.grid, cells) if item.grid else _table(item, cells)))
+            parts += _errors(item, cells)
         if not item.scales:
             parts.append(piped(_table(item, {})))
-    parts += [f"![{item.title}, {picture.kind}]({path})" for picture, _, path in _pictures(paper, item, runs)]
-    if item.claims:
-        rulings = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims]
-        parts.append(_left([["claim", "where", "verdict", "by"], *(
-            [claim.says, claim.where, f"**{found.verdict}**", found.because] for claim, found in rulings)]))
+    drawn = _drawn(paper, item, runs)
+    if drawn:
+        parts.append(f"![{item.title}: {item.caption}]({drawn.file})")
+    return parts + (_claims(paper, item, runs) if item.claims else [])
+
+
+def _claims(paper: Paper, item: Item, runs: Runs) -> List[str]:
+    """Each with its verdict; below, folded, the comparisons with their intervals."""
+    rulings = [(claim, ruling(paper, item, claim, runs)) for claim in item.claims]
+    parts = [words.left([["claim", "where", "verdict", "by"], *(
+        [claim.says, claim.where, f"**{words.verdict(claim, found)}**", _by(claim, found)]
+        for claim, found in rulings)])]
+    lines = [[str(number), one.name, MEASURES[one.comparison.sides[0][1]].label, expected(one.comparison),
+              words.number(one, one.paper), words.interval(one), str(one.estimate.seeds)]
+             for number, (_, found) in enumerate(rulings, start=1) for one in found.findings if one.estimate.seeds]
+    if lines:
+        table = words.left([["claim", "comparison", "of", "expected", "the paper", "ours (95 %)", "seeds"], *lines])
+        parts.append(f'<details markdown="1"><summary>Intervals</summary>\n\n{table}\n\n</details>')
     return parts
+
+
+def _by(claim: Claim, found: Ruling) -> str:
+    """At which scale and by which seeds, and what of the plan is still to run; or why there is nothing."""
+    first = claim.from_seed.get(found.scale or "")
+    return "; ".join(filter(None, [
+        found.why, found.scale and found.scale + ("" if found.planned else ", before there was a plan of seeds")
+        + (f", seeds from {first} on" if first else ""), found.lacks]))
+
+
+def _errors(item: Item, cells: Mapping[str, Seeds]) -> List[str]:
+    """How far predictions are from the paper's numbers, and fitted ones for comparison."""
+    errors = {name: abs(error) for name, seeds in cells.items()
+              for error in [_error(item, name, seeds)] if error is not None} if item.fitted else {}
+    fitted = [error for name, error in errors.items() if fnmatch.fnmatchcase(name, item.fitted)]
+    others = [error for name, error in errors.items() if not fnmatch.fnmatchcase(name, item.fitted)]
+    if not fitted or not others:
+        return []
+    return [f"Of the {len(fitted)} numbers that were fitted the median error is {statistics.median(fitted):.0f} %, at "
+            f"most {max(fitted):.0f} %; of the {len(others)} predictions {statistics.median(others):.0f} %, at most "
+            f"{max(others):.0f} %."]
+
+
+def _error(item: Item, name: str, seeds: Seeds) -> Optional[float]:
+    """Of our mean, in percent of the paper's number."""
+    measure = item.measures[0]
+    paper = item.cells[name].paper.get(measure)
+    if paper is None or not seeds:
+        return None
+    return 100 * (statistics.fmean(map(MEASURES[measure].of, seeds.values())) / paper - 1)
 
 
 def _differences(item: Item, scale: Scale, shown: Sequence[Scale]) -> List[str]:
@@ -174,7 +236,7 @@ def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
         if item.scales:
             head.append(f"ours: {MEASURES[name].label}")
             columns.append((name, False))
-    lines = [[*head, *(["seeds"] if item.scales else [])]]
+    lines = [[*head, *(["error"] if item.fitted else []), *(["seeds"] if item.scales else [])]]
     for cell in item.cells.values():
         seeds = cells.get(cell.name, {})
         line = [cell.label]
@@ -183,6 +245,10 @@ def _table(item: Item, cells: Mapping[str, Seeds]) -> List[List[str]]:
                 line.append(MEASURES[name].text(cell.paper[name]) if name in cell.paper else "")
             else:
                 line.append(_ours(name, seeds))
+        if item.fitted:
+            error = _error(item, cell.name, seeds)
+            line.append("" if error is None else f"{error:+.0f} %" + (
+                ", fitted" if fnmatch.fnmatchcase(cell.name, item.fitted) else ""))
         lines.append([*line, *([str(len(seeds))] if item.scales else [])])
     return lines
 
@@ -208,113 +274,49 @@ def _ours(name: str, seeds: Seeds) -> str:
             + (" (diverged)" if lost else ""))
 
 
-def _pictures(paper: Paper, item: Item, runs: Runs) -> Iterator[Tuple[Picture, Mapping[str, Seeds], str]]:
-    """Those with something to show: of the paper's scale if there are runs of it."""
+def _drawn(paper: Paper, item: Item, runs: Runs) -> Optional[Drawn]:
+    """The figure of an item: at the largest scale at which most of its cells have run."""
     of = paper.runs_of(item)
-    for scale in of.scales:
-        cells = runs.get((of.name, scale), {})
-        for number, picture in enumerate(item.pictures, start=1):
-            if any(name in cells for name in (picture.cells or of.cells)):
-                yield picture, cells, f"pictures/{paper.name}-{item.name}-{scale}-{number}.png"
+    asked = {name for picture in item.pictures for name in picture.cells or of.cells}
+    there = {name: asked & {*runs.get((of.name, name), {})} for name in of.scales}
+    best = max(there, key=lambda name: len(there[name]), default=None) if asked else None
+    if best is None or not there[best]:
+        return None
+    cells = runs[of.name, best]
+    panels = [picture for picture in item.pictures if any(name in cells for name in picture.cells or of.cells)]
+    return Drawn(of.scales[best], cells, panels, f"pictures/{paper.name}-{item.name}.svg")
+
+
+def _size(item: Item, drawn: Drawn) -> str:
+    """How large the runs of a figure are, and how many seeds they have."""
+    names = {name for picture in drawn.panels for name in picture.cells or item.cells} & {*drawn.cells}
+    seeds = sorted({len(drawn.cells[name]) for name in names})
+    shares = [share(item, result) for name in names for result in drawn.cells[name].values()]
+    known = [one for one in shares if not math.isnan(one)]
+    size = (f"scale {drawn.scale.name}, {_range(min(known), max(known))} of the paper's training" if known
+            else f"scale {drawn.scale.name}, times only" if item.options.get("dataset") == "synthetic"
+            else f"scale {drawn.scale.name}")
+    return f"{size}; {' to '.join(map(str, dict.fromkeys([seeds[0], seeds[-1]])))} seed{'s' * (seeds[-1] > 1)}"
+
+
+def _range(low: float, high: float) -> str:
+    return words.percent(high) if high < 1.5 * low else f"{words.percent(low)} to {words.percent(high)}"
 
 
 def _made_with(runs: Runs) -> List[str]:
-    """Versions, machines and the time of all runs."""
+    """Versions, machines and the time of all runs, in a line."""
     all_results = [result for cells in runs.values() for seeds in cells.values() for result in seeds.values()]
     if not all_results:
         return []
-    versions: Dict[str, Set[str]] = collections.defaultdict(set)
-    for result in all_results:
-        for key, value in result.versions.items():
-            versions[key].update(value.split(", "))
-        versions["processor"].add("{cpu}, {cores} cores, a thread for each run".format(**result.machine))
+    versions: Dict[str, Dict[str, None]] = collections.defaultdict(dict)
+    for result in sorted(all_results, key=lambda one: str(one.trial)):
+        for key in ("mxnet", "numpy", "odsgd", "python"):
+            versions[key].update(dict.fromkeys(result.versions.get(key, "").split(", ")))
+        versions["on"]["{cpu}, {cores} cores, a thread for each run".format(**result.machine)] = None
     hours = sum(result.seconds for result in all_results) / 3600
-    lines = [["", ""], *([key, ", ".join(sorted(values))] for key, values in sorted(versions.items()))]
-    lines.append(["training and evaluation", f"{hours:.2f} hours of {len(all_results)} runs"])
     unknown = sum(not one.source_is_known for one in all_results)
-    lines.append(["unknown source", f"{unknown} runs, whose commit is gone, or had been changed"])
-    return ["## Made with", _left(lines)]
-
-
-# --- all papers -------------------------------------------------------------------------------------------------------
-
-def _overview(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
-    items = [(paper, item) for paper in papers for item in paper.items.values() if item.state != "own"]
-    full, *smaller = ([(paper, item) for paper, item in items
-                       if (paper.runs_of(item).name, scale) in loaded[paper.name]] for scale in SCALES)
-    results_of = full + [one for one in items if any(one in of for of in smaller) and one not in full]
-    states = collections.Counter(state_of(paper, item, loaded[paper.name]) for paper, item in items)
-    rulings = {(paper.name, item.name, claim.name): ruling(paper, item, claim, loaded[paper.name])
-               for paper, item in items for claim in item.claims}
-    verdicts = collections.Counter(one.verdict for one in rulings.values())
-    unrun = sum(len(item.claims) for paper, item in items if (paper, item) not in results_of)
-    counts = [[state, str(count)] for state, count in sorted(states.items())]
-    parts = [
-        "# The papers' tables and figures", INTRODUCTION,
-        f"Methods of all papers beside each other, which is in none of them: [beyond the papers]({BEYOND}.md).",
-        f"Of {len(items)} tables and figures, or parts of one, of {len(papers)} papers {len(results_of)} have "
-        f"results here, {len(full)} at the paper's scale and {len(results_of) - len(full)} smaller. Of {len(rulings)} "
-        f"claims {verdicts[HOLDS]} hold, {verdicts[FAILS]} do not hold, and {verdicts[OPEN]} cannot be told: of "
-        f"{unrun} of these nothing has run.",
-        piped([["tables and figures", "number"], *counts]), "## Claims",
-        _claims(items, rulings),
-        "## The plan of seeds", "What is to run, in this order, written down before the runs. A claim is told at a "
-        "scale with a plan when all runs that are planned for its cells are there, and by these alone.",
-        _plan(papers, loaded),
-        "## Tables and figures", _items(items, loaded)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _claims(items: Sequence[Tuple[Paper, Item]], rulings: Mapping[Tuple[str, str, str], Ruling]) -> str:
-    return _left([["", "claim", "verdict"], *(
-        [f"[{paper.title}, {item.title}]({paper.name}.md#{item.name})", claim.says,
-         f"**{rulings[paper.name, item.name, claim.name].verdict}**"]
-        for paper, item in items for claim in item.claims)])
-
-
-def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
-    counts: Dict[Tuple[float, str, str], List[bool]] = {}
-    for paper in papers:
-        for turn, trial in paper.planned():
-            seeds = loaded[paper.name].get((trial.item.name, trial.scale.name), {}).get(trial.cell.name, {})
-            name = f"[{paper.title}, {trial.item.title}]({paper.name}.md#{trial.item.name})"
-            counts.setdefault((turn, name, trial.scale.name), []).append(trial.seed in seeds)
-    return _left([["turn", "runs of", "scale", "there", "planned"], *(
-        [f"{turn:g}", name, scale, str(sum(there)), str(len(there))]
-        for (turn, name, scale), there in sorted(counts.items()))])
-
-
-def _items(items: Sequence[Tuple[Paper, Item]], loaded: Mapping[str, Runs]) -> str:
-    return _left([["", "shows", "state", "runs"], *(
-        [f"[{paper.name}, {item.title}]({paper.name}.md#{item.name})", item.caption,
-         *(words(paper, item, loaded[paper.name]) for words in (state_of, progress))] for paper, item in items)])
-
-
-def state_of(paper: Paper, item: Item, runs: Runs) -> str:
-    """In words, from what has run: of what runs here, at which scale all cells did, and at which larger one some."""
-    if item.state != "run":
-        return STATES[item.state]
-    of = paper.runs_of(item)
-    counts = {scale: len(runs.get((of.name, scale), {})) for scale in of.scales}
-    whole = [scale for scale, count in counts.items() if count == len(of.cells)]
-    some = [scale for scale, count in counts.items() if count]
-    at = {SCALES[0]: "at the paper's scale", SCALES[1]: "at a medium scale", SCALES[2]: "smaller"}
-    part = f", a part {at[some[0]]}" if some and some[0] not in whole[:1] else ""
-    return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
-
-
-def capital(text: str) -> str:
-    return text[0].upper() + text[1:]
-
-
-def progress(paper: Paper, item: Item, runs: Runs) -> str:
-    """How many of an item's cells have run, by scale."""
-    of = paper.runs_of(item)
-    counts: Counter[str] = collections.Counter({scale: len(runs.get((of.name, scale), {})) for scale in of.scales})
-    return ", ".join(f"{scale}: {counts[scale]} of {len(of.cells)}" for scale in of.scales)
-
-
-def _left(lines: Sequence[Sequence[str]]) -> str:
-    """A table of words."""
-    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
-    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
+    trees = {tree for one in all_results for tree in one.versions.get("tree", "").split(", ")} - {""}
+    said = ", ".join(f"{key} {' and '.join(sorted(filter(None, values)))}" for key, values in versions.items())
+    return [f"Made by {len(all_results)} runs: {hours:.2f} hours of training and evaluation, {said}. Their source had "
+            f"{len(trees)} states, which [data](data) names"
+            + (f"; of {unknown} runs it is not known." if unknown else ".")]

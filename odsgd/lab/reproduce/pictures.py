@@ -1,14 +1,19 @@
-"""Pictures of our runs, of what the papers' figures show: curves and histograms in their axes, and bars."""
+"""Pictures of our runs, of what the papers' figures show: an SVG for each figure, with a panel for each of its parts;
+and of a paper's claims, the intervals that tell them.
+
+The same runs make the same file: no date, no random names, and text that stays text.
+"""
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce.claims import Seeds
+from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Seeds, Tested
 from odsgd.lab.reproduce.declarations import Cell, Item, Picture
 from odsgd.lab.reproduce.measures import MEASURES, Estimate, estimate, spread
 from odsgd.lab.reproduce.results import Result
@@ -18,49 +23,165 @@ CURVES = {"accuracy": ("test_accuracy", "test accuracy, %"), "error": ("test_acc
           "train_accuracy": ("train_accuracy", "training accuracy, %"),
           "train_error": ("train_accuracy", "training error, %")}
 
-
 PER_UNIT = {"epoch": 1, "seconds": 1, "hours": 3600}
 
-FEW = 7
-"""Curves whose legend finds room among them."""
+STYLE = {"svg.hashsalt": "odsgd", "svg.fonttype": "none", "font.size": 8, "axes.titlesize": 8, "legend.frameon": False,
+         "axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True}
+
+ACROSS = 3
+"""Panels beside each other, at most."""
 
 COLOURS = 10
 """After which they begin again, with dashed lines."""
 
+LATE = 1 / 4
+"""The axis of a curve is chosen by what comes after this share of it."""
 
-def draw(item: Item, picture: Picture, cells: Mapping[str, Seeds], path: Path) -> None:
-    """One picture of the cells that have run."""
+SPREAD = 4
+"""Times whose ends differ by more have a logarithmic axis."""
+
+MARKS = {HOLDS: ("#1b7837", "o"), FAILS: ("#b2182b", "X"), OPEN: ("#777777", "s")}
+"""Colour and form of a claim's mean, by its verdict."""
+
+
+def draw(title: str, below: str, item: Item, panels: Sequence[Picture], cells: Mapping[str, Seeds],
+         path: Path) -> None:
+    """One figure of the cells that have run; `below` its title stands how large the runs are."""
+    shown = [[name for name in (picture.cells or item.cells) if name in cells] for picture in panels]
+    across = min(len(panels), 2 if len(panels) % 2 == 0 else ACROSS)
+    down = -(-len(panels) // across)
+    bars = max(len(names) for picture, names in zip(panels, shown)) if panels[0].kind == "bars" else 0
+    labels = [_labels(item, picture, names) for picture, names in zip(panels, shown)]
+    colours = _colours(panels, labels)
+    below += _explained(panels, item)
+    with _figure(title, below, 3.1 * max(across, 2), down * max(2.6, 0.3 * bars) + 0.2 * len(colours) / across,
+                 path) as figure:
+        for number, (picture, names) in enumerate(zip(panels, shown), start=1):
+            axes = figure.add_subplot(down, across, number)
+            common, own = labels[number - 1]
+            axes.set_title(picture.title or common, loc="left")
+            {"curve": _curves, "histogram": _histograms, "bars": _bars,
+             "lengths": _lengths}[picture.kind](axes, item, picture, dict(zip(names, own)), cells, colours)
+        handles: Dict[str, Any] = {}
+        for axes in figure.axes:
+            for handle, label in zip(*axes.get_legend_handles_labels()):
+                handles.setdefault(label, handle)
+        room = 3.1 * max(across, 2) * 15 // (max(map(len, handles)) + 7)
+        figure.legend([*handles.values()], [*handles], loc="outside lower center",
+                      ncols=max(1, min(4, len(handles), int(room))))
+
+
+@contextlib.contextmanager
+def _figure(title: str, below: str, width: float, height: float, path: Path) -> Iterator[Any]:
+    """An empty figure with its title, saved when it has been filled."""
     plt = pyplot("a picture")
-    names = [name for name in (picture.cells or item.cells) if name in cells]
-    crowded = picture.kind != "bars" and len(names) > FEW
-    figure, axes = plt.subplots(figsize=(6.4, 5 if crowded else 4))
-    {"curve": _curves, "histogram": _histograms, "bars": _bars,
-     "lengths": _lengths}[picture.kind](axes, item, picture, names, cells)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1), "ncol": 2}  # bars reach everywhere else
-    axes.legend(fontsize=8, frameon=False, **(above if picture.kind == "bars" or crowded else {}))
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=90)
-    plt.close(figure)
+    with plt.rc_context(STYLE):
+        figure = plt.figure(figsize=(width, height + 0.6))
+        wide = int(width * 15)
+        figure.suptitle("\n".join([textwrap.fill(title, wide), textwrap.fill(below, int(1.1 * wide))]), x=0.01,
+                        ha="left", fontsize=8.5)
+        yield figure
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        plt.close(figure)
 
 
-def _curves(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+def _labels(item: Item, picture: Picture, names: Sequence[str]) -> Tuple[str, List[str]]:
+    """What all labels have in common, for the title of a panel; and what each has of its own."""
+    parts = [picture.names.get(name, item.cells[name].label).split(", ") for name in names]
+    if picture.kind == "lengths":  # lines, of which each has many cells
+        return "", [", ".join(one[:-1]) for one in parts]
+    declared = [item.cells[name].label.split(", ") for name in picture.cells]
+    common = [part for part in parts[0] if all(part in one for one in declared)] if len(declared) > 1 else []
+    own = [", ".join(part for part in one if part not in common) for one in parts]
+    return (", ".join(common), own) if all(own) else ("", [", ".join(one) for one in parts])
+
+
+def _colours(panels: Sequence[Picture], labels: Sequence[Tuple[str, List[str]]]) -> Dict[str, Tuple[Any, str]]:
+    """Colour and line of each label, the same in all panels; a scale of colours where the labels have an order."""
+    names = [*dict.fromkeys(label for _, own in labels for label in own)]
+    if not any(picture.ordered for picture in panels):
+        return {name: (f"C{place % COLOURS}", "-" if place < COLOURS else "--") for place, name in enumerate(names)}
+    scale = pyplot("a picture").get_cmap("viridis")
+    return {name: (scale(0.9 * place / max(1, len(names) - 1)), "-") for place, name in enumerate(names)}
+
+
+def _explained(panels: Sequence[Picture], item: Item) -> str:
+    """What bands and dashes mean, where there are any."""
+    kinds = {picture.kind for picture in panels}
+    said = ["bands: range of the seeds"] if "curve" in kinds else []
+    if any(_given(item, picture, name) for picture in panels for name in picture.cells or item.cells):
+        said.append("dashed: the paper's mean" if "histogram" in kinds else "dashed: the paper's value at the end")
+    said += ["whiskers: standard deviation of the seeds"] if "bars" in kinds else []
+    said += ["whiskers: 95 % confidence intervals"] if "lengths" in kinds else []
+    return "".join(f"; {one}" for one in said)
+
+
+def _given(item: Item, picture: Picture, name: str) -> Optional[float]:
+    """The paper's value at the end of a curve, or its mean staleness."""
+    paper = item.cells[name].paper
+    keys = {"curve": (picture.y, f"{picture.y}5"), "histogram": ("staleness",)}.get(picture.kind, ())
+    return next((paper[key] for key in keys if key in paper), None)
+
+
+def _curves(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
+            colours: Mapping[str, Tuple[Any, str]]) -> None:
     """The mean over seeds, of x too, and the range of them."""
     column, label = CURVES[picture.y]
-    for number, name in enumerate(names):
+    ends, late, every = [], [], []
+    for name, own in names.items():
         results = list(cells[name].values())
         xs = [statistics.fmean(values) / PER_UNIT[picture.x] for values in
               _by_epoch(results, "epoch" if picture.x == "epoch" else "virtual_seconds")]
         points = [[100 - 100 * value if "error" in picture.y else 100 * value for value in values]
                   for values in _by_epoch(results, column)]
-        line, = axes.plot(xs, list(map(statistics.fmean, points)), label=item.cells[name].label, linewidth=1.3,
-                          linestyle="-" if number < COLOURS else "--")
-        axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=line.get_color(),
-                          linewidth=0)
+        means = list(map(statistics.fmean, points))
+        colour, line = colours[own]
+        axes.plot(xs, means, label=own, linewidth=1.2, linestyle=line, color=colour,
+                  marker="o" if len(xs) < 4 else None, markersize=3)
+        axes.fill_between(xs, list(map(min, points)), list(map(max, points)), alpha=0.2, color=colour, linewidth=0)
+        ends.append(xs[-1])
+        late += means[int(LATE * len(means)):]
+        every += means
+    _look(axes, late, every)
+    _dashed(axes, {name: value for name in names if (value := _given(item, picture, name)) is not None},
+            {name: colours[own][0] for name, own in names.items()})
+    if picture.x != "epoch" and max(ends) > SPREAD * min(ends):
+        axes.set_xscale("log")
+    elif picture.x == "epoch":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("epoch" if picture.x == "epoch" else f"{picture.x}, virtual time")
     axes.set_ylabel(label)
+
+
+def _look(axes: Any, late: Sequence[float], every: Sequence[float]) -> None:
+    """The axis where the curves are: without their steep beginnings, if these are more than twice as high as the
+    rest.
+    """
+    low, high = min(filter(math.isfinite, late)), max(filter(math.isfinite, late))
+    first, last = min(filter(math.isfinite, every)), max(filter(math.isfinite, every))
+    if last - first > 3 * (high - low):
+        margin = 0.15 * max(high - low, 1)
+        axes.set_ylim(max(low - 2 * margin, first - margin), min(high + 2 * margin, last + margin))
+
+
+def _dashed(axes: Any, values: Mapping[str, float], colours: Mapping[str, Any]) -> None:
+    """The paper's values; a word on them where they are far from the curves."""
+    if not values:
+        return
+    low, high = axes.get_ylim()
+    room = 0.6 * (high - low)
+    near = {name: value for name, value in values.items() if low - room < value < high + room}
+    for name, value in near.items():
+        axes.plot([0.75, 1], [value, value], linestyle="--", linewidth=1, color=colours[name],
+                  transform=axes.get_yaxis_transform())
+    if near:
+        axes.set_ylim(min(low, min(near.values()) - 0.02 * room), max(high, max(near.values()) + 0.02 * room))
+    far = [value for name, value in values.items() if name not in near]
+    if far:
+        text = " to ".join(dict.fromkeys(f"{value:.1f}" for value in (min(far), max(far))))
+        up = min(far) > high
+        axes.set_title(f"the paper ends at {text} {'↑' if up else '↓'}", loc="right", fontsize=7, color="grey")
 
 
 def _by_epoch(results: Sequence[Result], column: str) -> List[List[float]]:
@@ -69,36 +190,41 @@ def _by_epoch(results: Sequence[Result], column: str) -> List[List[float]]:
     return [[seed[epoch] for seed in seeds] for epoch in seeds[0] if all(epoch in seed for seed in seeds)]
 
 
-def _histograms(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+def _histograms(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
+                colours: Mapping[str, Tuple[Any, str]]) -> None:
     """The share of pushes by their staleness, all seeds together."""
-    for name in names:
+    for name, own in names.items():
         counts: Counter[int] = collections.Counter()
         for result in cells[name].values():
             assert result.staleness is not None
             counts.update({int(tau): pushes for tau, pushes in result.staleness["histogram"].items()})
         taus = range(max(counts) + 1)
         shares = [counts[tau] / sum(counts.values()) for tau in taus]
-        axes.bar(taus, shares, width=1, alpha=0.6, label=item.cells[name].label)
+        axes.stairs(shares, [tau - 0.5 for tau in range(len(shares) + 1)], fill=True, alpha=0.6, label=own,
+                    color=colours[own][0])
+        given = _given(item, picture, name)
+        if given is not None:
+            axes.axvline(given, linestyle="--", linewidth=1, color=colours[own][0])
     axes.set_xlabel("staleness")
     axes.set_ylabel("share of the gradients")
 
 
-def _lengths(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
+             colours: Mapping[str, Tuple[Any, str]]) -> None:
     """How much a measure of cells is above that of others, by iterations: means over common seeds, with intervals."""
     lines: Dict[str, List[Tuple[float, Estimate]]] = {}
     of = MEASURES[picture.y].of
-    for name in names:
+    for name, own in names.items():
         base = cells.get(picture.over[name], {})
         gaps = [of(result) - of(base[seed]) for seed, result in cells[name].items() if seed in base]
         if gaps:
             iterations = next(iter(cells[name].values())).column("iteration")[-1]
-            label = item.cells[name].label.rpartition(", ")[0]
-            lines.setdefault(label, []).append((iterations, estimate(gaps)))
-    for number, (label, points) in enumerate(lines.items()):
+            lines.setdefault(own, []).append((iterations, estimate(gaps)))
+    for number, (own, points) in enumerate(lines.items()):
         beside = 1.04 ** (number - (len(lines) - 1) / 2)  # else intervals hide each other
         bars = [0 if math.isinf(found.high) else found.high - found.mean for _, found in points]
-        axes.errorbar([x * beside for x, _ in points], [found.mean for _, found in points], bars, label=label,
-                      marker="o", markersize=4, capsize=3, linewidth=1.3)
+        axes.errorbar([x * beside for x, _ in points], [found.mean for _, found in points], bars, label=own,
+                      marker="o", markersize=4, capsize=3, linewidth=1.2, color=colours[own][0])
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     lengths = sorted({x for points in lines.values() for x, _ in points})
@@ -109,26 +235,31 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: List[str], cells: M
     axes.set_ylabel(picture.label or MEASURES[picture.y].label)
 
 
-def _bars(axes: Any, item: Item, picture: Picture, names: List[str], cells: Mapping[str, Seeds]) -> None:
+def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cells: Mapping[str, Seeds],
+          colours: Mapping[str, Tuple[Any, str]]) -> None:
     """A measure of each cell with its deviation over seeds, and the paper's number where it gives one; or both divided
     by those of other cells.
     """
     measure = MEASURES[picture.y]
-    names = [name for name in names if picture.over.get(name, name) in cells]
+    names = {name: own for name, own in names.items() if picture.over.get(name, name) in cells}
     ours = [spread([measure.of(result) / _base(picture, name, cells, seed) for seed, result in cells[name].items()])
             for name in names]
     papers = [(place, value) for place, name in enumerate(names)
               for value in _papers(picture, item.cells[name], item.cells.get(picture.over.get(name, "")))]
     height = 0.4 if papers else 0.7
     axes.barh([place - 0.2 * bool(papers) for place in range(len(names))], [mean for mean, _ in ours], height,
-              label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours])
+              label="ours", xerr=[0 if deviation != deviation else deviation for _, deviation in ours], color="C0")
     if papers:
-        axes.barh([place + 0.2 for place, _ in papers], [value for _, value in papers], height, label="the paper's")
+        axes.barh([place + 0.2 for place, _ in papers], [value for _, value in papers], height, label="the paper's",
+                  color="none", edgecolor="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(names)))
-    axes.set_yticklabels([picture.names.get(name, item.cells[name].label) for name in names], fontsize=8)
+    axes.set_yticklabels([*names.values()])
     axes.invert_yaxis()
     bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
-    label = f"{measure.label}: times {'; '.join(bases)}" if bases else measure.label
+    if bases:
+        axes.axvline(1, color="grey", linewidth=0.8)
+    over = next(iter(bases)) if len(bases) == 1 else "SSGD's of the same cluster"
+    label = f"{measure.label}, times that of {over}" if bases else measure.label
     axes.set_xlabel(textwrap.fill(picture.label or label, 60))
 
 
@@ -148,3 +279,70 @@ def _papers(picture: Picture, cell: Cell, base: Optional[Cell]) -> Iterator[floa
     given = [one.paper.get(picture.y, math.nan) for one in (cell, *([base] if base else []))]
     if not any(map(math.isnan, given)):
         yield given[0] / (given[1] if base else 1)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+class Row(NamedTuple):
+    """A claim, and the comparison that decides it."""
+
+    label: str
+    verdict: str
+    finding: Tested
+
+
+def forest(title: str, rows: Sequence[Row], path: Path) -> None:
+    """Each claim's interval, its bounds and the paper's value: differences above, quotients and plain numbers below."""
+    kinds = {"difference": [row for row in rows if len(row.finding.comparison.sides) > 1
+                            and not row.finding.comparison.ratio],
+             "quotient": [row for row in rows if row.finding.comparison.ratio]}
+    kinds = {kind: found for kind, found in kinds.items() if found}
+    below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
+             "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
+             "not; grey mark: cannot be told. An arrow: the interval goes on")
+    with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
+        grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
+        for axes, (kind, found) in zip(grid.flat, kinds.items()):
+            if kind == "quotient":
+                axes.set_xscale("log")
+            low, high = _range(found, kind == "quotient")
+            for place, row in enumerate(found):
+                _row(axes, place, row, low, high)
+            axes.set_xlim(low, high)
+            axes.set_ylim(len(found) - 0.4, -0.6)
+            axes.set_yticks(range(len(found)))
+            axes.set_yticklabels([row.label for row in found], fontsize=7)
+            axes.axvline(1 if kind == "quotient" else 0, color="black", linewidth=0.6)
+            axes.set_xlabel("points" if kind == "difference" else "one divided by the other")
+            if kind == "quotient":
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter("{x:g}")
+                axes.tick_params(axis="x", which="both", labelsize=6)
+
+
+def _range(rows: Sequence[Row], ratio: bool) -> Tuple[float, float]:
+    """An axis on which all means, bounds and values of papers are seen."""
+    values = [value for row in rows for value in (
+        row.finding.mean, row.finding.comparison.above, row.finding.comparison.below,
+        math.nan if row.finding.paper is None else row.finding.paper) if math.isfinite(value)]
+    low, high = min([*values, float(ratio)]), max([*values, float(ratio)])
+    if ratio:
+        return 0.85 * low, 1.18 * high
+    return low - 0.08 * (high - low), high + 0.08 * (high - low)
+
+
+def _row(axes: Any, place: int, row: Row, low: float, high: float) -> None:
+    comparison, estimated = row.finding.comparison, row.finding.estimate
+    axes.fill_betweenx([place - 0.38, place + 0.38], max(comparison.above, low), min(comparison.below, high),
+                       color="#dddddd", linewidth=0)
+    colour, marker = MARKS[row.verdict]
+    ends = [max(estimated.low, low), min(estimated.high, high)]
+    if estimated.seeds > 1:
+        axes.plot(ends, [place, place], color=colour, linewidth=1.3)
+        for end, beyond, arrow in ((ends[0], estimated.low < low, "<"), (ends[1], estimated.high > high, ">")):
+            if beyond:
+                axes.plot([end], [place], marker=arrow, color=colour, markersize=4)
+    axes.plot([estimated.mean], [place], marker=marker, color=colour, markersize=4.5)
+    if row.finding.paper is not None:
+        axes.plot([row.finding.paper] * 2, [place - 0.4, place + 0.4], linestyle=(0, (2, 1)), color="black",
+                  linewidth=1.2)

@@ -20,7 +20,7 @@ import pytest
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
-from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run
+from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run, words
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
 from odsgd.lab.reproduce.results import Result
 from tests.jobs import ROOT
@@ -330,7 +330,7 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
         "accuracy": 60, "accuracy5": 60, "early_accuracy": 20, "error": 40, "train_accuracy": 75, "train_error": 25,
         "staleness": 1.5, "staleness_max": 5, "beyond": 25, "speed": 16 * 60 / 216, "speed128": 128 * 60 / 216,
         "hours": 0.06, "throughput": 3 * 16 * 60 / 216, "iteration": 3600, "exposed": 2700, "waiting": 75,
-        "seconds90": math.nan, "learned": 60, "half_train_accuracy": 75,
+        "seconds90": math.nan, "seconds93": math.nan, "seconds98": math.nan, "learned": 60, "half_train_accuracy": 75,
         "vibration": 0, "later128": 128 * 50 / 180}, nan_ok=True)
     lost = made(trial, [0.1, 0.4, 0.1, 0.2])  # of the second half one step
     lost.rows[-1][2] = None
@@ -342,6 +342,7 @@ def test_measures_are_worked_out_of_rows_and_histogram(trial: Trial) -> None:
     assert measures.MEASURES["accuracy5"].of(result) == pytest.approx(40)
     rising = made(trial, [0.5, 0.8, 0.96])  # 0.9 after five eighths of the third epoch, the epochs being 36 s long
     assert measures.MEASURES["seconds90"].of(rising) == pytest.approx(2 * 36 + 36 * 0.625)
+    assert math.isnan(measures.MEASURES["seconds90"].of(made(trial, [0.91, 0.96])))  # the time of an epoch alone
     assert math.isnan(measures.spread([1.0, math.nan])[1]) and math.isnan(measures.MEASURES["waiting"].of(rising))
 
 
@@ -406,7 +407,8 @@ def test_a_comparison_may_be_against_another(tmp_path: Path, by: str, above: flo
              for name, values in (("asgd", (0.4, 0.8)), ("ssgd", (0.4, 0.72)))}
     ruled = claims.ruling(paper, item, item.claims[1], {("figure-1", "small"): cells})
     words = "(ASGD) - (SSGD) against (ASGD) - (SSGD)" if by == "minus" else "(ASGD) / (SSGD) against (ASGD) / (SSGD)"
-    assert f"{words} = {found} (95 %" in ruled.because and ruled.verdict == claims.HOLDS
+    finding, = ruled.findings
+    assert finding.name == words and f"{finding.mean:.4g}" == found and ruled.verdict == claims.HOLDS
 
 
 def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) -> None:
@@ -417,8 +419,9 @@ def test_seeds_that_suggested_a_claim_do_not_tell_it(tiny: Paper, trial: Trial) 
         claim = dataclasses.replace(item.claims[0], from_seed={"small": first})
         verdicts[first] = claims.ruling(tiny, item, claim, {("figure-1", "small"): {"asgd": seeds}})
     assert [one.verdict for one in verdicts.values()] == [claims.HOLDS, claims.HOLDS, claims.OPEN, claims.OPEN]
-    assert "2 seeds" in verdicts[3].because and verdicts[3].because.startswith(
-        "small, before there was a plan of seeds, seeds from 3 on: ")
+    assert verdicts[3].findings[0].estimate.seeds == 2 and verdicts[3].scale == "small" and not verdicts[3].planned
+    later = dataclasses.replace(item.claims[0], from_seed={"small": 3})
+    assert pages._by(later, verdicts[3]) == "small, before there was a plan of seeds, seeds from 3 on"
 
 
 def test_a_claim_may_be_told_at_one_scale_only(tiny: Paper, trial: Trial) -> None:
@@ -465,17 +468,17 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
                          for seed in (0, 1)} for name, value in (("asgd", 0.4), ("ssgd", 0.1))}
         return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
     early = ruled(learns, [0.9, 0.9], [])
-    assert early.verdict == claims.FAILS and early.because.startswith("small, before there was a plan of seeds: ")
-    assert early.because.endswith("; medium: 2 of 3 runs of the plan, which tell when all are there")
+    assert early.verdict == claims.FAILS
+    assert pages._by(learns, early) == "small, before there was a plan of seeds; medium: 2 of 3 runs of the plan"
     full = ruled(learns, [0.9, 0.9, 0.9, 0.1, 0.1], [])
-    assert full.verdict == claims.HOLDS and full.because.startswith("medium: ") and "3 seeds" in full.because
-    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).because.endswith("medium: 4 of 5 runs of the plan, which tell when all "
-                                                                 "are there")
+    assert full.verdict == claims.HOLDS and pages._by(learns, full) == "medium"
+    assert full.planned and full.findings[0].estimate.seeds == 3
+    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "medium: 4 of 5 runs of the plan"
     assert ruled(same, [0.9, 0.5, 0.9], [0.9, 0.1]).verdict == claims.OPEN  # though the smaller scale would tell
     later = dataclasses.replace(learns, from_seed={"medium": 1})
-    assert "2 seeds" in ruled(later, [0.1, 0.9, 0.9], []).because
+    assert ruled(later, [0.1, 0.9, 0.9], []).findings[0].estimate.seeds == 2
     none = ruled(dataclasses.replace(learns, from_seed={"medium": 3}), [0.9] * 9, [])
-    assert none.because.startswith("small, before")
+    assert (none.scale, none.planned) == ("small", False)
 
 
 def test_what_was_there_before_the_plan_tells_until_the_plan_is_full(tmp_path: Path) -> None:
@@ -487,9 +490,8 @@ def test_what_was_there_before_the_plan_tells_until_the_plan_is_full(tmp_path: P
                  for seed, value in enumerate(accuracies)}
         ruled.append(claims.ruling(paper, item, item.claims[0], {("figure-1", "small"): {"asgd": seeds}}))
     assert [one.verdict for one in ruled] == [claims.FAILS, claims.FAILS, claims.OPEN]
-    assert "before there was a plan of seeds" in ruled[1].because and "2 seeds" in ruled[1].because
-    assert ruled[1].because.endswith("; small: 3 of 4 runs of the plan, which tell when all are there")
-    assert ruled[2].because.startswith("small: ") and "4 seeds" in ruled[2].because
+    assert [(one.planned, one.findings[0].estimate.seeds) for one in ruled] == [(False, 2), (False, 2), (True, 4)]
+    assert ruled[1].lacks == "small: 3 of 4 runs of the plan"
 
 
 def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
@@ -508,7 +510,8 @@ def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
     axes: Any = Figure().add_subplot()
     gap = paper.items["gap-a"]
-    pictures._lengths(axes, gap, gap.pictures[0], ["b"], pages.load(paper, tmp_path, [])["gap-a", "medium"])
+    pictures._lengths(axes, gap, gap.pictures[0], {"b": "B"}, pages.load(paper, tmp_path, [])["gap-a", "medium"],
+                      {"B": ("C0", "-")})
     points = axes.containers[0].lines[0]
     assert list(points.get_ydata()) == pytest.approx([15]) and list(points.get_xdata()) == [10]
     with pytest.raises(ConfigError, match="gap-a, cell a: no cell `figure-1/paper/asgd` to be as"):
@@ -563,10 +566,11 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
     accuracy = f"{100 * result.column('test_accuracy')[-1]:.2f}"
     assert re.search(rf"\| ASGD \| 99.00 \| {accuracy} \| [\d.]+ \| 1 \|", page)
     shown = re.findall(r"!\[.*?\]\((.*?)\)", page)
-    assert len(shown) == 4 and all((folders.results / name).stat().st_size > 1000 for name in shown)
+    assert shown == ["pictures/tiny-figure-1.svg", "pictures/tiny-figure-2.svg"]
+    assert all((folders.results / name).stat().st_size > 1000 for name in shown)
     assert "| The rest. | 3 | **cannot be told** | not run |" in page
     assert "1 of 1" not in page
-    assert "2 have results here, 0 at the paper's scale and 2 smaller." in texts[folders.results / "README.md"]
+    assert "Of 2 tables and figures, or parts of one: 2 runs here, smaller." in texts[folders.results / "README.md"]
 
 
 @pytest.mark.slow
@@ -780,14 +784,14 @@ def test_the_pages_are_those_that_the_files_make() -> None:
 
 def test_how_soon_methods_reach_an_accuracy_stands_side_by_side(tmp_path: Path) -> None:
     paper = declared(tmp_path, TINY.replace("[accuracy, staleness]", "[accuracy, seconds90]"))
-    runs: Dict[Tuple[str, int], Sequence[float]] = {("asgd", 0): (0.8, 1.0), ("asgd", 1): (0.9, 0.96),
+    runs: Dict[Tuple[str, int], Sequence[float]] = {("asgd", 0): (0.8, 1.0), ("asgd", 1): (0.8, 1.0),
                                                       ("ssgd", 0): (0.7,), ("ssgd", 1): (0.6,), ("ssgd", 2): (1.0,)}
     for (cell, seed), accuracies in runs.items():
         trial = paper.trial("figure-1", "small", cell, seed)
         assert trial
         results.add(made(trial, accuracies), tmp_path / trial.file)
     text = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
-    assert "| ASGD | **45.00** (98.00) |\n| SSGD | - (65.00) |" in text
+    assert "| ASGD | **54.00** (100.00) |\n| SSGD | - (65.00) |" in text
 
 
 def test_methods_without_a_seed_in_common_have_nothing_side_by_side(tmp_path: Path) -> None:
@@ -806,8 +810,9 @@ def test_a_curve_over_time_is_the_mean_of_its_seeds_at_the_epochs_that_all_have(
         row[-1] = 3 * float(row[-1] or 0)
     for seeds in ({0: fast, 1: slow}, {0: slow, 1: fast}):
         axes: Any = Figure().add_subplot()
-        pictures._curves(axes, trial.item, trial.item.pictures[0], ["asgd"], {"asgd": seeds})
-        line, = axes.lines
+        pictures._curves(axes, trial.item, trial.item.pictures[0], {"asgd": "ASGD"}, {"asgd": seeds},
+                         {"ASGD": ("C0", "-")})
+        line = axes.lines[0]
         assert list(line.get_xdata()) == pytest.approx([0.02, 0.04])  # hours: means of 36 and 108 s, of 72 and 216 s
         assert list(line.get_ydata()) == pytest.approx([60, 80])
 
@@ -822,8 +827,8 @@ def test_the_overview_tells_the_papers_scale_from_a_smaller_one(tmp_path: Path) 
         assert trial
         results.add(made(trial, [0.5]), tmp_path / trial.file)
     overview = pages.pages([paper], tmp_path, [])[tmp_path / "README.md"]
-    assert ("Of 3 tables and figures, or parts of one, of 1 papers 3 have results here, 2 at the paper's scale and 1 "
-            "smaller.") in overview
+    assert ("Of 3 tables and figures, or parts of one: 2 runs here, a part at the paper's scale, 1 runs here, smaller."
+            ) in overview
 
 
 def test_how_large_an_item_runs_follows_from_what_has_run(tmp_path: Path) -> None:
@@ -833,7 +838,7 @@ def test_how_large_an_item_runs_follows_from_what_has_run(tmp_path: Path) -> Non
         trial = paper.trial("figure-1", scale, cell, 0)
         if trial:
             results.add(made(trial, [0.5]), tmp_path / trial.file)
-        said.append(pages.state_of(paper, item, pages.load(paper, tmp_path, [])))
+        said.append(words.state_of(paper, item, pages.load(paper, tmp_path, [])))
     assert said == ["to be run here", "runs here, a part smaller", "runs here, smaller",
                     "runs here, smaller, a part at the paper's scale", "runs here, at the paper's scale"]
 
@@ -873,8 +878,11 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     assert [pictures._base(picture, "asgd", cells, seed) for seed in (0, 1)] == pytest.approx([60, 60])
     assert [*pictures._papers(picture, item.cells["asgd"], item.cells["ssgd"])] == [1.5]
     assert [*pictures._papers(picture, item.cells["ssgd"], None)] == [66]
-    pictures.draw(item, picture, cells, tmp_path / "bars.png")
-    assert (tmp_path / "bars.png").stat().st_size > 1000
+    drawn = []
+    for name in ("once.svg", "again.svg"):
+        pictures.draw("Bars", "small", item, [picture], cells, tmp_path / name)
+        drawn.append((tmp_path / name).read_text(encoding="utf-8"))
+    assert drawn[0] == drawn[1] and "the paper&#39;s" in drawn[0].replace("the paper's", "the paper&#39;s")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,199 @@
+"""The front page of ``docs/results``: what is known of OD-SGD, and each paper's claims with their verdicts.
+
+A verdict about times is one of a simulator, and says so. Learning and times stand apart.
+"""
+from __future__ import annotations
+
+import collections
+import math
+import re
+from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from odsgd.lab.reproduce import pictures, words
+from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, ruling
+from odsgd.lab.reproduce.declarations import ABOUT, BEYOND, Claim, Item, Paper
+from odsgd.lab.reproduce.measures import CONFIDENCE, share
+from odsgd.tools import piped
+
+HOW_TO_READ = f"""\
+These pages are written by `odsgd reproduce --report` from the files in [data](data) alone; do not edit them. How a cell
+is run, and the rest of them with one command: [reproduce](../how-to/reproduce.md). Numbers of ours are means over seeds
+with the standard deviation.
+
+A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
+t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. What
+speaks against a claim of several differences has to be surer by their number. Many claims are tested, so one in twenty
+of those at the edge may be chance. A table shows the comparison that decides a claim: of several the worst.
+
+✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
+simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
+the paper's training that our runs have, by examples. It decides how much a verdict about learning is worth.""".replace(
+    "95%", "95 %")
+
+LEAD = """\
+Nothing here ran on a GPU or on ImageNet, and times are those of a simulated cluster. So what a reader of the OD-SGD
+paper asks first has an answer as far as small runs on two cores can give one:"""
+
+SHORT = 70
+"""Characters of a claim beside its interval."""
+
+
+class Ruled(NamedTuple):
+    """A claim with where it stands and what it comes to."""
+
+    paper: Paper
+    item: Item
+    claim: Claim
+    found: Ruling
+
+    @property
+    def link(self) -> str:
+        return f"[{self.item.title}]({self.paper.name}.md#{self.item.name})"
+
+
+def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
+    """All of it."""
+    every = {paper.name: ruled(paper, loaded[paper.name]) for paper in papers}
+    parts = ["# The papers' tables and figures", *_lead([one for all_of in every.values() for one in all_of], loaded),
+             f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
+             f"({BEYOND}.md).", _counts(papers, every), "## How to read these pages", HOW_TO_READ]
+    for paper in papers:
+        parts += _paper(paper, every[paper.name], loaded[paper.name])
+    return "\n\n".join([*parts, *_plan(papers, loaded), *_items(papers, loaded)]) + "\n"
+
+
+def ruled(paper: Paper, runs: Runs) -> List[Ruled]:
+    """Every claim of a paper."""
+    return [Ruled(paper, item, claim, ruling(paper, item, claim, runs))
+            for item in paper.items.values() for claim in item.claims]
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+def _lead(every: Sequence[Ruled], loaded: Mapping[str, Runs]) -> List[str]:
+    """What the claims that a reader asks for first come to, by what is known and what is not."""
+    asked = [one for one in every if one.claim.known]
+    if not asked:
+        return []
+    lines = []
+    for head, about, verdicts in (("We know, of learning", "learning", (HOLDS, FAILS)),
+                                  ("We know, of times in the simulator", "times", (HOLDS, FAILS)),
+                                  ("We do not know", None, (OPEN,))):
+        said = [_known(one, loaded) for one in asked if one.found.verdict in verdicts
+                and about in (None, one.claim.about)]
+        lines.append(f"- **{head}**" + ("".join(f"\n    - {one}" for one in said) if said else ": nothing yet"))
+    return ["## What we know now about OD-SGD, and what we do not", LEAD, "\n".join(lines)]
+
+
+def _known(one: Ruled, loaded: Mapping[str, Runs]) -> str:
+    """A claim in a few words, with our number so far."""
+    says = one.claim.known if one.found.verdict != FAILS else f"*not* that {one.claim.known}"
+    finding = one.found.decisive
+    if finding is None:
+        missing = one.found.why.partition(";")[0] if not one.found.lacks else one.found.lacks
+        return f"{'whether ' if one.found.verdict == OPEN else ''}{says} ({one.link}: {missing})"
+    size = _share(one, loaded[one.paper.name])
+    certain = ", where it cannot be otherwise" if one.claim.certain and one.found.verdict == HOLDS else ""
+    return (f"{'whether ' if one.found.verdict == OPEN else ''}{says}{certain} ({one.link}: {words.interval(finding)}"
+            + (f" at {size} of the training" if size else "")
+            + (f", the paper {words.number(finding, finding.paper)}" if finding.paper is not None else "") + ")")
+
+
+def _counts(papers: Sequence[Paper], every: Mapping[str, Sequence[Ruled]]) -> str:
+    lines = [["", *(f"{about} {sign}" for about in ABOUT for sign in words.SIGNS.values())]]
+    totals: Dict[Tuple[str, str], int] = collections.Counter()
+    for paper in papers:
+        counts = collections.Counter((one.claim.about, one.found.verdict) for one in every[paper.name])
+        totals.update(counts)
+        lines.append([f"[{paper.title}](#{_anchor(paper)})",
+                      *(str(counts[about, verdict]) for about in ABOUT for verdict in words.SIGNS)])
+    lines.append(["all", *(str(totals[about, verdict]) for about in ABOUT for verdict in words.SIGNS)])
+    return piped(lines)
+
+
+def _anchor(paper: Paper) -> str:
+    return re.sub(r"[^\w\- ]", "", paper.title.lower()).replace(" ", "-")
+
+
+# --- one paper --------------------------------------------------------------------------------------------------------
+
+def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
+    parts = [f"## {paper.title}", f"{paper.cite} Tables, figures and all intervals: [{paper.title}]({paper.name}.md)."]
+    for about in ABOUT:
+        rows = [_row(one, runs) for one in every if one.claim.about == about]
+        if rows:
+            head = ["of learning" if about == "learning" else "of times, in the simulator", "the paper", "ours (95 %)"]
+            parts.append(words.left([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows]))
+    if forest(paper, runs):
+        parts.append(f"![{paper.title}: the interval of each claim]({forest_file(paper)})")
+    return parts
+
+
+def _row(one: Ruled, runs: Runs) -> List[str]:
+    finding, found = one.found.decisive, one.found
+    several = len(one.claim.comparisons) > 1
+    cells = [f"{one.link}: {one.claim.says}"]
+    if finding is None:
+        why = found.why.partition(";")[0] if found.why and not found.lacks else found.lacks or "not run"
+        cells += ["", why]
+    else:
+        cells += [words.number(finding, finding.paper), words.interval(finding) + (
+            f", worst of {len(one.claim.comparisons)}" if several else "")]
+    size = [_share(one, runs)] if one.claim.about == "learning" else []
+    sign = words.SIGNS[found.verdict] + (" (certain)" if one.claim.certain and found.verdict == HOLDS else "")
+    return [*cells, *size, str(finding.estimate.seeds) if finding else "0", sign]
+
+
+def _share(one: Ruled, runs: Runs) -> str:
+    """Of the paper's training, that of the runs which decide; empty if that is not known."""
+    finding, of = one.found.decisive, one.paper.runs_of(one.item)
+    if finding is None or one.claim.about != "learning":
+        return ""
+    seeds = runs.get((of.name, one.found.scale or ""), {}).get(finding.comparison.sides[0][0], {})
+    shares = [share(of, result) for result in seeds.values()]
+    return words.percent(max(shares)) if shares and not math.isnan(max(shares)) else ""
+
+
+def forest(paper: Paper, runs: Runs) -> List[pictures.Row]:
+    """The claims that have an interval to show."""
+    rows = []
+    for one in ruled(paper, runs):
+        finding = one.found.decisive
+        if finding and math.isfinite(finding.mean) and len(finding.comparison.sides) > 1:
+            says = re.sub(r" \(.*?\)|\.$", "", one.claim.says)
+            rows.append(pictures.Row(f"{one.item.title}: {says if len(says) <= SHORT else says[:SHORT - 2] + ' …'}",
+                                     one.found.verdict, finding))
+    return rows
+
+
+def forest_file(paper: Paper) -> str:
+    return f"pictures/{paper.name}-claims.svg"
+
+
+# --- what is to run, what has run -------------------------------------------------------------------------------------
+
+def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
+    counts: Dict[Tuple[float, str, str], List[bool]] = {}
+    for paper in papers:
+        for turn, trial in paper.planned():
+            seeds = loaded[paper.name].get((trial.item.name, trial.scale.name), {}).get(trial.cell.name, {})
+            name = f"[{paper.title}, {trial.item.title}]({paper.name}.md#{trial.item.name})"
+            counts.setdefault((turn, name, trial.scale.name), []).append(trial.seed in seeds)
+    return ["## The plan of seeds", "What is to run, in this order, written down before the runs. A claim is told at a "
+            "scale with a plan when all runs that are planned for its cells are there, and by these alone.",
+            words.left([["turn", "runs of", "scale", "there", "planned"], *(
+                [f"{turn:g}", name, scale, str(sum(there)), str(len(there))]
+                for (turn, name, scale), there in sorted(counts.items()))])]
+
+
+def _items(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
+    rows = [[f"[{paper.title}, {item.title}]({paper.name}.md#{item.name})", item.caption,
+             words.state_of(paper, item, loaded[paper.name]), words.progress(paper, item, loaded[paper.name])]
+            for paper in papers for item in paper.items.values() if item.state not in ("drawing", "own")]
+    states = collections.Counter(row[2] for row in rows)
+    said = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return ["## Tables and figures", f"Of {len(rows)} tables and figures, or parts of one: {said}.",
+            words.left([["", "shows", "state", "cells that have run"], *rows]),
+            *(line for paper in papers for line in words.drawings(paper, f"{paper.title}: "))]
+
+

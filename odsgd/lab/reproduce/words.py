@@ -1,0 +1,84 @@
+"""Words and tables that the front page and the papers' pages share."""
+from __future__ import annotations
+
+import collections
+import math
+from typing import Counter, Iterator, Optional, Sequence
+
+from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
+from odsgd.lab.reproduce.declarations import SCALES, STATES, Claim, Item, Paper
+
+SIGNS = {HOLDS: "✓", FAILS: "✗", OPEN: "?"}
+
+WORDS = {("learning", HOLDS): HOLDS, ("learning", FAILS): FAILS,
+         ("times", HOLDS): "reproduced in the simulator", ("times", FAILS): "not reproduced in the simulator"}
+
+CERTAIN = "reproduced in the simulator, where it cannot fail"
+
+
+def verdict(claim: Claim, found: Ruling) -> str:
+    """In words; about times in others than about learning."""
+    if claim.certain and found.verdict == HOLDS:
+        return CERTAIN
+    return WORDS.get((claim.about, found.verdict), found.verdict)
+
+
+def percent(value: float) -> str:
+    """
+    >>> percent(0.00372), percent(0.0861), percent(0.9995)
+    ('0.4 %', '8.6 %', '100 %')
+    """
+    return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.1f} %"
+
+
+def number(finding: Tested, value: Optional[float]) -> str:
+    """A difference in points, a quotient, or a number alone."""
+    if value is None or math.isnan(value):
+        return ""
+    if finding.comparison.ratio:
+        return f"× {value:.3g}"
+    return f"{value:+.2f}" if len(finding.comparison.sides) > 1 else f"{value:.4g}"
+
+
+def interval(finding: Tested) -> str:
+    """Our mean with its interval."""
+    found = finding.estimate
+    if math.isnan(found.mean):
+        return "not reached by all"
+    if found.seeds == 1:
+        return f"{number(finding, found.mean)} (one seed)"
+    low, high = (number(finding, value).replace("× ", "") for value in (found.low, found.high))
+    return f"{number(finding, found.mean)} ({low} to {high})"
+
+
+def drawings(paper: Paper, head: str = "") -> Iterator[str]:
+    """Those without results, in a line."""
+    names = [item.title for item in paper.items.values() if item.state == "drawing"]
+    if names:
+        yield f"{head}{STATES['drawing']}: {', '.join(names)}.".replace("a drawing or a table", "Drawings and tables")
+
+
+def state_of(paper: Paper, item: Item, runs: Runs) -> str:
+    """In words, from what has run: of what runs here, at which scale all cells did, and at which larger one some."""
+    if item.state != "run":
+        return STATES[item.state]
+    of = paper.runs_of(item)
+    counts = {scale: len(runs.get((of.name, scale), {})) for scale in of.scales}
+    whole = [scale for scale, count in counts.items() if count == len(of.cells)]
+    some = [scale for scale, count in counts.items() if count]
+    at = {SCALES[0]: "at the paper's scale", SCALES[1]: "at a medium scale", SCALES[2]: "smaller"}
+    part = f", a part {at[some[0]]}" if some and some[0] not in whole[:1] else ""
+    return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
+
+
+def progress(paper: Paper, item: Item, runs: Runs) -> str:
+    """How many of an item's cells have run, by scale."""
+    of = paper.runs_of(item)
+    counts: Counter[str] = collections.Counter({scale: len(runs.get((of.name, scale), {})) for scale in of.scales})
+    return ", ".join(f"{scale}: {counts[scale]} of {len(of.cells)}" for scale in of.scales)
+
+
+def left(lines: Sequence[Sequence[str]]) -> str:
+    """A table of words."""
+    head, *body = ["| " + " | ".join(cells) + " |" for cells in lines]
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *body])
