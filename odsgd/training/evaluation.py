@@ -5,11 +5,17 @@ ends (`Store.snapshot`), and shows them to the network for one batch of the test
 """
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import numpy as np
 
 from kvstore.fronts.gluon.store import Store
 from kvstore.job.pulse import pulse
+from odsgd.config.train import TrainConfig
+from odsgd.training.checkpoint import resuming
 from odsgd.training.metrics import Meter, Sums
+from odsgd.training.run_log import RunLog
 
 TestBatch = Callable[[List[Any], List[Any]], List[Any]]
 """Queues the passes of one batch of the test; the tallies of its devices."""
@@ -73,3 +79,78 @@ class Beside:
         """All that is left. Waits."""
         while self.advance():
             pass
+
+
+class Evaluator:
+    """Evaluates the global weights when an epoch ends: at once, or beside the next epoch.
+
+    Parameters
+    ----------
+    batches, compute : of the test
+    take_over : called before an evaluation; this worker may have to speak and evaluate from here on
+    untold : the record of an epoch whose evaluation went on when the checkpoint was made; it changes with the run
+    """
+
+    def __init__(self, config: TrainConfig, store: Store, batches: Callable[[], Iterator[Any]], compute: TestBatch,
+                 run_log: RunLog, take_over: Callable[[], None], untold: Optional[Dict[str, Any]]) -> None:
+        self._config, self._store, self._batches, self._compute = config, store, batches, compute
+        self._run_log, self._take_over, self.untold = run_log, take_over, untold
+        self._beside: Optional[Beside] = None
+
+    @pulse.doing("evaluation")
+    def evaluate(self) -> Dict[str, float]:
+        """The global weights on the test set. Collective; worker 0 computes, the others go on to their next exchange
+        and wait there for it, as long as `timeout_s` allows.
+
+        In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
+        weights that the others have long left behind, and its staleness would be that of an evaluation. If it is lost
+        at that, its successor evaluates.
+        """
+        while True:
+            self._take_over()
+            with self._store.global_weights():
+                sums = Sums() if self._run_log.silent else test(self._batches(), self._compute)
+            if not self._config.asynchronous:
+                return as_metrics(sums)
+            told = sum_over_workers(self._store, sums)
+            if told.examples:
+                return as_metrics(told if self._run_log.silent else sums)
+
+    def begin_beside(self, record: Dict[str, Any]) -> None:
+        """Evaluate the global weights of now beside the next epoch; the record of this epoch is told then."""
+        self.untold = record
+        self._beside = Beside(self._store, self._batches(), self._compute, self._tell)
+
+    def advance(self) -> None:
+        """After an iteration: the next batch of the evaluation beside it, if there is one."""
+        if self._beside is not None and not self._beside.advance():
+            self._beside = None
+
+    @pulse.doing("evaluation")
+    def finish(self) -> None:
+        """Wait for the evaluation beside the training, if there is one."""
+        if self._beside is not None:
+            self._beside.finish()
+            self._beside = None
+
+    def tell_untold(self, begin: Callable[[], None]) -> None:
+        """Evaluate the checkpoint's weights for an epoch that is untold in the metrics, too. Collective; `begin` gets
+        the store ready for that.
+        """
+        if self.untold is None:
+            return
+        if resuming.from_worker_0(self._store, self._run_log.has_epoch(self.untold["epoch"])):
+            self.untold = None
+            return
+        begin()
+        self._tell(self.evaluate())
+
+    def _tell(self, tested: Dict[str, float]) -> None:
+        assert self.untold is not None
+        record, self.untold = {**self.untold, **tested}, None
+        self._run_log.epoch(record, self._config.epochs)
+
+
+def sum_over_workers(store: Store, sums: Sums) -> Sums:
+    """Of all workers. Collective; waits."""
+    return Sums(*map(float, store.allreduce(np.array(dataclasses.astuple(sums), np.float32))))

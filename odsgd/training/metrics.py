@@ -50,17 +50,6 @@ class Sums:
         return self.hits / self.examples if self.examples else math.nan
 
 
-@dataclasses.dataclass
-class Interval:
-    """The iterations from one reading of the clock on, and what they counted."""
-
-    iteration: int
-    clock_s: float
-    virtual_s: Optional[float]
-    waited_s: float = 0.0
-    sums: Sums = dataclasses.field(default_factory=Sums)
-
-
 class BatchResult(mx.gluon.HybridBlock):
     """(sum of the losses, right answers) of one device's part of a batch, as one array: one read instead of two."""
 

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the iteration alone, so that a resumed run continues its schedule exactly.
+"""Epochs and learning rates as functions of the iteration alone, so that a resumed run continues its schedule exactly.
 
     lr        step:  lr * lr_factor ** (how many of lr_step_epochs have passed)
               poly:  lr * (1 - (t - s) / (T - s)) ** 2 from iteration s, where lr_warmup ends, to T, the last of all
@@ -14,9 +14,71 @@
 """
 from __future__ import annotations
 
-from typing import Optional, Sequence
+import math
+import sys
+from typing import List, Optional, Sequence, Tuple
 
+from kvstore.job import environment
 from odsgd.config.train import TrainConfig
+from odsgd.training.epochs import EpochProgress
+
+
+class Schedule:
+    """Of each iteration of a run the epoch and the learning rates, and what is due after it. Iterations count from 0.
+
+    `progress` : how an earlier number of workers has divided the epochs
+    `scaling` : the factor of lr while workers are missing
+    """
+
+    def __init__(self, config: TrainConfig, batches_per_epoch: int, num_workers: int) -> None:
+        self._config, self.batches_per_epoch, self.progress = config, batches_per_epoch, EpochProgress()
+        part = num_workers / (environment.most_workers() or num_workers)
+        self.scaling = {"none": 1.0, "linear": part, "sqrt": math.sqrt(part)}[config.lr_scaling]
+
+    @property
+    def total(self) -> int:
+        """Iterations of the whole run."""
+        return min(self._config.epochs * self.batches_per_epoch - self.progress.ahead,
+                   self._config.iterations or sys.maxsize)
+
+    def place(self, iteration: int) -> Tuple[int, int]:
+        """Epoch, and batch in it."""
+        return divmod(iteration + self.progress.ahead, self.batches_per_epoch)
+
+    def rates(self, iteration: int) -> Tuple[float, Optional[float]]:
+        """lr and lr_local; lr_local None: it follows lr."""
+        counted = iteration + self.progress.ahead
+        return (lr_at(self._config, counted, self.batches_per_epoch) * self.scaling,
+                lr_local_at(self._config, counted, self.batches_per_epoch))
+
+    def settings(self, iteration: int) -> str:
+        """The options, with their values, that mend a run that diverges."""
+        lr, lr_local = self.rates(iteration)
+        settings = {"lr": lr, "lr_local": lr_local, **self._config.tuned_with()}
+        return ", ".join(f"{name} {value}" for name, value in settings.items() if value is not None)
+
+    def evaluation_due(self, epoch: int, done: int) -> bool:
+        """Whether the weights are evaluated at the end of this epoch, after `done` iterations."""
+        every = self._config.eval_every
+        return bool(every) and ((epoch + 1) % every == 0 or done == self.total)
+
+    def checkpoint_due(self, done: int) -> bool:
+        """Whether a checkpoint follows after `done` iterations."""
+        span = self._config.checkpoint_every
+        every = span.iterations(self.batches_per_epoch)
+        counted = done + (self.progress.ahead if span.unit == "epochs" else 0)
+        return done == self.total or bool(every and counted % every == 0)
+
+    def warnings(self) -> List[str]:
+        """A line where the method's `warmup` takes at least half of the run."""
+        warmup = getattr(self._config.options, "warmup", None)
+        count = warmup.iterations(self.batches_per_epoch) if warmup else 0
+        if 2 * count < self.total or not count:
+            return []
+        if count >= self.total:
+            return [f"the delay never begins: warmup is {count} iterations, and the run has {self.total}. Lower "
+                    "warmup, or train longer"]
+        return [f"the delay begins in iteration {count + 1} of {self.total}, since warmup is {count} iterations"]
 
 
 def lr_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> float:

@@ -233,7 +233,7 @@ def table_5(store: str) -> Dict[Tuple[str, int], float]:
     """Seconds per iteration in the OD-SGD paper, by network and number of workers."""
     values = yaml.safe_load(TABLE_5.read_text(encoding="utf-8"))["reference_values"]
     cells = [(key.split("/"), value) for key, value in values.items()]
-    return {(NETWORKS[rate], int(workers)): BATCH / value for (rate, workers, _, system), value in cells
+    return {(NETWORKS[rate], int(workers)): BATCH * int(workers) / value for (rate, workers, _, system), value in cells
             if re.split("[:@]", system)[0] == store}
 
 

@@ -27,7 +27,7 @@ def draw(ranked: Sequence[Sequence[Prediction]], batch_size: int, title: str, pa
     if len(alone) == len(workers):
         axis.plot(workers, alone, color="black", linestyle=":", label="passes alone")
     axis.set_xlabel("workers")
-    axis.set_ylabel(f"{'samples' if batch_size else 'gradients'} per second, predicted")
+    axis.set_ylabel(f"{'samples' if batch_size else 'gradients'} per second of all workers, predicted")
     axis.set_xticks(workers)
     axis.set_ylim(bottom=0)
     axis.set_title(title, fontsize=10)

@@ -35,7 +35,8 @@ Column = Tuple[str, Callable[[Prediction], str]]
 
 def columns(batch_size: int) -> List[Column]:
     """Headings, and the text of their cells."""
-    speed = (f"{'samples' if batch_size else 'gradients'}/s", lambda it: f"{it.rate * (batch_size or 1):.4g}")
+    speed = (f"{'samples' if batch_size else 'gradients'}/s of all workers",
+             lambda it: f"{it.rate * (batch_size or 1):.4g}")
     return [("system", lambda it: it.system.label), ("iteration, ms", lambda it: _ms(it.iteration_s)), speed,
             ("bound, ms", lambda it: _ms(it.bound_s)), ("by", lambda it: it.resource),
             ("staleness", lambda it: f"{it.mean_staleness:.1f}"), ("99 %", lambda it: str(it.staleness_of(LARGE))),

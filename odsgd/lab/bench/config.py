@@ -112,7 +112,7 @@ class BenchConfig:
     horovod_python: Optional[str] = _how(
         None, PATH, "Python with Horovod's MXNet build, for horovod/mxnet; the same")
     batch_size: int = _output(
-        0, integer(0), "samples per worker and iteration: shows the samples per second of one worker; 0: not")
+        0, integer(0), "samples per worker and iteration: shows the samples per second of all workers; 0: not")
     baseline: Optional[str] = _output(
         None, TEXT, "one of the systems: shows how much faster others are (Eq. 7 of the OD-SGD paper)")
     columns: Tuple[str, ...] = _output(

@@ -42,7 +42,8 @@ def columns(config: BenchConfig) -> List[Column]:
         ("limit, ms", lambda it: _ms(it.limit_ms) if it.limit_ms else "–"),
         ("share", lambda it: _optional(it.share, "{:.2f}".format))]
     if config.batch_size:
-        found.append(("samples/s", lambda it: f"{1000 * config.batch_size / it.iteration_ms:.1f}"))
+        found.append(("samples/s of all workers",
+                      lambda it: f"{1000 * config.batch_size * it.setting.workers / it.iteration_ms:.1f}"))
     if config.baseline:
         found.append((f"faster than {config.baseline}",
                       lambda it: _optional(it.speedup, lambda speedup: f"{100 * (speedup - 1):+.0f} %")))

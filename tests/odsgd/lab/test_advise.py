@@ -158,7 +158,7 @@ def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: 
     times = [prediction.iteration_s for prediction in said.predictions]
     assert times[0] <= 1.01 * min(times) and times[2:] == sorted(times[2:]) and said.now is said.predictions[0]
     lines = report.text(said, batch_size=32, lines=2).splitlines()
-    assert lines[1].split()[:4] == ["system", "iteration,", "ms", "samples/s"]
+    assert lines[1].split()[:7] == ["system", "iteration,", "ms", "samples/s", "of", "all", "workers"]
     assert lines[2].split()[0] == said.predictions[0].system.label and "slower ones" in lines[4]
 
 

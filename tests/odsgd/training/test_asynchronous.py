@@ -114,7 +114,7 @@ def test_an_epoch_whose_evaluation_a_job_did_not_live_to_see_is_evaluated_when_i
             def until(xs: Any, ys: Any) -> None:
                 if run.store.iteration == last:
                     if told:
-                        run._finish_evaluation()
+                        run.evaluator.finish()
                     raise Killed
                 iterate(xs, ys)
 

@@ -1,11 +1,11 @@
 """Learning rates, iteration by iteration."""
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
 from kvstore.engine._mxnet import mx
 from odsgd.config.train import TrainConfig
-from odsgd.training.schedule import lr_at, lr_local_at
+from odsgd.training.schedule import Schedule, lr_at, lr_local_at
 
 
 def config_of(**options: Any) -> TrainConfig:
@@ -57,3 +57,17 @@ def test_the_local_rate_shares_the_steps_when_it_has_none_of_its_own() -> None:
 
 def test_without_a_local_rate_the_global_one_is_followed() -> None:
     assert lr_local_at(TrainConfig(), 0, batches_per_epoch=10) is None
+
+
+@pytest.mark.parametrize("warmup, line", [
+    (100000, "the delay never begins: warmup is 100000 iterations, and the run has 220. Lower warmup, or train longer"),
+    ("20epochs", "the delay never begins: warmup is 220 iterations, and the run has 220. Lower warmup, or train "
+     "longer"),
+    (200, "the delay begins in iteration 201 of 220, since warmup is 200 iterations"), (100, None), (0, None)])
+def test_a_warmup_that_takes_most_of_a_run_is_told(warmup: Any, line: Optional[str]) -> None:
+    config = TrainConfig(kvstore="odsgd", warmup=warmup, epochs=20)
+    assert Schedule(config, batches_per_epoch=11, num_workers=2).warnings() == ([line] if line else [])
+
+
+def test_a_store_without_a_warmup_of_its_own_has_nothing_to_tell() -> None:
+    assert Schedule(TrainConfig(kvstore="ssgd"), batches_per_epoch=11, num_workers=2).warnings() == []

@@ -1,0 +1,92 @@
+"""What a worker's iterations came to: loss, accuracy, speed and learning rates, of a few iterations and of an epoch."""
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Dict, Optional
+
+from kvstore.errors import DivergedError
+from kvstore.fronts.gluon.store import Store
+from kvstore.job import environment
+from kvstore.messages.seam import Transport
+from odsgd.config.train import TrainConfig
+from odsgd.training.metrics import Clock, Meter, Sums, VirtualClock
+from odsgd.training.schedule import Schedule
+
+
+@dataclasses.dataclass
+class Interval:
+    """The iterations from one reading of the clocks on, and what they counted."""
+
+    iteration: int
+    clock_s: float
+    virtual_s: Optional[float]
+    waited_s: float
+    sums: Sums = dataclasses.field(default_factory=Sums)
+
+
+class Measurements:
+    """Counts the iterations of one worker. `interval` are those since the last line for the user; `epoch` this epoch's.
+
+    `learns`: whether iterations have a loss.
+    """
+
+    def __init__(self, config: TrainConfig, schedule: Schedule, store: Store, trainer: Any, transport: Transport,
+                 learns: bool) -> None:
+        self._config, self._schedule, self._store, self._trainer = config, schedule, store, trainer
+        self._learns = learns
+        self.meter, self.clock, self.virtual = Meter(self._take), Clock(), VirtualClock(transport)
+        self.clock.stop()
+        self.interval = self.epoch = self._from_here()
+
+    def begin_interval(self) -> None:
+        """Count a new interval from here on."""
+        self.interval = self._from_here()
+
+    def begin_epoch(self) -> None:
+        """Count a new epoch from here on; its clock runs."""
+        self.clock.go_on()
+        self.epoch = self._from_here()
+
+    def _from_here(self) -> Interval:
+        return Interval(self._store.iteration, self.clock.read(), self.virtual.read(), self._store.waited_s)
+
+    def _take(self, iteration: int, sums: Sums) -> None:
+        """The numbers of an iteration have arrived."""
+        if not math.isfinite(sums.loss) and self._config.options.on_nan == "stop":
+            raise DivergedError(
+                f"iteration {iteration}: the loss of this worker is {sums.mean_loss} "
+                f"({self._schedule.settings(iteration)}). Lower lr or lr_local, or lengthen warmup or lr_warmup; "
+                "--on-nan continue goes on regardless")
+        self.epoch.sums.add(sums)
+        self.interval.sums.add(sums)
+
+    def record(self, interval: Interval) -> Dict[str, Any]:
+        """Numbers of an interval that ends here, as interval and epoch records have them."""
+        done = self._store.iteration
+        iterations, seconds = done - interval.iteration, self.clock.read() - interval.clock_s
+        present = self._store.num_workers - len(environment.lost_workers())
+        lr, lr_local = self._schedule.rates(done - 1)
+        follows = lr if self._config.steps_locally else None
+        learned = {"train_loss": interval.sums.mean_loss, "train_accuracy": interval.sums.accuracy}
+        return {"epoch": self._schedule.place(done - 1)[0] + 1, "iteration": done, **(learned if self._learns else {}),
+                "samples_per_s": iterations * self._config.worker_batch_size * present / seconds,
+                "iteration_ms": 1000 * seconds / iterations,
+                "lr": lr, "lr_local": follows if lr_local is None else lr_local, **self._loss_scale(),
+                **(self._virtual(interval, iterations) if self._config.cluster is not None else
+                   {"waiting_ms": 1000 * (self._store.waited_s - interval.waited_s) / iterations})}
+
+    def _loss_scale(self) -> Dict[str, float]:
+        """The scale, where there is one, and how many iterations it has left out so far."""
+        scaler = self._trainer._amp_loss_scaler
+        return {} if scaler is None else {"loss_scale": scaler.loss_scale, "left_out": self._store.session.left_out}
+
+    def _virtual(self, interval: Interval, iterations: int) -> Dict[str, float]:
+        """The same numbers in virtual time, where there is one."""
+        now = self.virtual.read()
+        if now is None or interval.virtual_s is None:
+            return {}
+        seconds = now - interval.virtual_s
+        samples = iterations * self._config.worker_batch_size * self._store.num_workers
+        return {"virtual_seconds": now, "virtual_iteration_ms": 1000 * seconds / iterations,
+                "virtual_samples_per_s": samples / seconds if seconds else math.nan}
