@@ -33,13 +33,15 @@ USAGE = """usage: odsgd COMMAND [options]
 
 One-step-delay, synchronous and asynchronous SGD on MXNet's parameter server.
 
+to begin:
+  odsgd launch -n 2 -s 1 odsgd train --dataset digits    two workers and a server on this machine
+  odsgd launch -n 2 -s 1 python script.py                the same with a script of your own
+  odsgd report runs/digits-mlp-odsgd                     what came of it, with pictures
+
 {commands}
 
   odsgd COMMAND --help    the options of a command
   odsgd --version
-
-example, two workers and one server on this machine:
-  odsgd launch -n 2 -s 1 odsgd train --dataset digits --kvstore odsgd
 """
 
 

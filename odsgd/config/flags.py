@@ -14,13 +14,24 @@ ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "
 """Options with a second flag: words for the papers' letters, and the words of the OD-SGD authors' scripts."""
 
 
+ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),
+                             "-n, the number of workers"),
+             **dict.fromkeys(("--nnodes", "--hosts", "--machinefile"), "-H FILE, a line for each host"),
+             "--master-addr": "--host-ip", "--master-port": "--port", "--rdzv-endpoint": "--host-ip and --port",
+             "--network-interface": "--host-ip, an address in that network"}
+"""Flags of torchrun, mpirun, horovodrun and srun, and what `odsgd launch` has for them."""
+
 LIKE = 0.6
 """How like each other a flag and the one that was meant are, from 0 to 1."""
 
 _TRAINING = """\
 Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
 it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
-Flags may be written with - or _ (--lr-local, --lr_local)."""
+Flags may be written with - or _ (--lr-local, --lr_local). Those that matter first:
+
+  --dataset digits    what to learn from           --lr 0.1      the learning rate
+  --model mlp         the network                  --epochs 10   how long
+  --kvstore odsgd     the method                   --out DIR     where its files go"""
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,6 +142,8 @@ def _unknown_flag(argument: str, parser: Parser) -> ConfigError:
         "odsgd launch": map(flag_of, launch.fields().values()),
         "odsgd train": map(flag_of, train.option_fields().values()), program: parser._option_string_actions}
     flag = argument.partition("=")[0]
+    if program == "odsgd launch" and flag in ELSEWHERE:
+        return ConfigError(f"unknown option `{flag}`: here it is {ELSEWHERE[flag]}. `{program} --help` lists all")
     alike, own, one, command = max((_likeness(flag, one), command == program, one, command)
                                    for command, its in flags.items() for one in its)
     hint = "." if alike < LIKE else f"; did you mean `{one}`{'' if own else f', an option of `{command}`'}?"

@@ -1,7 +1,11 @@
 """``odsgd train``."""
 import os
+import shlex
+import socket
+from pathlib import Path
 from typing import List
 
+from kvstore.errors import ConfigError
 from odsgd.config.train import TrainConfig
 
 
@@ -9,6 +13,9 @@ def main(argv: List[str]) -> int:
     """Train as these flags say; returns the exit code."""
     config = TrainConfig.from_flags(argv)
     os.umask(int(config.umask, 8))
+    if config.cluster is None:
+        _check_job(config, argv)
+    _make_folder(config)
     if config.cluster is not None:  # MXNet reads these when it is imported
         os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", str(os.cpu_count() or 1))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -16,3 +23,20 @@ def main(argv: List[str]) -> int:
         return run_virtual(config)
     from odsgd.training.loop import run  # MXNet's import takes a second: only once the options are right
     return run(config)
+
+
+def _make_folder(config: TrainConfig) -> None:
+    """The run's folder; ConfigError if it cannot be made on this host."""
+    try:
+        Path(str(config.out)).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {config.out}: {error.strerror} on {socket.gethostname()}; name a folder that can be "
+                          "made there") from None
+
+
+def _check_job(config: TrainConfig, argv: List[str]) -> None:
+    """ConfigError if the store has servers, and nobody has started any."""
+    if config.needs_servers and config.kvstore != "local" and "DMLC_PS_ROOT_URI" not in os.environ:
+        command = shlex.join(["odsgd", "launch", "-n", "2", "-s", "1", "odsgd", "train", *argv])
+        raise ConfigError(f"`{config.kvstore}` needs a job of workers and servers. To start one here: `{command}`. To "
+                          "train in this process alone: --kvstore local")

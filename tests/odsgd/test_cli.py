@@ -57,6 +57,12 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("words, told", [
     (["watch", "--onc"], "odsgd watch: unknown option `--onc`; did you mean `--once`?"),
     (["report", "runs", "--tabel"], "odsgd report: unknown option `--tabel`; did you mean `--table`?"),
+    (["launch", "--nproc_per_node", "2"], "odsgd launch: unknown option `--nproc-per-node`: here it is -n, the number"),
+    (["train", "--dataset", "digits", "--epochs", "1"],
+     "odsgd train: `odsgd` needs a job of workers and servers. To start one here: `odsgd launch -n 2 -s 1 odsgd train "
+     "--dataset digits --epochs 1`"),
+    (["train", "--kvstore", "local", "--out", "/dev/null/run"],
+     "odsgd train: --out /dev/null/run: Not a directory on "),
     (["trace", "summary", "x", "--hostfile", "y"],
      "odsgd trace: unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?")])
 def test_every_command_tells_the_nearest_option(words: List[str], told: str,
@@ -82,14 +88,15 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, **functions: Callable[.
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def test_train_runs_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_runs_the_resolved_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ran = []
 
     def run(config: TrainConfig) -> int:
         ran.append(config)
         return 7
     stand_in(monkeypatch, "odsgd.training.loop", run=run)
-    assert main(["train", "--kvstore", "dist_sync", "--epochs", "3"]) == 7
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")  # as in a worker of a job
+    assert main(["train", "--kvstore", "dist_sync", "--epochs", "3", "--out", str(tmp_path)]) == 7
     assert (ran[0].kvstore, ran[0].epochs) == ("ssgd", 3)
 
 
@@ -98,12 +105,12 @@ def test_launch_gets_the_rest_of_the_command_line(monkeypatch: pytest.MonkeyPatc
     assert main(["launch", "-n", "2", "--help"]) == 3
 
 
-def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytest.MonkeyPatch,
+def test_a_setting_that_turns_out_not_to_work_is_one_line_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
                                                                 capsys: pytest.CaptureFixture[str]) -> None:
     def run(config: object) -> int:
         raise ConfigError("no GPU 0 on this machine")
     stand_in(monkeypatch, "odsgd.training.loop", run=run)
-    assert main(["train"]) == 64
+    assert main(["train", "--kvstore", "local", "--out", str(tmp_path)]) == 64
     assert capsys.readouterr().err == "odsgd train: no GPU 0 on this machine\n"
 
 

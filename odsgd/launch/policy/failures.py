@@ -138,9 +138,22 @@ class Failure:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
             lines += [f"  it reported: {self.member.error}"] if self.member.error else []
         lines += remarks
-        if any(IMPORT_FAILS in line for line in tail):
+        if any(IMPORT_FAILS in line for line in tail):  # in which nothing else is of use
             lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
+            return "\n".join(lines)
         if any(STRANGER.search(line) for line in tail):
             lines.append("  that is how ps-lite ends when something that is not part of this job speaks to one of its "
                          "ports, e.g. a port scanner (docs/design.md, security model)")
+        tail = _without_frames(tail)
         return "\n".join([*lines, f"  {title}:", *(f"    | {line}" for line in tail)] if tail else lines)
+
+
+def _without_frames(tail: Sequence[str]) -> Sequence[str]:
+    """Last lines whose traceback is its last line alone, with the cause; all of it stands in the process's output.
+
+    >>> _without_frames(["epoch 1", "Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 3"])
+    ['epoch 1', 'KeyError: 3']
+    """
+    lines = [line for line in tail if line.strip()]
+    begins = [at for at, line in enumerate(lines) if "Traceback (most recent" in line or line.startswith('  File "')]
+    return [*lines[:begins[0]], *lines[-1:]] if begins and begins[0] < len(lines) - 1 else tail
