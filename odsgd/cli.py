@@ -1,4 +1,4 @@
-"""``odsgd COMMAND ...``: each command has a module of its own; here is only the way there.
+"""``odsgd COMMAND ...``: finds the command's module and runs it.
 
 Exit codes: 0 done, 64 a setting cannot work (one line on standard error), 70 and 75 as kvstore/errors.py has them.
 """

@@ -1,4 +1,4 @@
-"""The worker's command of a job, looked at before anything starts."""
+"""Checks the workers' command of a job before anything starts."""
 from __future__ import annotations
 
 import os
@@ -14,9 +14,9 @@ SCRIPT = Path(__file__).resolve().parent.parent.parent / "scripts" / "train.py"
 def check_command(command: Sequence[str], elsewhere: bool = False) -> Optional[TrainConfig]:
     """The configuration of a worker's command, if it is ``odsgd train`` and can be known here; ConfigError.
 
-    For the launcher: a misspelt option is told before a process starts, not by every worker of the job. `elsewhere`:
-    the workers run on other hosts, so the file of ``--config`` may be there and not here; then the flags alone are
-    checked, each for itself.
+    So the launcher reports a misspelt option once, before a process starts, and not every worker. `elsewhere`: the
+    workers run on other hosts, so the file of ``--config`` may be there and not here; then only the flags are checked,
+    each for itself.
     """
     flags = _flags_of_train(list(command))
     if flags is None:

@@ -1,4 +1,4 @@
-"""Files that others have written, read no further than they can be good for."""
+"""Files that others have written: read up to a bound, with complaints in one line."""
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,7 +14,7 @@ YAML_NBYTES, YAML_DEPTH, YAML_SCALAR = 1 << 18, 20, 4096
 
 
 def read_text(path: Union[str, Path], what: str, most_nbytes: int, encoding: str = "utf-8-sig") -> str:
-    """The text of a file; ConfigError if it cannot be read, is larger than `what` ever is, or is no text."""
+    """The text of a file; ConfigError if it cannot be read, is too large for `what`, or is no text."""
     try:
         with open(path, "rb") as file:
             content = file.read(most_nbytes + 1)
@@ -31,8 +31,8 @@ def read_text(path: Union[str, Path], what: str, most_nbytes: int, encoding: str
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and with neither aliases, of which a few lines can stand for more than a machine holds, nor deep nests, nor
-    a key that stands twice, of which YAML would take the last."""
+    """Refuses aliases (a few lines of them can stand for more than a machine holds), deep nests, and a key that stands
+    twice (YAML would take the last)."""
 
     depth = 0
 
@@ -61,7 +61,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_cluster(path: str, **given: Any) -> VirtualCluster:
-    """The cluster that a YAML file describes; what is wrong names the file and the key. `given` wins over the file."""
+    """The cluster that a YAML file describes; errors name the file and the key. `given` wins over the file."""
     values = read_yaml_file(path, "the description of a cluster in YAML")
     try:
         return description.of({} if values is None else values, **given)

@@ -11,7 +11,7 @@ from kvstore.options import FLAG, TrainingLength, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay",
         "epochs": "epoch", "momentum_local": "mom-local"}
-"""Options with a second flag: words for the papers' letters, and the words of the OD-SGD authors' scripts."""
+"""Options with a second flag: a word for a paper's letter, or the word of the OD-SGD authors' scripts."""
 
 
 ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),
@@ -22,7 +22,7 @@ ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc
 """Flags of torchrun, mpirun, horovodrun and srun, and what `odsgd launch` has for them."""
 
 LIKE = 0.6
-"""How like each other a flag and the one that was meant are, from 0 to 1."""
+"""A flag that is at least this like the given one, from 0 to 1, is suggested."""
 
 _TRAINING = """\
 Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
@@ -93,7 +93,7 @@ def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv
 
 
 def given(argv: Sequence[str], *flags: str) -> List[Optional[str]]:
-    """The values of some flags, before the others are looked at."""
+    """The values of some flags, whatever the others are."""
     parser = Parser(add_help=False)
     for flag in flags:
         parser.add_argument(flag, dest=flag)

@@ -1,4 +1,4 @@
-"""Kinds of options that a training run has and a method has not."""
+"""Kinds of options that only a training run has."""
 from __future__ import annotations
 
 import dataclasses

@@ -34,6 +34,11 @@ SET_BY_LAUNCHER = frozenset((
     "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
+LONGEST_NAME = 52
+"""Kubernetes allows 63 characters; a pod's name is the job's with its number and a few letters."""
+RESOURCE = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-\w.]*", re.ASCII)
+QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?", re.ASCII)
+
 T = TypeVar("T")
 
 
@@ -86,6 +91,22 @@ def _text(metavar: str, expected: str = "text") -> Kind:
     return Kind(metavar, expected, as_text)
 
 
+def parse_resources(text: str) -> Dict[str, str]:
+    """`cpu=4,memory=8Gi,nvidia.com/gpu=1`.
+
+    >>> parse_resources("cpu=500m,nvidia.com/gpu=1")
+    {'cpu': '500m', 'nvidia.com/gpu': '1'}
+    """
+    found = {}
+    for part in filter(None, text.split(",")):
+        key, _, quantity = part.partition("=")
+        if not RESOURCE.fullmatch(key) or not QUANTITY.fullmatch(quantity) or key in found:
+            raise ConfigError(f"cannot read `{shown(part)}`; expected NAME=QUANTITY once each, as in "
+                              "cpu=4,memory=8Gi,nvidia.com/gpu=1")
+        found[key] = quantity
+    return found
+
+
 FILE = Kind("FILE", PATH.expected, PATH.convert)
 WORKERS = _kind("N|MIN:MAX", f"a whole number from 1 to {MOST_PROCESSES}, or MIN:MAX", _workers,
                 lambda workers: 1 <= workers.least <= workers.most <= MOST_PROCESSES)
@@ -98,6 +119,9 @@ HANG_TIMEOUT = _kind("SECONDS", f"0 or a number of seconds, at least {LEAST_HANG
                      lambda seconds: seconds == 0 or LEAST_HANG_TIMEOUT_S <= seconds < float("inf"))
 LAUNCHER = Kind("NAME", "the name of a launcher", name("launcher", LAUNCHERS).convert)
 ON_WORKER_LOSS = Kind("fail|continue", "fail or continue", name("value", ("fail", "continue")).convert)
+LABEL = _kind("NAME", f"small letters, digits and `-`, a letter first, at most {LONGEST_NAME} of them", as_text,
+              lambda text: len(text) <= LONGEST_NAME and bool(re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", text)))
+RESOURCES = Kind("NAME=QUANTITY,...", "names of resources with quantities", parse_resources)
 ENV = Kind("NAME[:VALUE]", "NAME or NAME:VALUE", parse_env)
 
 
@@ -172,11 +196,11 @@ class LaunchOptions(JobOptions, HostOptions):
 
     image: Optional[str] = _option(None, _text("IMAGE"), "of the pods; it has odsgd in it",
                                    launcher="kubernetes")
-    name: Optional[str] = _option(None, _text("NAME"), "of the job", launcher="kubernetes",
+    name: Optional[str] = _option(None, LABEL, "of the job", launcher="kubernetes",
                                   otherwise="odsgd- and six letters")
-    namespace: Optional[str] = _option(None, _text("NAME"), "of Kubernetes", launcher="kubernetes",
+    namespace: Optional[str] = _option(None, LABEL, "of Kubernetes", launcher="kubernetes",
                                        otherwise="kubectl's own")
-    resources: Optional[str] = _option(None, _text("NAME=QUANTITY,..."), "of each pod, e.g. "
+    resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "of each pod, e.g. "
                                        "cpu=4,memory=8Gi,nvidia.com/gpu=1", launcher="kubernetes")
     pod: Optional[str] = _option(None, FILE, "YAML with the rest of a pod's spec: "
                                  "volumes, nodeSelector, ...", launcher="kubernetes")

@@ -18,7 +18,7 @@ def takers(name: str) -> List[str]:
 
 
 def fields() -> Dict[str, dataclasses.Field[Any]]:
-    """Name -> a field that stands for the options of this name. Its help says what each store makes of it."""
+    """Name -> a field for all options of this name. Its help says what the option means to each store."""
     made = {}
     for name, its in meanings().items():
         found = [field for defaults in its.values() for field, _ in defaults.values()]
@@ -31,7 +31,7 @@ def fields() -> Dict[str, dataclasses.Field[Any]]:
 
 
 def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]]:
-    """Name of an option -> help -> default -> a field of which they are true, and its stores."""
+    """Name of an option -> help -> default -> a field with this help and default, and its stores."""
     found: Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], List[str]]]]] = {}
     for store, method in METHODS.items():
         for field in dataclasses.fields(method.Options):
@@ -41,7 +41,7 @@ def meanings() -> Dict[str, Dict[str, Dict[str, Tuple[dataclasses.Field[Any], Li
 
 
 def _help(name: str, text: str, defaults: Dict[str, Tuple[dataclasses.Field[Any], List[str]]]) -> str:
-    """``easgd, eamsgd: what it is (default: 4)``, or with the stores beside each default."""
+    """``easgd, eamsgd: what it is (default: 4)``, or with each default's stores beside it."""
     if len(defaults) > 1:
         shown = "; ".join(f"{', '.join(stores)}: {default}" for default, (_, stores) in defaults.items())
         return f"{text} (defaults: {shown})"

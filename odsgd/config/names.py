@@ -1,7 +1,7 @@
 """Names of models, known without importing MXNet (a second) or GluonCV (another).
 
-A misspelt name is thereby refused before any process of a job starts. The lists are those of MXNet 1.9.1 and
-GluonCV 0.10.5, and tests/odsgd/training/models/test_models.py compares them with what is installed.
+So a misspelt name is refused before any process of a job starts. The names are MXNet 1.9.1's and GluonCV
+0.10.5's; tests/odsgd/training/models/test_models.py compares them with what is installed.
 """
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class TrainConfig(TrainOptions):
     options: Options = dataclasses.field(default_factory=Options)  # the method's
 
     def __init__(self, options: Optional[Options] = None, **values: Any) -> None:
-        """`options`: where the method's come from that `values` does not name, for ``dataclasses.replace``."""
+        """`options`: the method's options that `values` does not name, for ``dataclasses.replace``."""
         values = {**(options.plain() if options else {}), **values}
         if values.get("method_file"):
             values.setdefault("kvstore", algorithms.load(values["method_file"]).name)
@@ -71,10 +71,10 @@ class TrainConfig(TrainOptions):
     def from_flags(cls, argv: Sequence[str]) -> TrainConfig:
         """The configuration that a command line gives; flags win over ``--config FILE.yaml``.
 
-        So does a store named by a flag: what the file says of another store alone gives way, and one preset serves
-        for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it.
+        Where a flag names another store than the file, the file's options for its own store are dropped: so one preset
+        serves for OD-SGD and, with ``--kvstore ssgd`` or ``asgd``, for the controls beside it.
 
-        ``--help`` prints and raises SystemExit(0); everything wrong raises ConfigError, one line.
+        ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
         flags, config_file, said = cls.parse(argv)
         put_into_our_words(flags)
@@ -90,9 +90,9 @@ class TrainConfig(TrainOptions):
 
     @staticmethod
     def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str], Dict[str, Any]]:
-        """The options given on a command line, each checked for itself, the file after ``--config``, and what it says.
+        """The options of a command line, each checked for itself; the file after ``--config``; and its values.
 
-        A method of the user's own is loaded first, since its options are among those that are known.
+        A method of the user's own is loaded first, so that its options are known.
         """
         config_file, file, asked = given(argv, "--config", "--method-file", "--kvstore")
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
@@ -100,7 +100,7 @@ class TrainConfig(TrainOptions):
         if file:
             algorithms.load(str(file))
         if asked and asked not in MXNETS:
-            with contextlib.suppress(ConfigError):  # is told later
+            with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 algorithms.find(str(asked))  # perhaps another package's, with options of its own
         return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv), said)
 
@@ -113,7 +113,7 @@ class TrainConfig(TrainOptions):
         return str(yaml.safe_dump(self.to_dict(), sort_keys=False, default_flow_style=None, width=120))
 
     def mismatches(self, saved: Mapping[str, Any]) -> List[str]:
-        """What keeps a run with configuration `saved` (a `to_dict()`) from being resumed with this one, by name."""
+        """The options that keep a run with configuration `saved` (a `to_dict()`) from being resumed with this one."""
         names = [field.name for field in self._fields() if field.metadata["result"]]
         names += ["epochs"] if self.lr_decay == "poly" else []
         mine = self.to_dict()
@@ -122,16 +122,16 @@ class TrainConfig(TrainOptions):
         return [f"{key}: {then} in the saved run, {now} now" for key, then, now in pairs if then != now]
 
     def tuned_with(self) -> Dict[str, Any]:
-        """The options that a run which diverges is mended with, beside the two learning rates."""
+        """The options that can mend a diverging run, beside the two learning rates."""
         values = {**vars(self), **vars(self.options)}
         return {field.name: values[field.name] for field in self._fields()
                 if field.metadata["tunes"] and values[field.name] is not None}
 
     def _fields(self) -> List[dataclasses.Field[Any]]:
-        """Of its own options and of its method's."""
+        """The fields of its own options and of its method's."""
         return [*own_fields(), *dataclasses.fields(self.options)]
 
-    # --- what the other modules ask -------------------------------------------------------------------------------
+    # --- questions of other modules -------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -177,17 +177,17 @@ class TrainConfig(TrainOptions):
 
     @property
     def needs_servers(self) -> bool:
-        """Whether the store sends to servers; a job of one that does not has none."""
+        """Whether the store sends to servers; without them a job has no server."""
         return (self.transport or self.method.transports[0]) == "server"
 
     @property
     def lr_local(self) -> Optional[float]:
-        """The learning rate of a worker's own steps; None: there are none, or it follows lr."""
+        """The learning rate of a worker's own steps; None: it takes no such steps, or their rate follows lr."""
         return getattr(self.options, "lr_local", None)
 
     @functools.cached_property
     def virtual_cluster(self) -> VirtualCluster:
-        """The cluster that the run is on, if it has one in virtual time; its file is read once, before the run."""
+        """The run's cluster in virtual time; its file is read once, before the run."""
         assert self.cluster is not None
         given = {} if self.workers is None else {"workers": self.workers}
         if self.cluster == VIRTUAL:
@@ -224,7 +224,7 @@ class TrainConfig(TrainOptions):
             self._default("num_examples", 2048)
 
     def _resolve_method(self, given: Dict[str, Any]) -> None:
-        """`given`: what is no option of TrainConfig itself."""
+        """`given`: options that are no fields of `TrainOptions`."""
         asked = self.kvstore
         self._set("kvstore", store_named(asked, given.get("optimizer_local")))
         for key in given:
@@ -304,7 +304,7 @@ class TrainConfig(TrainOptions):
             if getattr(self, key):
                 raise ConfigError(f"{key} has no meaning with cluster: {why}; leave one of them out")
         cluster = self.virtual_cluster
-        method = self.method(self.options, cluster.workers)  # complains of options that do not go with so many
+        method = self.method(self.options, cluster.workers)  # refuses options that do not go with this number
         cluster.check_transport(self.transport or method.transports[0], method.traffic(whole=False).coded)
 
 
@@ -314,13 +314,13 @@ def own_fields() -> List[dataclasses.Field[Any]]:
 
 
 def option_fields() -> Dict[str, dataclasses.Field[Any]]:
-    """Every option by name, those of all methods included, in the order in which they are shown."""
+    """Every option by name, with the options of all methods, in the order of the help."""
     own = {field.name: field for field in own_fields()}
     return {**own, **methods.fields()}
 
 
 def _goes_with(key: str, store: str, same: bool) -> bool:
-    """Whether a file's value of an option is one for this store, which is the `same` as the file's or another."""
+    """Whether a file's value of an option serves this store. `same`: it is the file's store."""
     takers = methods.takers("lr_local" if key == "lr_step_epochs_local" else key)
     if not takers and key != "transport":
         return True
@@ -332,13 +332,13 @@ def _goes_with(key: str, store: str, same: bool) -> bool:
 
 
 def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str = "odsgd train") -> Dict[str, Any]:
-    """The options in a YAML file, converted; what is wrong names the file, the key and the nearest right one."""
+    """The options in a YAML file, converted; errors name the file, the key and the nearest right one."""
     return _known(fields, path, _lines(path), program)
 
 
 def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],
            program: str = "odsgd train") -> Dict[str, Any]:
-    """The same, of what the file has said."""
+    """The same for lines that have been read from the file."""
     for key in said:
         if key not in fields:
             raise unknown("option", key, fields, where=f" in `{path}`", listed=f"`{program} --help` lists all")
@@ -346,7 +346,7 @@ def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mappin
 
 
 def _lines(path: str) -> Dict[str, Any]:
-    """What a YAML file says, whether or not there are such options."""
+    """The lines of a YAML file, whether or not there are such options."""
     values = read_yaml_file(path)
     if not isinstance(values, dict):
         raise ConfigError(f"`{path}`: expected lines of the form `option: value`")

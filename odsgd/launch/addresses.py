@@ -1,4 +1,4 @@
-"""Addresses and ports: which one a process is told to bind, and how the scheduler's port stays ours.
+"""Addresses and ports: the address that a process binds, and how the scheduler's port stays reserved.
 
 ps-lite binds exactly the text of DMLC_NODE_HOST and cannot bind a host name, so names become numbers here.
 """
@@ -19,9 +19,9 @@ LOOPBACK = "127.0.0.1"
 def reserve_port(port: int = 0) -> socket.socket:
     """A socket that keeps a port for the scheduler; `port` 0 lets the kernel choose a free one.
 
-    The usual way, find a port, release it and hope, lets two jobs started together choose the same one. Here the
-    socket stays bound, without listening, while the job lasts: the kernel then gives the port to no process that asks
-    for any free one. The scheduler, which asks for it by number with SO_REUSEADDR (as ZeroMQ does), may share it.
+    To find a free port and release it again would let two jobs that start together choose the same one. Here the
+    socket stays bound, without listening, while the job lasts: the kernel gives the port to nobody who asks for any
+    free one. The scheduler asks for it by number with SO_REUSEADDR (as ZeroMQ does), and so may share it.
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +43,7 @@ def numeric(name: str) -> Optional[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this very machine can use the address."""
+    """Whether the address is of use only on this very machine."""
     return ipaddress.ip_address(address).is_loopback
 
 
@@ -58,10 +58,10 @@ def address_towards(name: str) -> Optional[str]:
 
 
 def node_host(name: str, root_uri: str) -> Optional[str]:
-    """The address a process on host `name` binds and advertises, or None: its agent finds it out, over there.
+    """The address that a process on host `name` binds and advertises; None: its agent finds it out, over there.
 
-    None for a name not known here, and for a name that means loopback (many machines list their own name as
-    127.0.1.1) while the job spans several machines: the others could not connect to that.
+    None for a name that is not known here, and for a loopback address (many machines list their own name as 127.0.1.1)
+    in a job of several machines: the others could not connect to it.
     """
     address = numeric(name)
     if address is None or (is_loopback(address) and not is_loopback(root_uri)):
@@ -109,9 +109,9 @@ def interface_of(address: str) -> Optional[str]:
 def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
     """Variables that keep a process's MPI to the interface of its DMLC_NODE_HOST.
 
-    Left alone, UCX and libfabric listen on all interfaces and choose among them by speed; a bridge of Docker's, whose
-    address is the same on every host, looks as fast as any, and the job would not come up. With RDMA in the machine
-    the choice is theirs; so it is on the loopback interface for a user who has chosen the transports.
+    By default UCX and libfabric listen on all interfaces and choose among them by speed. Docker's bridge looks as fast
+    as any and has the same address on every host, so the job would not come up. In a machine with RDMA the libraries
+    choose, and so they do on the loopback interface for a user who has set UCX_TLS.
     """
     address = env["DMLC_NODE_HOST"]
     interface = interface_of(address)

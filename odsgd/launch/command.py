@@ -4,7 +4,7 @@
     odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
 
 Three things differ from the original. Without -H jobs are local. All words behind the first of the command belong to
-the command, so that options of the launcher stand before it. Every mistake is told before a process starts.
+the command, so options of the launcher stand before it. Every mistake is reported before a process starts.
 """
 import argparse
 import dataclasses
@@ -33,7 +33,7 @@ def main(argv: List[str]) -> int:
         options, words = _read(argv)
         job = _job(options, words)
         if job.launcher == "kubernetes":
-            return kubernetes.submit(job, kubernetes.container(options), options.dry_run)
+            return kubernetes.submit(job, options)
         return supervisor.run(job)
     except ReachError as error:
         print(f"odsgd launch: {error}", file=sys.stderr)
@@ -99,7 +99,7 @@ def _command(words: List[str], launcher: str) -> Tuple[str, ...]:
 
 
 def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Union[TrainConfig, StandIn, None]:
-    """What the workers will train with, if the command is ours and it can be known here, or it has been said."""
+    """The workers' configuration, or the store of --store; None if it cannot be known here."""
     try:
         training = check_command(command, elsewhere=launcher != "local")
     except ConfigError as error:
@@ -118,7 +118,7 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
 
 
 def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
-    """Files and folders that every worker needs, as far as its command tells; ConfigError if they should be here."""
+    """Files and folders that the command names; ConfigError if this machine should have them, and has not."""
     named: Dict[str, Optional[str]] = {}
     if isinstance(training, TrainConfig):
         named = {"data_dir": training.data_dir, "weights": training.weights}
@@ -131,7 +131,7 @@ def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], 
 
 
 def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
-    """As asked, or by default as many as workers, or none for a training that needs none."""
+    """As asked; by default as many as workers, or 0 for a training that needs no server."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
     if training and needed != (count > 0):
@@ -142,7 +142,7 @@ def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainCo
 
 
 def _secured(job: plan.Job) -> plan.Job:
-    """The job with `--secure`, or a `ConfigError`. On one machine no network reaches its processes anyway."""
+    """The job with `--secure`, or a `ConfigError`. A job on one machine needs no tunnel: no network reaches it."""
     if job.launcher in AGENTS_CALL:
         by = "mpirun" if job.launcher == "mpi" else job.launcher
         raise ConfigError(f"--secure is for --launcher ssh: {by} would carry the job's secret, and the messages of its "

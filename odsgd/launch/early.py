@@ -1,6 +1,6 @@
-"""Signals that reach the launcher while there is nothing of a job to end: one line, and a signal's exit code.
+"""A signal to the launcher before there is a job to end: one line, and a signal's exit code.
 
-`import odsgd` calls `end_on_signals` first in a process that will be the launcher: its other imports take a while.
+In a process that will be the launcher `import odsgd` calls `end_on_signals` first: its other imports take a while.
 """
 import contextlib
 import os
@@ -14,24 +14,24 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def command() -> str:
-    """The command of odsgd that this process runs, by its command line, all that is known at its start; or empty."""
+    """The command of odsgd that this process runs, by its command line; empty if it runs none."""
     ours = os.path.basename(sys.argv[0]) in ("odsgd", "-m")
     return sys.argv[1] if ours and len(sys.argv) > 1 else ""
 
 
 def heard() -> List[signal.Signals]:
-    """Those that a job ends by: none that is ignored (nohup, a shell's `&`), and none off the main thread."""
+    """The signals that end a job: not those that are ignored (nohup, a shell's `&`); off the main thread, no signal."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
-    """From here on a signal ends this process by `end`."""
+    """Let a signal end this process by `end` from now on."""
     def ended(number: int, frame: object) -> None:
         text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
         with contextlib.suppress(OSError):
-            if select.select([], [2], [], 0)[1]:  # else it would hang where nobody reads, e.g. on a stopped terminal
+            if select.select([], [2], [], 0)[1]:  # else it would hang, e.g. on a stopped terminal
                 os.write(2, text.encode())
         end(128 + number)
 
@@ -41,7 +41,7 @@ def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Meanwhile a signal raises SystemExit, so that what has been begun is taken back."""
+    """Let a signal raise SystemExit meanwhile, so that what has been begun is taken back."""
     handlers = {number: signal.getsignal(number) for number in heard()}
     end_on_signals(sys.exit)
     try:

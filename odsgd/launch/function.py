@@ -1,7 +1,7 @@
 """A job from Python: ``odsgd.launch(function, num_workers=2)``, in a script or a notebook.
 
-Every worker is a process of its own that calls the function; what it returns comes back, by rank. The function travels
-by cloudpickle, so it may be one of the script itself, and it lies in a folder that is its user's alone.
+Every worker is a process of its own that calls the function; the results come back by rank. The function travels by
+cloudpickle, so that the script itself may define it, in a folder that only its user can read.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASK, RESULT = "task", "worker-{}"
 
 
 class JobError(KVStoreError):
-    """A job did not come to its end; its cause is a worker's exception, if there was one."""
+    """A job has failed; its cause is a worker's exception, if there was one."""
 
 
 def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, num_servers: Optional[int] = None,
@@ -64,7 +64,7 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
 
 
 def _read(path: Path) -> Tuple[Any, Optional[BaseException]]:
-    """What a worker has left: its result, or the exception that ended it. Nothing: it had no time to."""
+    """The result of a worker, or the exception that ended it; (None, None) if it had no time to write one."""
     return pickle.loads(path.read_bytes()) if path.exists() else (None, None)
 
 

@@ -6,8 +6,8 @@
     hostC slots=2 port=2222  its ssh server listens on port 2222
     # a comment
 
-A slot is room for one process of the job; a host named on several lines has the slots of all of them. dmlc's own
-tracker read ``host:2222`` as an ssh port; since here it would silently become 2222 slots, such numbers are refused.
+A slot is room for one process of the job; a host on several lines has the slots of all its lines. dmlc's own tracker
+read ``host:2222`` as an ssh port. Here it would silently become 2222 slots, so such numbers are refused.
 """
 import re
 from typing import List, NamedTuple, Optional
@@ -19,7 +19,7 @@ LINE = re.compile(r"(?:(?P<user>[^\s@:-][^\s@:]*)@)?(?P<address>[^\s@:=-][^\s@:=
                   r"(?P<options>(?:\s+\S+)*)", re.ASCII)
 MOST_SLOTS = 1023
 MOST_PLACES, MOST_NBYTES = 1 << 16, 1 << 20
-"""Slots of all hosts together; bytes of the file."""
+"""Most slots of all hosts together; most bytes of the file."""
 
 
 class Host(NamedTuple):

@@ -6,7 +6,7 @@ from typing import List, Optional, Tuple
 CHUNK = 65536
 MAX_LINE = 65536
 Pieces = List[Tuple[str, bool]]
-"""Text, and whether it is a frame of a progress bar; the next piece stands in the place of a frame."""
+"""Text, and whether it is a frame of a progress bar; the next piece replaces a frame."""
 
 
 class Lines:
@@ -18,14 +18,14 @@ class Lines:
     """
 
     _ENDS = re.compile(rb"\r\n|\n|\r(?!\Z)")  # a CR at the very end may still become CR LF
-    _MOVES = re.compile(r"\x1b\[\d*(;\d*)?[A-HJKf]")  # cursor movements would leave the line that is ours
+    _MOVES = re.compile(r"\x1b\[\d*(;\d*)?[A-HJKf]")  # cursor movements would leave the process's line
 
     def __init__(self) -> None:
         self.rest = b""
         self.redrawn = False
 
     def feed(self, data: bytes) -> Pieces:
-        """The complete lines and the newest frame in all that has come."""
+        """The complete lines, and the newest frame."""
         found: Pieces = []
         data, start = self.rest + data, 0
         for end in self._ENDS.finditer(data):
@@ -41,7 +41,7 @@ class Lines:
         return found
 
     def flush(self) -> Pieces:
-        """The text that stands there without an end of line, when the stream has ended."""
+        """The last text, without an end of line, when the stream has ended."""
         rest, self.rest = self.rest.rstrip(b"\r"), b""
         found: Pieces = []
         if rest:
@@ -57,7 +57,7 @@ class Lines:
 
 
 class Stream:
-    """Where lines of a process come out: its stdout, its stderr, its reports, its MPI's questions. Never waits."""
+    """A pipe from a process: its stdout, its stderr, its reports, its MPI's requests. Never waits."""
 
     def __init__(self, kind: str, fd: int) -> None:
         self.kind, self.fd, self.open = kind, fd, True
@@ -73,7 +73,7 @@ class Stream:
         return self._lines.feed(data) if data else self._lines.flush()
 
     def drain(self) -> Pieces:
-        """All that has come, as if the stream ended here: its end is not seen while anyone holds the other one."""
+        """All that has come, as if the stream ended here: a descendant may still hold its other end."""
         found: Pieces = []
         data = self._chunk()
         while data:
@@ -87,5 +87,5 @@ class Stream:
             return os.read(self.fd, CHUNK)
         except BlockingIOError:
             return None
-        except ConnectionResetError:  # of a socket, whose other end has not read an answer
+        except ConnectionResetError:  # a socket's other end has ended before it read an answer
             return b""

@@ -1,4 +1,4 @@
-"""Services of Linux for the agent; elsewhere they do nothing, or find nothing."""
+"""Services of Linux for the agent; on other systems they do nothing, or find nothing."""
 import ctypes
 import os
 import re
@@ -10,22 +10,22 @@ from typing import Dict, List, Sequence, Set
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
 MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
-"""Memory that MPICH's processes share, as /proc/PID/maps has it. It stays when they are killed, unless they have taken
-its name away, as our workers do when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
+"""Memory that MPICH's processes share, in /proc/PID/maps. It outlives a killed process until its name is removed.
+Workers remove the name when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
 
 
 CPU_LIMITS = (("/sys/fs/cgroup/cpu.max",),
               ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
-"""Where a container reads how many microseconds of processors it has in how many, by cgroup's two versions."""
+"""Files with a container's processor time and the period for it, by cgroup's two versions."""
 
 
 def cores() -> int:
-    """The processors that this process may use at a time, by its affinity and its container's limit."""
+    """How many processors this process may use at a time, by its affinity and its container's limit."""
     return max(1, min(len(os.sched_getaffinity(0)), *map(_limit, CPU_LIMITS)))
 
 
 def _limit(files: Sequence[str]) -> int:
-    """By one version of cgroup; many where it sets none."""
+    """The limit by one version of cgroup; a huge number where it sets none."""
     try:
         quota, period = " ".join(_text(path) for path in files).split()
         return int(quota) // int(period) if int(quota) > 0 else sys.maxsize
@@ -39,7 +39,7 @@ def _text(path: str) -> str:
 
 
 def allow_files(number: int) -> bool:
-    """Let this process, and those that it starts, have so many files open, as far as it may; whether it has."""
+    """Raise the limit of open files to this number, as far as allowed; returns whether it is reached."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = number if hard == resource.RLIM_INFINITY else min(number, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -53,7 +53,7 @@ def adopt_orphans() -> None:
 
 
 def die_with(parent: int, by: int = signal.SIGKILL) -> None:
-    """In a new process, have it sent a signal when its parent dies."""
+    """In a new process: have the kernel send it a signal when its parent dies."""
     _prctl(PR_SET_PDEATHSIG, by, 0, 0, 0)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
@@ -74,7 +74,7 @@ def descendants(ancestor: int) -> List[int]:
 
 
 def state(pid: int) -> str:
-    """The letter with which the kernel tells the state of a process: R, S, D, T (stopped) ...; empty if it is gone."""
+    """The kernel's letter for the state of a process: R, S, D, T (stopped) ...; empty if the process is gone."""
     return (stat(pid) or [""])[0]
 
 
@@ -85,7 +85,7 @@ def start_time(pid: int) -> str:
 
 
 def stat(pid: int) -> List[str]:
-    """The fields of /proc/PID/stat from the state on, behind the name; none if the process is gone."""
+    """The fields of /proc/PID/stat from the state on; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
@@ -94,7 +94,7 @@ def stat(pid: int) -> List[str]:
 
 
 def mpi_memory(pid: int) -> Set[str]:
-    """Files of shared memory that MPI has made for a process, and that must be taken away after it."""
+    """Files of shared memory that MPI has made for a process, and that must be removed after it."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:
             return {path.decode() for path in MPI_MEMORY.findall(maps.read())}

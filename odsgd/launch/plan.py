@@ -1,13 +1,13 @@
 """From a request (`Job`) to its processes, their hosts and environments (`Plan`). Nothing is started here.
 
-Placement. The hostfile is a list of slots, in its order. Workers take one slot each; the servers go on with the next
-slots; after the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot puts the server beside worker
+Placement. The hostfile is a list of slots, in its order. Workers take one slot each, then servers the next ones; after
+the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot puts the server beside worker
 0, and `-n 4 -s 4` puts one beside every worker. With `-s auto` server k is on the host of worker k whatever the slots.
-The scheduler, which only introduces the others to each other, runs on the launching machine.
+The scheduler only introduces the others to each other, and runs on the launching machine.
 
 Sockets. The processes of a local job meet by sockets in the file system (ps-lite's DMLC_LOCAL), which no network and no
-other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no other job has. Their agent takes the
-names away when all have met.
+other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no other job has. The agent removes the
+names when all have met.
 
 A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
 introduces them itself (`pmi.py`).
@@ -34,14 +34,14 @@ LOCAL = Host("127.0.0.1", here=True)
 SOCKETS = "/tmp"  # where ps-lite has them
 MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
 KEPT_ON_LOOPBACK = {"FI_TCP_IFACE": "lo", "UCX_NET_DEVICES": "lo"}
-"""MPI, by libfabric or UCX."""
+"""Variables that keep MPI there, by libfabric or UCX."""
 LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-"""Only libfabric lets one choose its port, and takes a way over loopback for one to another host."""
+"""Only libfabric lets the launcher choose its port, and takes loopback for a way to another host."""
 AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
 FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, and as many are left in 32 bits
 
 #: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
-#: The others would lead a process group of PyTorch's into an outer job.
+#: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job.
 MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
 #: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
@@ -64,13 +64,13 @@ class Placement:
 class Job(JobOptions, Placement):
     """A user's request. `secure` is true where a tunnel leads the connections between hosts."""
 
-    known_hosts: bool = False  # what processes copy goes to hosts that ssh knows, and to no others
-    least_workers: Optional[int] = None  # it may be started again with so many; None: with all of them
-    most_workers: Optional[int] = None  # what `num_workers` was before some were left out; with `least_workers`
+    known_hosts: bool = False  # processes copy files only to hosts that ssh knows
+    least_workers: Optional[int] = None  # the fewest workers of a restart; None: all
+    most_workers: Optional[int] = None  # with `least_workers`: `num_workers` before workers were left out
     reads: Tuple[str, ...] = ()  # files and folders that every worker needs, as its command names them
-    secret: Optional[str] = field(default=None, repr=False)  # of pods, which have it already; None: a new one
-    agents_port: int = 0  # at which pods call the launcher
-    live: bool = False  # how far it is stands on one line of a terminal
+    secret: Optional[str] = field(default=None, repr=False)  # pods have it already; None: a new one
+    agents_port: int = 0  # where pods call the launcher
+    live: bool = False  # the launcher shows the job's status on a terminal
     server_command: Optional[Tuple[str, ...]] = None  # instead of ``python -m kvstore.weights.servers`` (bench, tests)
 
 
@@ -85,18 +85,18 @@ class Process(NamedTuple):
 
     @property
     def name(self) -> str:
-        """`worker 0`, `server 1`, `scheduler`: how logs and messages call it."""
+        """`worker 0`, `server 1`, `scheduler`: its name in logs and messages."""
         return self.role if self.role == "scheduler" else f"{self.role} {self.rank}"
 
     @property
     def sockets(self) -> Dict[str, bool]:
-        """Where a tunnel reaches it, files and a port of loopback, and whether each is of use once all have met."""
+        """Files, and a port of loopback, where a tunnel reaches it; and whether each is of use once all have met."""
         port = self.env.get(AT_PORT[0])
         return {**self.files, **({f"{LOOPBACK}:{port}": True} if port else {})}
 
     @property
     def files(self) -> Dict[str, bool]:
-        """The files by which it can be reached, if there are any, and whether each is of use once all have met."""
+        """Files where others reach it, and whether each is of use once all have met."""
         if self.env.get("DMLC_LOCAL") != "1" or "PORT" not in self.env:
             return {}
         couriers = self.env.get("ODSGD_COURIERS")
@@ -104,14 +104,14 @@ class Process(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Every process of the job, and the secret and address that all of them have."""
+    """Every process of the job, and the secret and address that all of them share."""
 
     processes: List[Process]
     secret: str
     root: Tuple[str, int]
     """Address and port of the scheduler, or where one would be."""
     certificate: str = ""
-    """Of the job's tunnel, with its key; none without one."""
+    """The certificate of the job's tunnel, with its key; empty without a tunnel."""
 
     @property
     def workers(self) -> List[Process]:
@@ -126,7 +126,7 @@ class Plan(NamedTuple):
 def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: str = "", saved: int = 0) -> Plan:
     """Place every process of the job and write out its environment.
 
-    `restarts`: how often it has been started before; `saved`: the iteration of the last checkpoint that it told of.
+    `restarts`: how often it has been started before; `saved`: the iteration of its last checkpoint.
     """
     by_file = meets_by_file(job)
     if by_file:
@@ -189,14 +189,14 @@ def new_number() -> int:
 
 
 def new_ports(count: int) -> range:
-    """For each worker a port. They lie together, so that two jobs of a host hardly ever have one in common."""
+    """A port for each worker. The ports are neighbours, so that two jobs of a host hardly ever share one."""
     size = 1 << (count - 1).bit_length()
     first = MPI_PORTS.start + size * secrets.randbelow(len(MPI_PORTS) // size)
     return range(first, first + count)
 
 
 def exposure(address: str) -> Optional[str]:
-    """What to warn of, if the whole internet may be able to reach a job at this address.
+    """The warning for a job at this address, if the whole internet may be able to reach it.
 
     >>> exposure("10.0.0.9"), exposure("127.0.0.1")
     (None, None)
@@ -209,12 +209,12 @@ def exposure(address: str) -> Optional[str]:
 
 
 def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:
-    """The variables of this process that a process on another host gets as well."""
+    """The variables of this process that processes on other hosts also get."""
     return {name: value for name, value in environ.items() if FORWARDED.fullmatch(name) and name not in SET_BY_LAUNCHER}
 
 
 def scrubbed(environ: Mapping[str, str]) -> Dict[str, str]:
-    """An environment without another job's roles and addresses in it."""
+    """An environment without the roles and addresses of another job."""
     return {name: value for name, value in environ.items() if name not in SET_BY_LAUNCHER and name not in MISLEADING}
 
 
@@ -228,7 +228,7 @@ def elsewhere(path: str, job: Job) -> str:
 
 
 def package_path(job: Job) -> str:
-    """PYTHONPATH for every process, so that a checkout that is not installed serves as well as one that is."""
+    """PYTHONPATH for every process, so that a checkout need not be installed."""
     given = job.env.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     entries = [os.path.abspath(entry) for entry in given.split(os.pathsep) if entry]
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -254,12 +254,12 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
 
 
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:
-    """Variables that differ from process to process."""
+    """The variables in which processes differ."""
     env = {"DMLC_ROLE": role}
     address = root_uri if host.here else None if job.launcher in AGENTS_CALL else node_host(host.address, root_uri)
     if job.secure:
         address = LOOPBACK
-    if address:  # else its agent, which knows where it is, finds the address out
+    if address:  # else its agent finds the address out, over there
         env["DMLC_NODE_HOST"] = address
     if role != "scheduler":
         env.update({f"DMLC_{role.upper()}_ID": str(rank), f"ODSGD_{role.upper()}_RANK": str(rank)})
@@ -267,7 +267,7 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
 
 
 def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
-    """Each worker's place among all of them under the names of PyTorch; mpirun alone knows who is on its host."""
+    """Each worker's place among all workers, under PyTorch's names; only mpirun knows which workers share a host."""
     size = collections.Counter(hosts)
     before: Dict[Host, int] = collections.defaultdict(int)
     for rank, host in enumerate(hosts):
@@ -279,9 +279,9 @@ def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
 
 
 def _master(job: Job, first: Host, root_uri: str) -> Dict[str, str]:
-    """Where a process group that the script itself begins would meet: on worker 0's host, unless that is not known.
+    """Where a process group that the script itself begins would meet: on worker 0's host, if that is known.
 
-    With `--secure` nowhere, since its connections would be protected by nothing.
+    With `--secure` nowhere, since nothing would protect its connections.
     """
     if job.known_hosts or job.launcher == "mpi":
         return {}
@@ -290,7 +290,7 @@ def _master(job: Job, first: Host, root_uri: str) -> Dict[str, str]:
 
 
 def _meeting(job: Job, rank: int, ports: Sequence[int]) -> Dict[str, str]:
-    """What a worker's MPI needs to ask its agent for the others, who adds where, and to be found by them."""
+    """What a worker's MPI needs to ask its agent for the others, and to be found by them."""
     if job.num_servers:
         return {}
     led = {**LED_BY_TUNNEL, **dict.fromkeys(AT_PORT, str(ports[rank]))} if job.secure else {}

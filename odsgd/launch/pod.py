@@ -1,6 +1,6 @@
 """What a pod of a Kubernetes job runs: the launcher in pod 0, an agent in each of the others.
 
-It needs its environment alone. `kubernetes.py` writes it into the job's manifest:
+It needs only its environment. `kubernetes.py` writes it into the job's manifest:
 
     ODSGD_LAUNCH          options and command of `odsgd launch`, as for a shell
     ODSGD_LAUNCHER        name and port at which pod 0 is found
@@ -8,9 +8,9 @@ It needs its environment alone. `kubernetes.py` writes it into the job's manifes
     ODSGD_POD_IP          this pod's address
     JOB_COMPLETION_INDEX  this pod's number, from Kubernetes itself
 
-Pod 0 is the supervised job's launching machine, and has an agent of its own. The agents of the other pods call
-its `AgentListener`. They call again when one has ended, since the job may be started again (--max-restarts); when
-nobody answers any more the job is over. Whether it has succeeded is pod 0's to say, by its exit code.
+Pod 0 is the job's launching machine, with an agent of its own. The other pods' agents call its `AgentListener`. When
+an agent has ended its pod calls again, since the job may start again (--max-restarts); when nobody answers any more the
+job is over. Pod 0's exit code says whether it has succeeded.
 """
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from odsgd.launch.messages import Channel, Orders, of_json
 from odsgd.launch.plan import Job
 
 OVER_S = 5.0
-"""How long pod 0 does not answer an agent that has served before the job counts as over."""
+"""After this time without an answer from pod 0 an agent that has served takes the job for over."""
 AGAIN_S = 0.5
 
 
@@ -60,7 +60,7 @@ def job_of(environ: Mapping[str, str]) -> Job:
 
 
 def serve(number: int, environ: Mapping[str, str]) -> int:
-    """Be the agent of one pod, for as long as there is a launcher; return the pod's exit code."""
+    """Be the agent of one pod while there is a launcher; return the pod's exit code."""
     secret, launcher = _secret(environ), launcher_address(environ)
     startup_s = job_of(environ).startup_timeout_s or float("inf")
     called = call(number, launcher, secret, startup_s)
@@ -83,7 +83,7 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
 
 def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float
          ) -> Optional[Tuple[Dict[str, Any], int]]:
-    """Call until somebody answers with orders; those, and the descriptor of the connection. None: nobody has."""
+    """Call until the launcher answers; its orders, and the descriptor of the connection. None: nobody has answered."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # not there yet, or not any more
@@ -98,7 +98,7 @@ def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float
 
 
 def _end_on_signals() -> None:
-    """The first process of a container does not end by them otherwise."""
+    """Let signals end this process: by default they do not end the first process of a container."""
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda number, frame: sys.exit(128 + number))
 

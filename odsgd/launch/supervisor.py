@@ -33,17 +33,17 @@ from odsgd.launch.view.status_file import StatusFile
 REJOIN_EVERY_S = 2.0
 """Between two attempts of a job that lacks a host or a worker."""
 SHOW_EVERY_S = 1.0
-"""Between two updates of how far the job is."""
+"""Between two updates of the job's status."""
 COMING_S, COMING_SAID_S = 2.0, 10.0
-"""How long it may be coming up without a word: on a terminal, and where lines stay. There the next word comes after as
-long again."""
+"""How long a job may come up before its status says so, and before a line does. The next line comes after twice the
+time."""
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 SCHEDULER_ENDS_WITHIN_S = 2.0
-"""How long after the workers the scheduler of a job that has met by MXNet's own store may take to end."""
+"""How long after the workers the scheduler may take to end, where they have met by MXNet's own store."""
 FILES, FILES_PER_PROCESS = 256, 4
-"""Open ones that a job on other hosts needs here: for all of it, and at most for a process, which may have an agent of
-its own, with three to ssh."""
+"""Files that the launcher has open for a job on other hosts, and at most for each of its processes: one may have an
+agent of its own, with three pipes to ssh."""
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
@@ -92,7 +92,7 @@ def run(job: Job, console: Optional[Console] = None) -> int:
 
 
 def _allow_files(job: Job) -> Optional[str]:
-    """Let the launcher have as many files open as agents on other hosts take; a warning, if it may not."""
+    """Let the launcher open as many files as agents on other hosts need; returns a warning if it may not."""
     files = FILES + FILES_PER_PROCESS * (job.num_workers + job.num_servers)
     if job.launcher == "local" or linux.allow_files(files):
         return None
@@ -169,8 +169,9 @@ class Supervisor:
         return verdict.exit_code
 
     def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How it went; None if nobody reads our output any more. What was kept `before` counts until it is known with
-        which checkpoint this one went on, which may have been an older one.
+        """How it went; None if nobody reads our output any more.
+
+        The last checkpoint of the attempt `before` counts until this one has said from which it resumed.
         """
         history = self.judge.history
         if self.verdict is None:
@@ -180,11 +181,11 @@ class Supervisor:
         return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
 
     def absent(self) -> List[Process]:
-        """The processes without which the job did not come up, if it failed for that."""
+        """The processes whose absence kept the job from coming up, if that is why it failed."""
         if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
             return []
         names = self.judge.absent()
-        if not self.job.least_workers:  # nobody else would do; one that has said what is wrong says it again
+        if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
             names = [name for name in names if self.judge.members[name].error is None]
         return [process for process in self.plan.processes if process.name in names]
 
@@ -208,7 +209,7 @@ class Supervisor:
             self._show_progress(time.monotonic())
 
     def _check_stores(self, verdict: Verdict) -> Verdict:
-        """The verdict, or a failure where several workers have succeeded and none has made a store or asked MPI."""
+        """The verdict, or a failure where workers have succeeded that have neither made a store nor asked MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
         if not verdict.finished or not expected or self.judge.met or self.mpi_asked or self._met_by_mxnet():
@@ -221,7 +222,7 @@ class Supervisor:
                                    message="\n".join(filter(None, [verdict.message, text])))
 
     def _met_by_mxnet(self) -> bool:
-        """Whether they had a store of MXNet's own, of which no report tells: then the scheduler ends by itself."""
+        """Whether the workers met in a store of MXNet's, which reports nothing: the scheduler then ends by itself."""
         scheduler = self.judge.members.get("scheduler")
         until = time.monotonic() + SCHEDULER_ENDS_WITHIN_S
         while scheduler and not scheduler.finished and time.monotonic() < until:
@@ -229,7 +230,7 @@ class Supervisor:
         return scheduler is not None and scheduler.finished
 
     def _check_growth(self, now: float) -> Optional[Verdict]:
-        """The end of this attempt at a checkpoint, if somebody is back whom it goes on without."""
+        """The end of this attempt at a checkpoint, if a missing host is back."""
         self.missing_hosts.ask(now)
         history = self.judge.history
         if history.saved in (self.kept, history.resumed):
@@ -240,7 +241,7 @@ class Supervisor:
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
-        """Show how the job stands, on the terminal and to those who watch it."""
+        """Show the job's status on the terminal and to `odsgd watch`."""
         if now - self.shown_at < SHOW_EVERY_S:
             return
         self.shown_at = now
@@ -256,11 +257,11 @@ class Supervisor:
                                     "rows": self.overview.table()})
 
     def _aside(self, what: str) -> ContextManager[None]:
-        """Of those that only observe the job: an error of theirs is said, and goes no further."""
+        """For what only observes the job: its errors are shown, and do no harm."""
         return aside.guarded(what, self.console.say)
 
     def _starting_text(self, now: float) -> str:
-        """What is waited for before the first iteration; where there is no terminal to show it on, it is said."""
+        """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
         coming_s = now - self.began_at
         text = self.judge.coming(coming_s) if coming_s > COMING_S else ""
         if text and not self.console.on_terminal["stderr"] and coming_s > self.say_at_s and self.judge.asked_at:
@@ -369,7 +370,7 @@ class Supervisor:
         """Leave nothing behind."""
         self.missing_hosts.close()
         self.agents.close()
-        for process in self.plan.processes:  # of an agent that was killed before its processes had met
+        for process in self.plan.processes:  # an agent may have been killed before its processes had met
             for path in process.files if process.host.here else ():
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)

@@ -27,7 +27,7 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job.commands import Signer, Verifier
 from kvstore.messages import codecs
 from odsgd.config.files import read_cluster
-from odsgd.config.launch import LaunchOptions, Workers
+from odsgd.config.launch import LaunchOptions, Workers, parse_resources
 from odsgd.config.train import TrainConfig
 from odsgd.lab.reproduce import results
 from odsgd.launch import command, messages
@@ -410,10 +410,6 @@ def test_a_stranger_at_the_port_for_agents(said: bytes) -> None:
     assert let_in == [False]
 
 
-def container(**options: Any) -> kubernetes.Container:
-    return kubernetes.container(LaunchOptions(num_workers=Workers(2, 2), launcher="kubernetes", image="i", **options))
-
-
 POD = "nodeSelector: {a: b}\nvolumes: [{name: x}]\ncontainers:\n- env: [{name: A}]\n  volumeMounts: []\n"
 
 
@@ -422,8 +418,9 @@ POD = "nodeSelector: {a: b}\nvolumes: [{name: x}]\ncontainers:\n- env: [{name: A
 def test_a_users_part_of_a_pod(content_and_resources: Tuple[bytes, str]) -> None:
     content, resources = content_and_resources
     path = str(written("pod.yaml", content))
-    holds(lambda: kubernetes.manifests(Job(("true",), 2, 1), container(pod=path)))
-    holds(lambda: container(resources=resources))
+    options = LaunchOptions(num_workers=Workers(2, 2), launcher="kubernetes", image="i", pod=path)
+    holds(lambda: kubernetes.manifests(Job(("true",), 2, 1), "n", options))
+    holds(lambda: parse_resources(resources))
 
 
 LINES = "cmd=init pmi_version=1\ncmd=put kvsname=t key=k value=v\ncmd=get kvsname=t key=k\ncmd=barrier_in\n"

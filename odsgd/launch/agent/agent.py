@@ -24,15 +24,15 @@ from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
 
 MAX_BACKLOG = 1 << 20
-"""Bytes not yet taken by the launcher, above which the processes' output is left in their pipes."""
+"""With more bytes that the launcher has not taken, the processes' output stays in their pipes."""
 ORPHANED_GRACE_S = 1.0
 KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
 BEATS_EVERY_S = 1.0
 
 
 class Agent:
-    """See the head of the module. Invariants: a child is in `children` from its start until its exit is queued; after
-    `stopping` is set no child is started; `run` returns only when `children` is empty or SIGKILL has not helped."""
+    """Invariants: a child is in `children` from its start until its exit is queued; after `stopping` is set no child is
+    started; `run` returns only when `children` is empty or SIGKILL has not helped."""
 
     def __init__(self, orders: Orders, channel: Channel) -> None:
         self.orders, self.channel = orders, channel
@@ -48,7 +48,7 @@ class Agent:
         self.paused = False
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
-        """Where servers and the scheduler work: empty, and this user's alone, whatever they are made to write."""
+        """Where servers and the scheduler work: empty, and for no other user, whatever they are made to write."""
         self.tunnel: Optional[TunnelProcess] = None
         self.mpi_memory: Set[str] = set()
         self.wakeup: Tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class Agent:
         self._sweep()
 
     def _patience_s(self) -> float:
-        """How long nothing need be looked at, unless there is news."""
+        """How long the loop may wait for news."""
         if self.stopping or self.channel.backlog or any(child.kill_at for child in self.children.values()):
             return 0.05
         return BEATS_EVERY_S / 4
@@ -152,7 +152,7 @@ class Agent:
             self.channel.send(messages.Report(child.name, report))
 
     def _warn_unreadable(self, child: Child, text: str) -> None:
-        """A line that two writers have mixed, or one cut off by a kill. What a process says next is whole again."""
+        """A line that two writers have mixed, or that a kill has cut off. The next line is whole again."""
         if not child.garbled:
             child.garbled = True
             self.channel.send(messages.HostWarning(
@@ -314,7 +314,7 @@ class Agent:
             time.sleep(0.01)
 
     def _listen_to_signals(self) -> None:
-        """They end a wait of the selector; of SIGCHLD, which tells that a process has ended, no more is asked."""
+        """A signal ends a wait of the selector. SIGCHLD needs no more: `_reap` looks for the process."""
         read_fd, write_fd = self.wakeup = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
@@ -325,7 +325,7 @@ class Agent:
         self.selector.register(read_fd, selectors.EVENT_READ, lambda: os.read(read_fd, CHUNK))
 
     def _close_signals(self) -> None:
-        """A pod has many agents, one after the other, so that each closes its files."""
+        """Close the files of the loop: a pod runs many agents, one after the other."""
         signal.set_wakeup_fd(-1)
         self.selector.close()
         for fd in self.wakeup:
@@ -333,7 +333,7 @@ class Agent:
 
 
 def _read_report(text: str) -> Optional[Dict[str, Any]]:
-    """One report; empty for an empty line, None for what is none."""
+    """One report; empty for an empty line, None for a line that is no report."""
     try:
         report = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -23,11 +23,11 @@ PROGRESS_EVERY_S = 0.1
 STACKS_WITHIN_S = 0.5
 """How long a process that hangs has to print its stacks."""
 SILENT_S = 3.0
-"""After so long without a beat the kernel is asked for the state of the process."""
+"""After this time without a beat the agent asks the kernel for the state of the process."""
 MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 MPI_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 MPI_PRIVATE = re.compile(r"(OMPI|PMI|PMIX|PRTE|HYDRA|HYDI|MPI|MPIR(?!_CVAR_)|MPIEXEC|GFORKER)_\w+")
-"""Variables by which mpirun speaks of the agent; a process that believed them would speak into its connection."""
+"""Variables in which mpirun describes the agent; a process that used them would write into the agent's connection."""
 
 unless_gone = contextlib.suppress(ProcessLookupError, PermissionError, FileNotFoundError)
 

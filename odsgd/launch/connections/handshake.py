@@ -1,11 +1,11 @@
-"""How an agent that something else has started finds its launcher; both sides.
+"""How an agent that another program has started finds its launcher; both sides.
 
-mpirun and srun mix the output of their ranks and forward stdin to the first only, so they carry nothing but the orders
-of all agents, in an environment variable. An agent connects to the launcher, is given a number, and answers with its
-rank and a proof that it knows the job's secret; from then on the connection is a `Channel`.
+mpirun and srun mix the output of their ranks and forward stdin only to the first, so they carry nothing but the orders
+of all agents, in an environment variable. An agent connects to the launcher, gets a number, and answers with its rank
+and a proof that it knows the job's secret; from then on the connection is a `Channel`.
 
-A pod of Kubernetes has the secret and no orders. It sends a number of its own as well, and is sent its orders with a
-proof that they come from the launcher and answer this very call.
+A pod of Kubernetes has the secret and no orders. It also sends a number, and gets its orders with a proof that they
+come from the launcher and answer this very call.
 """
 import base64
 import contextlib
@@ -41,7 +41,7 @@ def unpack(text: str) -> Dict[str, Any]:
 
 
 def receive_packed_orders(packed: str) -> Tuple[Dict[str, Any], int]:
-    """The agent's side: our orders, by our rank or node, and the descriptor of the connection."""
+    """The agent's side: its orders, found by its rank or node, and the descriptor of the connection."""
     orders = unpack(packed)
     rank = _rank(orders["nodes"])
     connection, _ = call_launcher(tuple(orders["launcher"]), orders["secret"], rank)
@@ -62,7 +62,7 @@ def _rank(nodes: Sequence[str]) -> int:
 
 
 def call_launcher(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[socket.socket, str]:
-    """The agent's side of the connection, and the number that it has sent; OSError if nobody is there."""
+    """The agent's side: the connection, and the number that the agent has sent; OSError if nobody is there."""
     connection = socket.create_connection(launcher, timeout=CONNECTED_WITHIN_S)
     nonce, own = _read_line(connection), secrets.token_hex(16)
     answer = {"rank": rank, "proof": _proof(secret, f"agent {rank} {nonce}"), "nonce": own}
@@ -72,7 +72,7 @@ def call_launcher(launcher: Tuple[str, int], secret: str, rank: int) -> Tuple[so
 
 
 class UnprovenConnection:
-    """The launcher's side: a connection until it has shown whose it is. Nothing here waits."""
+    """The launcher's side: a connection until its caller has proved that it is an agent. Never waits."""
 
     def __init__(self, connection: socket.socket, secret: str) -> None:
         self.connection, self.since, self._secret = connection, time.monotonic(), secret
@@ -82,13 +82,13 @@ class UnprovenConnection:
             connection.send(self._nonce.encode() + b"\n")
 
     def heard(self, expected: Collection[int]) -> Optional[Tuple[int, str]]:
-        """The rank of an agent that has come, and its number; None: it has not said all yet.
+        """The agent's rank and number; None: its answer is not complete yet.
 
-        OSError if it is none of ours, or one that has been here.
+        OSError if the caller is no agent of this job, or has called before.
         """
         while not self._line.endswith(b"\n"):
             try:
-                byte = self.connection.recv(1)  # one by one: what is behind the line is the channel's
+                byte = self.connection.recv(1)  # one by one: the bytes behind the line are the channel's
             except BlockingIOError:
                 return None
             if not byte or len(self._line) >= MAX_ANSWER:
@@ -110,7 +110,7 @@ def seal(orders: Orders, secret: str, nonce: str) -> SealedOrders:
 
 
 def receive_orders(connection: socket.socket, secret: str, nonce: str) -> Optional[Dict[str, Any]]:
-    """The agent's side; None if the launcher has hung up, as it does on one that it does not expect.
+    """The agent's side; None if the launcher has hung up, since it does not expect this agent.
 
     OSError for orders that are not the launcher's.
     """
@@ -131,7 +131,7 @@ def _proof(secret: str, text: str) -> str:
 
 
 def _read_line(connection: socket.socket, most: int = MAX_ANSWER) -> str:
-    """Byte by byte, since what is behind it is the channel's."""
+    """A line, read byte by byte: the bytes behind it are the channel's."""
     line = bytearray()
     while len(line) < most and not line.endswith(b"\n"):
         byte = connection.recv(1)

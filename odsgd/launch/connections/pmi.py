@@ -8,9 +8,8 @@ process asks one question at a time, a line each, and is answered with a line:
 
 Others ask for the limits, for the name of the table, and to leave.
 
-A process asks at PMI_FD, a socket without an address, of which its agent has the other end. The agent passes the lines
-on, as it does with all that a process says (`messages.py`); so nobody else can ask. Here is the launcher's part: a line
-and its sender go in, answers by rank come out.
+A process asks at PMI_FD, a socket without an address whose other end its agent has; so nobody else can ask. The agent
+passes the lines on (`messages.py`). Here is the launcher's part: a line and its sender go in, answers by rank come out.
 """
 import itertools
 import re
@@ -23,11 +22,11 @@ NAME_MAX, KEY_MAX, VALUE_MAX = 32, 64, 896
 """Bytes of the table's name, a key and a value. A line of MPICH has 1024: these three and 30 for the words between."""
 LINE_MAX = 1024
 MOST_PUTS = 1024
-"""Of one rank; MPICH makes about ten."""
+"""The most entries of one rank; MPICH makes about ten."""
 
 
 class Refused(Exception):
-    """This line is not part of the protocol; its sender is to be cut off."""
+    """A line that is not part of the protocol; its sender is to be cut off."""
 
 
 class Table:
@@ -41,7 +40,7 @@ class Table:
         self._values = {"PMI_process_mapping": mapping}
         self._puts = [0] * self.size
         self._waiting: Set[int] = set()
-        # MPICH names its shared memory by the table's name, so that no two jobs of a machine may have the same.
+        # MPICH names its shared memory by the table's name: no two jobs of a machine may have the same.
         self._name = "odsgd-" + secrets.token_hex(8)
         self._answers = {
             "init": "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1",
@@ -52,7 +51,7 @@ class Table:
             "finalize": "cmd=finalize_ack rc=0"}
 
     def answer(self, rank: int, line: str) -> Dict[int, str]:
-        """The answers that a rank's line leads to, by the rank to which they go."""
+        """The answers that follow from a rank's line, by the rank that gets them."""
         if len(line) > LINE_MAX:
             raise Refused("more than a line of PMI holds")
         words = _parse(line)
@@ -108,8 +107,8 @@ def _parse(line: str) -> Dict[str, str]:
 
 
 def aborts(line: str) -> Optional[int]:
-    """The exit code with which a process wants the job to end, as MPI_Abort does. It gets no answer: MPICH 4 waits for
-    one in vain, and 5 goes on to end with 0.
+    """The exit code with which a process wants the job to end (MPI_Abort); None for any other line. It gets no answer:
+    MPICH 4 waits for it in vain, and MPICH 5 would go on to end with 0.
 
     >>> aborts("cmd=abort exitcode=7 message=a few words"), aborts("cmd=barrier_in")
     (7, None)
@@ -119,13 +118,13 @@ def aborts(line: str) -> Optional[int]:
 
 
 def process_mapping(hosts: Sequence[Hashable]) -> str:
-    """Which ranks share a host, and so may share memory, in the manner of MPICH: blocks of (first host, hosts, ranks
-    on each), in the order of the ranks.
+    """Which ranks share a host, and so may share memory, as MPICH writes it: blocks of (first host, hosts, ranks on
+    each), in the order of the ranks.
 
     >>> process_mapping(["a", "a", "b", "b"]), process_mapping(["a", "b", "c", "c", "a"])
     ('(vector,(0,2,2))', '(vector,(0,2,1),(2,1,2),(0,1,1))')
 
-    A mapping too long for a value is told as a host for each rank: slower, and never wrong.
+    A mapping that is too long for a value becomes one host for each rank: slower, and never wrong.
     """
     numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
     blocks: List[Tuple[int, int, int]] = []

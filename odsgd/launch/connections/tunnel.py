@@ -1,24 +1,22 @@
 """The tunnel: carries a job's connections between hosts (`odsgd launch --secure`); a process beside each agent.
 
-No network reaches a process of such a job: they meet by sockets in the file system, those of MPI at ports of the
-loopback interface, which have the same names on all hosts (`plan.py`). For each socket of another host the tunnel here
-makes one of that name, a remote socket. What connects to it is led by TLS to the tunnel there, and from there to the
+No network reaches a process of such a job: processes meet by sockets in the file system, and MPI at ports of the
+loopback interface. Their names are the same on all hosts (`plan.py`). For each socket of another host the tunnel here
+makes a remote socket: a socket of that name. A connection to it goes by TLS to the tunnel there, and from there to the
 socket itself.
 
     worker → /tmp/NUMBER, a remote socket → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
     worker → 127.0.0.1:PORT, a remote socket → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
 
-A remote socket is for this user alone: a file by its mode, at a port by what the kernel knows of the other end. At a
-worker's own port there is MPI, which asks nobody; so other users of that very host reach it.
+A remote socket serves only this user: a file has its mode, and at a port the kernel knows the user at the other end.
+At a worker's own port MPI listens, which asks nobody; so other users of that very host reach it.
 
-A tunnel's port is the only one of the job on its host that others reach. Whoever comes there has to show the job's
-certificate, and so has the tunnel: one for each start of a job, signed by itself, which is all that either end trusts.
-Its key goes the way of the job's secret, by ssh to the agents' standard input. The cipher is that of TLS 1.3, by
-OpenSSL in Python's `ssl`.
+The tunnel's port is the only port of the job on its host that others reach. Both ends of a connection show the job's
+certificate, and trust no other. Each start of a job makes a new one, signed by itself. Its key travels as the job's
+secret does, by ssh to the agents' standard input. The cipher is TLS 1.3's, by OpenSSL in Python's `ssl`.
 
-A connection has a thread, which alone uses its TLS object: OpenSSL's may not be used by two at a time. The bytes pass
-outside Python's lock. Orders come from the agent, and words go to it, as lines of `messages.py`; when that
-ends, so does the tunnel.
+A connection has a thread of its own, since two threads may not use one TLS object of OpenSSL's at a time. The bytes
+pass outside Python's lock. The agent sends and gets messages (`messages.py`); when it ends, so does the tunnel.
 """
 import contextlib
 import errno
@@ -54,18 +52,18 @@ IGNORE_CLOCKS = 0x200000
 MADE_WITHIN_S = 30.0
 LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
 REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
-"""Until the other tunnel has been reached, and until a caller has shown the certificate and asked for a socket."""
+"""How long the way to another tunnel may take, and a caller to show the certificate and ask for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
-"""How long a socket may take to appear, whose process is still coming up."""
+"""How long a socket may take to appear while its process is still coming up."""
 MOST_UNPROVEN, UNDISTURBED_S = 64, 2.0
-"""Callers that have not shown the certificate yet; more wait to be accepted. One that is as old as that is closed for
-them; a tunnel of this job then calls again."""
+"""With more callers that have not shown the certificate, further ones wait. A caller of this age is then closed to make
+room; a tunnel of this job calls again."""
 ROOM_NBYTES = 128 * 1024
-"""Received at a time; a record of TLS has 16 KiB."""
+"""Most bytes received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
-"""After a way that was closed. ps-lite tries again at once."""
+"""Between two tries of a connection; ps-lite itself would try again at once."""
 FULL_S = 0.05
-"""Where there is no room for another caller, or no descriptor."""
+"""The pause where there is no room for another caller, or no descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
@@ -75,7 +73,7 @@ End = Union[socket.socket, ssl.SSLSocket]
 
 
 def new_certificate(openssl: Sequence[str]) -> str:
-    """A certificate for one job with its key, as PEM, which comes by a pipe."""
+    """A certificate for one job with its key, as PEM."""
     try:
         made = subprocess.run([*openssl, *OPENSSL], stdin=subprocess.DEVNULL, capture_output=True,
                               text=True, timeout=MADE_WITHIN_S)
@@ -89,7 +87,7 @@ def new_certificate(openssl: Sequence[str]) -> str:
 
 
 def place(sockets: Sequence[str]) -> str:
-    """What tells sockets of this host from another's: agents whose folder or network is one need no tunnel between."""
+    """A name for the folder or network of these sockets: agents with the same place need no tunnel between them."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         held_by = os.stat("/proc/self/ns/net" if any(map(_is_port, sockets)) else "/tmp")
         return f"{file.read().strip()} {held_by.st_dev} {held_by.st_ino}"
@@ -108,18 +106,18 @@ class Tunnel:
         self._remote: Dict[str, Tuple[socket.socket, bool]] = {}
         """What listens here for a socket of another host, and whether it is of use once all have met."""
         self._unproven: Dict[ssl.SSLSocket, float] = {}
-        """Who have not shown the certificate, in their order, and since when. Their threads take them out."""
+        """Callers that have not shown the certificate, oldest first, with their time. Their threads remove them."""
         self._full = False
         self._warned: Set[str] = set()
         self._warnings: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     @property
     def at(self) -> str:
-        """Where the other tunnels reach it."""
+        """The address at which the other tunnels reach this one."""
         return "{}:{}".format(*self._listener.getsockname())
 
     def serve(self, channel: Channel) -> None:
-        """Until the agent hangs up take those who come, and its orders."""
+        """Take callers and the agent's messages until the agent hangs up."""
         self._selector.register(channel.read_fd, selectors.EVENT_READ, functools.partial(self._read_orders, channel))
         beat_at = -math.inf
         while channel.open:
@@ -174,7 +172,7 @@ class Tunnel:
     def _carry_out(self, plain: socket.socket, remote: RemoteSocket) -> None:
         """Lead a connection on to the tunnel beside the remote socket.
 
-        Nothing of it leaves before that tunnel has let us in, so that nothing is lost where we have to ask again.
+        No byte of it leaves before that tunnel has let us in, so that nothing is lost where we have to call again.
         """
         deadline = time.monotonic() + THERE_WITHIN_S
         with plain, contextlib.suppress(OSError):
@@ -197,9 +195,9 @@ class Tunnel:
             raise
 
     def _let_in(self, at: str, number: int) -> Optional[ssl.SSLSocket]:
-        """The way to a socket, when the tunnel there has let us in; None if it did not, since too many came at once.
+        """A connection to a socket behind another tunnel; None if that tunnel had too many callers.
 
-        OSError if it is a stranger.
+        OSError if there is no way to it, or it is a stranger.
         """
         way = self._way(at)
         try:
@@ -230,7 +228,7 @@ class Tunnel:
             self._selector.unregister(self._listener)
 
     def _make_room(self) -> None:
-        """For those who wait to be taken."""
+        """Close old unproven callers where others wait."""
         if not self._full:
             return
         for guarded, since in list(self._unproven.items()):
@@ -250,11 +248,11 @@ class Tunnel:
                     carry(guarded, plain)
 
     def _asked(self, guarded: ssl.SSLSocket, caller: str) -> Optional[str]:
-        """The socket that a caller may go to; from then on it is not among the unproven ones."""
+        """The socket that a caller asks for, once the caller is proven; None if it is turned away."""
         try:
             guarded.do_handshake()
             name = self._sockets.get(NAME.unpack(_exactly(guarded, NAME.size))[0])
-            if name and self._unproven.pop(guarded, 0.0):  # else it had to go
+            if name and self._unproven.pop(guarded, 0.0):  # else it was closed to make room
                 guarded.sendall(LET_IN)
                 return name
         except ssl.SSLEOFError:  # it has gone
@@ -266,7 +264,7 @@ class Tunnel:
         return None
 
     def _warn(self, about: str, text: str) -> None:
-        """Once."""
+        """Warn once of each thing."""
         if about not in self._warned:
             self._warned.add(about)
             self._warnings.put(text)
@@ -279,7 +277,7 @@ class Flow:
         self.source, self.sink = source, sink
         self._room = memoryview(bytearray(ROOM_NBYTES))
         self.held = self._room[:0]
-        """What has been received and not sent on."""
+        """Received, and not sent on yet."""
         self.filled = self.ended = False
 
     def move(self) -> None:
@@ -306,10 +304,9 @@ class Flow:
 
 
 def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
-    """Bytes both ways between two ends, until one of them is closed; then the other is closed as well.
+    """Carry bytes both ways until one end is closed; all that it has sent is sent on before the other is closed.
 
-    All that a closed end has sent is sent on before. What speaks here, ZeroMQ, couriers and libfabric, does not close
-    one direction alone.
+    ZeroMQ, couriers and libfabric, which speak here, never close only one direction.
     """
     for end in (guarded, plain):
         end.setblocking(False)
@@ -322,7 +319,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
             flow.move()
             if flow.over:
                 return
-        # A full room may have left something in OpenSSL's, which the kernel knows nothing of.
+        # Where the room was full OpenSSL may hold more, of which the kernel knows nothing.
         if not any(flow.filled and not flow.held for flow in flows):
             for flow, back in (flows, flows[::-1]):
                 awaited = (0 if flow.held else select.POLLIN) | (select.POLLOUT if back.held else 0)
@@ -335,7 +332,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
 
 
 def _beside(lead: Callable[..., None], end: End, *arguments: object) -> bool:
-    """Have a thread of its own lead a connection; false, and it is closed, where there is no thread left."""
+    """Lead a connection on a thread of its own; where no thread is left close it and return false."""
     try:
         threading.Thread(target=lead, args=(end, *arguments), daemon=True).start()
     except RuntimeError:
@@ -345,7 +342,7 @@ def _beside(lead: Callable[..., None], end: End, *arguments: object) -> bool:
 
 
 def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of the end that is called, and of the one that calls. Both show the certificate and trust no other."""
+    """The contexts of the end that is called and of the calling end. Both show the certificate and trust no other."""
     contexts = []
     with tempfile.NamedTemporaryFile("w", prefix="odsgd-") as file:  # of mode 0600; OpenSSL reads keys from files only
         file.write(certificate)
@@ -373,14 +370,14 @@ def _number(name: str) -> int:
 
 
 def _unbound(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
-    """For a socket of this name, with the address that this is."""
+    """A new socket, and the address that this name stands for."""
     if not _is_port(name):
         return socket.socket(socket.AF_UNIX), name
     return socket.socket(), (LOOPBACK, _number(name))
 
 
 def bound(name: str) -> socket.socket:
-    """A socket of this name, which listens not yet. The process ends where there is one already."""
+    """A socket bound to this name, not listening yet. Ends the process where the name is taken."""
     made, address = _unbound(name)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a port, for MPI as well while nobody listens there
     try:
@@ -393,7 +390,7 @@ def bound(name: str) -> socket.socket:
 
 
 def _is_mine(link: socket.socket) -> bool:
-    """Whether the other end of a connection within this host is one of this user's."""
+    """Whether the other end of a connection within this host belongs to this user."""
     if link.family == socket.AF_UNIX:
         return True
     ends = [_in_table(*link.getpeername()), _in_table(*link.getsockname())]
@@ -403,7 +400,7 @@ def _is_mine(link: socket.socket) -> bool:
 
 
 def _in_table(address: str, port: int) -> str:
-    """As the kernel writes it."""
+    """An address as the kernel writes it in its table."""
     return f"{struct.unpack('=I', socket.inet_aton(address))[0]:08X}:{port:04X}"
 
 

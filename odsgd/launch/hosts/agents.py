@@ -22,16 +22,16 @@ TICK_S = 0.1
 """Between two looks at the time, and at the signals, which end no wait."""
 PING_EVERY_S = 10.0
 PATIENCE_S = 1.0
-"""How long all carriers of lost connections together may take to end and say why; the loop is deaf meanwhile."""
+"""How long the carriers of lost connections may take to end and say why, all together; the loop is deaf meanwhile."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
-"""How long an agent may take to end after the connection has been closed on it; one that has never spoken."""
+"""How long an agent may take to end after its connection has been closed; an agent that has never spoken."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
 """Launchers whose agents come by themselves."""
 
 
 class Events(NamedTuple):
-    """Whom the agents' news reach."""
+    """The functions that the agents' news go to."""
 
     heard: Callable[[AgentConnection, Sequence[Message]], object]
     lost: Callable[[str, List[Process], str, List[str]], object]
@@ -56,7 +56,7 @@ class Agents:
         self._pinged_at = time.monotonic()
 
     def open(self) -> None:
-        """Start an agent on each host, or what starts it there."""
+        """Start an agent on each host, or the program that starts it there."""
         hosts = list(dict.fromkeys(process.host for process in self.plan.processes))
         if self.job.launcher in LISTENERS:
             self._listener = LISTENERS[self.job.launcher](self.job, self.plan)
@@ -192,6 +192,6 @@ class Agents:
             self._selector.unregister(stream.fd)
 
     def show(self, label: str, text: str, stream: str) -> None:
-        """Show a line of an agent or of its carrier, and keep it in case that this one is lost."""
+        """Show a line of an agent or of its carrier, and keep it for the message that the agent is lost."""
         self._last_lines[label].append(text)
         self.events.show(label, text, stream)

@@ -1,7 +1,6 @@
-"""Whether the hosts of a job can take part in it: all are asked at once, before anything is started.
+"""Asks all hosts of a job at once whether they can take part in it, before anything is started.
 
-A question is one line for a host's shell, whichever it is. What is missing there comes back on its output; where there
-is no answer, ssh has said why.
+A question is one line for any shell. The host answers with what it lacks; without an answer ssh has said why.
 """
 import contextlib
 import os
@@ -25,7 +24,7 @@ MISSING, READY = "odsgd misses ", "odsgd has looked"
 def check_hosts(job: Job) -> None:
     """ReachError, with a line for each host that cannot take part.
 
-    Hosts of a job that may do with fewer workers are not asked: it leaves out those that do not come.
+    A job that can do with fewer workers asks no host: it leaves out the hosts that do not come.
     """
     if job.launcher != "ssh" or job.least_workers:
         return
@@ -34,7 +33,7 @@ def check_hosts(job: Job) -> None:
     with futures.ThreadPoolExecutor(min(len(hosts), AT_A_TIME)) as pool:
         try:
             found = [why for why in pool.map(lambda host: _ask(job, host, given_up), hosts) if why]
-        finally:  # after Ctrl-C, too: the pool waits for those that are being asked
+        finally:  # after Ctrl-C, too: the pool waits for its threads
             given_up.set()
     if found:
         raise ReachError("\n  ".join([f"{len(found)} of {len(hosts)} hosts cannot take part; nothing was started",
@@ -42,7 +41,7 @@ def check_hosts(job: Job) -> None:
 
 
 def _ask(job: Job, host: Host, given_up: threading.Event) -> Optional[str]:
-    """What is wrong with a host; None: nothing."""
+    """What is wrong with a host; None if nothing is."""
     within_s = min(job.startup_timeout_s or ANSWERED_WITHIN_S, ANSWERED_WITHIN_S)
     try:
         asked = subprocess.Popen([*ssh_to(job, host), host.target, question(job)], stdin=subprocess.DEVNULL,
@@ -62,7 +61,7 @@ def _ask(job: Job, host: Host, given_up: threading.Event) -> Optional[str]:
 
 def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threading.Event
             ) -> Optional[Tuple[bytes, bytes]]:
-    """What it has said on both streams. None, and it is ended with its children: not in time, or no longer wanted."""
+    """Its output on both streams. If it is late, or no longer wanted: None, and it is killed with its children."""
     while time.monotonic() < deadline and not given_up.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
             return asked.communicate(timeout=LOOK_EVERY_S)
@@ -72,7 +71,7 @@ def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threadi
 
 
 def question(job: Job) -> str:
-    """What a host is asked; in sh, which every shell can run. What will be copied to it is not asked for."""
+    """The question, in sh, which every shell can run. Files that will be copied to the host are left out."""
     looks: List[str] = []
     there = [path for path in job.reads if not job.sync_dst_dir or os.path.isabs(elsewhere(path, job))]
     if not job.sync_dst_dir:

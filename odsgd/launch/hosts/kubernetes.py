@@ -7,14 +7,13 @@
 A pod that fails fails the job, since the launcher in pod 0 has then said why. With --max-restarts a pod that Kubernetes
 itself takes away (a drained node) comes again, and the launcher starts the processes anew.
 """
-import re
 import secrets
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List
 
 import yaml
 
@@ -32,42 +31,18 @@ MODULE = "odsgd.launch.pod"
 AGENTS_PORT = 9370
 """Of pod 0; below the ports that processes choose freely."""
 APPLIED_WITHIN_S = 120.0
-LONGEST_NAME = 52  # a pod's name is the job's with its number and a few letters; 63 are allowed
-LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-RESOURCE = re.compile(r"(?:[a-z0-9][-a-z0-9.]*/)?[A-Za-z0-9][-\w.]*", re.ASCII)
-QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|[KMGTPE]i?)?", re.ASCII)
 SHARED_MEMORY, OURS = "shared-memory", "app.kubernetes.io/instance"
-"""Names of the volume for it, and of the label that all of a job have."""
+"""Names of the volume for shared memory, and of the label that everything of a job has."""
 
 
-class Container(NamedTuple):
-    """What the flags say of a job's pods."""
-
-    image: str
-    name: str
-    namespace: Optional[str] = None
-    resources: Dict[str, str] = {}
-    pod: Manifest = {}
-
-
-def container(options: LaunchOptions) -> Container:
-    """The flags, checked."""
+def submit(job: Job, options: LaunchOptions) -> int:
+    """Show the manifests, or hand them to kubectl; return the exit code."""
     if not options.image:
         raise ConfigError("--launcher kubernetes needs --image IMAGE: a container image with odsgd and what the "
                           "workers' command needs (docs/how-to/containers.md)")
     name = options.name or f"odsgd-{secrets.token_hex(3)}"
-    for flag, label in (("--name", name), ("--namespace", options.namespace)):
-        if label is not None and not (LABEL.fullmatch(label) and len(label) <= LONGEST_NAME):
-            raise ConfigError(f"{flag} {shown(label)}: expected small letters, digits and `-`, a letter first, at most "
-                              f"{LONGEST_NAME} of them")
-    return Container(options.image, name, options.namespace, _resources(options.resources or ""),
-                     _pod(options.pod) if options.pod else {})
-
-
-def submit(job: Job, container: Container, dry_run: bool) -> int:
-    """Show the manifests, or hand them to kubectl; return the exit code."""
-    text = yaml.safe_dump_all(manifests(job, container), sort_keys=False)
-    if dry_run:
+    text = yaml.safe_dump_all(manifests(job, name, options), sort_keys=False)
+    if options.dry_run:
         print(text, end="")
         return 0
     kubectl = program("ODSGD_KUBECTL", "kubectl")
@@ -83,60 +58,54 @@ def submit(job: Job, container: Container, dry_run: bool) -> int:
         said = " ".join(done.stderr.split()) or "no reason given"
         print(f"odsgd launch: kubectl apply ended with exit code {done.returncode}: {said}", file=sys.stderr)
         return EXIT_FAILURE
-    where = f" -n {container.namespace}" if container.namespace else ""
-    print(f"odsgd launch: Kubernetes has job {container.name}; its output: kubectl logs{where} -f --tail=-1 -l "
-          f"{OURS}={container.name},batch.kubernetes.io/job-completion-index=0", file=sys.stderr)
+    where = f" -n {options.namespace}" if options.namespace else ""
+    print(f"odsgd launch: Kubernetes has job {name}; its output: kubectl logs{where} -f --tail=-1 -l "
+          f"{OURS}={name},batch.kubernetes.io/job-completion-index=0", file=sys.stderr)
     return 0
 
 
-def manifests(job: Job, container: Container) -> List[Manifest]:
-    """Everything that Kubernetes is told of a job."""
+def manifests(job: Job, name: str, options: LaunchOptions) -> List[Manifest]:
+    """Everything that Kubernetes needs to know of a job of this name."""
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    labels = {"app.kubernetes.io/name": "odsgd", OURS: name}
+    metadata = {"name": name, **namespace, "labels": labels}
+    template = {"metadata": {"labels": dict(labels)}, "spec": _pod_spec(job, name, options)}
     return [
-        {"apiVersion": "v1", "kind": "Secret", "metadata": _about(container), "type": "Opaque",
+        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque",
          "stringData": {"secret": secrets.token_hex(32)}},
-        {"apiVersion": "v1", "kind": "Service", "metadata": _about(container),
-         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {OURS: container.name},
+        {"apiVersion": "v1", "kind": "Service", "metadata": metadata,
+         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {OURS: name},
                   "ports": [{"name": "launcher", "port": AGENTS_PORT}]}},
-        {"apiVersion": "batch/v1", "kind": "Job", "metadata": _about(container), "spec": _job_spec(job, container)}]
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": _job_spec(job, template)}]
 
 
-def _about(container: Container) -> Manifest:
-    namespace = {"namespace": container.namespace} if container.namespace else {}
-    return {"name": container.name, **namespace, "labels": _labels(container)}
-
-
-def _labels(container: Container) -> Dict[str, str]:
-    return {"app.kubernetes.io/name": "odsgd", OURS: container.name}
-
-
-def _job_spec(job: Job, container: Container) -> Manifest:
+def _job_spec(job: Job, template: Manifest) -> Manifest:
     spec: Manifest = {"completionMode": "Indexed", "completions": job.num_workers, "parallelism": job.num_workers,
                       "backoffLimit": job.max_restarts}
     if job.max_restarts:
         spec["podFailurePolicy"] = {"rules": [
             {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": [0]}}]}
-    return {**spec, "template": {"metadata": {"labels": _labels(container)}, "spec": _pod_spec(job, container)}}
+    return {**spec, "template": template}
 
 
-def _pod_spec(job: Job, container: Container) -> Manifest:
-    """Ours on top of the user's, whose first container is the one that we run in."""
-    theirs = dict(container.pod)
+def _pod_spec(job: Job, name: str, options: LaunchOptions) -> Manifest:
+    """Our part of a pod on top of the user's, whose first container runs the job."""
+    theirs = _pod(options.pod) if options.pod else {}
     first, *others = theirs.pop("containers", None) or [{}]
-    ours = {**first, "name": first.get("name", "odsgd"), "image": container.image,
+    ours = {**first, "name": first.get("name", "odsgd"), "image": options.image,
             "command": ["python3", "-m", MODULE],
-            "env": [*_environment(job, container), *(first.get("env") or [])],
+            "env": [*_environment(job, name), *(first.get("env") or [])],
             "volumeMounts": [*(first.get("volumeMounts") or []), {"name": SHARED_MEMORY, "mountPath": "/dev/shm"}]}
-    if container.resources:
-        ours["resources"] = {"requests": dict(container.resources), "limits": dict(container.resources)}
+    if options.resources:
+        ours["resources"] = {"requests": dict(options.resources), "limits": dict(options.resources)}
     return {"terminationGracePeriodSeconds": int(job.grace_s) + 25, **theirs,
-            "subdomain": container.name, "restartPolicy": "Never", "enableServiceLinks": False,
+            "subdomain": name, "restartPolicy": "Never", "enableServiceLinks": False,
             "containers": [ours, *others],
             "volumes": [*(theirs.get("volumes") or []), {"name": SHARED_MEMORY, "emptyDir": {"medium": "Memory"}}]}
 
 
-def _environment(job: Job, container: Container) -> List[Manifest]:
-    name = container.name
+def _environment(job: Job, name: str) -> List[Manifest]:
     first = pod_names(name, 1)[0]
     launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
     return [{"name": "ODSGD_LAUNCH", "value": launch},
@@ -146,25 +115,9 @@ def _environment(job: Job, container: Container) -> List[Manifest]:
 
 
 def words(job: Job) -> List[str]:
-    """The options and the command that make this job in a pod, where variables have no values of ours."""
+    """The options and the command that make this job in a pod, which has none of this process's variables."""
     servers = "auto" if job.servers_beside_workers else str(job.num_servers)
     return ["-n", str(job.num_workers), "-s", servers, *launch.words(job), *job.command]
-
-
-def _resources(text: str) -> Dict[str, str]:
-    """`cpu=4,memory=8Gi,nvidia.com/gpu=1`.
-
-    >>> _resources("cpu=500m,nvidia.com/gpu=1")
-    {'cpu': '500m', 'nvidia.com/gpu': '1'}
-    """
-    found = {}
-    for part in filter(None, text.split(",")):
-        name, _, quantity = part.partition("=")
-        if not RESOURCE.fullmatch(name) or not QUANTITY.fullmatch(quantity) or name in found:
-            raise ConfigError(f"--resources: cannot read `{shown(part)}`; expected NAME=QUANTITY once each, as in "
-                              "cpu=4,memory=8Gi,nvidia.com/gpu=1")
-        found[name] = quantity
-    return found
 
 
 def _pod(path: str) -> Manifest:
@@ -181,7 +134,7 @@ def _pod(path: str) -> Manifest:
 
 
 class PodListener(AgentListener):
-    """Its agents bring nothing but the secret: they are given their orders, without it."""
+    """Its agents have nothing but the secret, and get their orders without it."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self.job = job

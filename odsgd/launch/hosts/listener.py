@@ -1,4 +1,4 @@
-"""The port at which agents call that something else has started: mpirun, srun or Kubernetes."""
+"""The port at which agents call the launcher, where mpirun, srun or Kubernetes has started them."""
 import errno
 import functools
 import os
@@ -16,23 +16,23 @@ from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job, Plan, Process
 
 ANSWERED_WITHIN_S = 30.0
-"""How long a connection has to prove that it is an agent's, which may start on a busy machine. Nothing waits for it."""
+"""How long a caller has to prove that it is an agent, which may start on a busy machine. Nothing waits for it."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
-"""Unproven connections beside the agents that are awaited. Beyond these, one that is as old as that makes room."""
+"""Unproven connections beside those of the expected agents. With more, a connection of this age makes room."""
 AGAIN_S = 0.5
-"""For so long nobody is let in where too many files are open; the loop would turn for nothing else."""
+"""How long the port stays shut after too many files were open; else the loop would turn for nothing else."""
 BACKLOG = 1024
 
 
 class ExpectedAgent(NamedTuple):
-    """Where an agent will be, and its processes. An agent tells its number in the list of those expected."""
+    """Where an agent will be, and its processes. An agent names itself by its place in the list."""
 
     label: str
     processes: List[Process]
 
 
 class AgentListener:
-    """Where they call. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
+    """The port. Invariant: `waiting` has the numbers of the expected agents that have not come yet."""
 
     def __init__(self, expected: Sequence[ExpectedAgent], secret: str, address: str, port: int = 0) -> None:
         self.expected, self.secret = expected, secret
@@ -45,15 +45,12 @@ class AgentListener:
         self._full, self._again_at = False, 0.0
 
     def serve(self, selector: selectors.BaseSelector, arrived: Callable[[AgentConnection], object]) -> None:
-        """Become a part of the loop that asks `selector` and calls the functions it finds there.
-
-        `arrived` is called with each agent that has come and proved that it is one. Nothing here waits.
-        """
+        """Become a part of the loop over `selector`; call `arrived` with each agent that has proved itself."""
         self._selector, self._arrived = selector, arrived
         selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
-        """Turn away those who have been silent for too long, and make room for those who wait to be taken."""
+        """Turn away callers that have been silent for too long, and let others in where there is room again."""
         within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
         for unproven in self._unproven[:]:
             if time.monotonic() - unproven.since > within_s:
@@ -80,7 +77,7 @@ class AgentListener:
             self._fill()
 
     def _fill(self) -> None:
-        """Nobody else is let in for now."""
+        """Let nobody else in for now."""
         self._full = True
         self._selector.unregister(self.socket)
 
@@ -96,19 +93,19 @@ class AgentListener:
             self._arrived(self._connected(self._take(unproven), *agent))
 
     def _take(self, unproven: handshake.UnprovenConnection) -> socket.socket:
-        """Its socket, which is then not among the unproven ones any more."""
+        """Take a connection off the unproven ones; returns its socket."""
         self._unproven.remove(unproven)
         self._selector.unregister(unproven.connection)
         return unproven.connection
 
     def take_missing(self) -> List[Process]:
-        """The processes of the agents that have not come, which are not waited for any more."""
+        """The processes of the agents that have not come; nobody waits for them any more."""
         missing = [process for number in sorted(self.waiting) for process in self.expected[number].processes]
         self.waiting.clear()
         return missing
 
     def close(self) -> None:
-        """Nobody is let in any more."""
+        """Shut the port."""
         for unproven in self._unproven:
             unproven.connection.close()
         self.socket.close()
@@ -124,8 +121,8 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
           nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> AgentListener:
     """Have a program start the agents; it carries their orders in its environment, and nothing on its command line.
 
-    `command`: without the agent's own; `family`: what it belongs to, for messages. `nodes`: the agents' names, where
-    agents know theirs and no number. `env`: on top of the program's environment.
+    `command`: the program's words, without the agent's; `family`: of such programs, for messages; `nodes`: the agents'
+    names, where an agent knows its name and no number; `env`: on top of the program's environment.
     """
     listener = AgentListener(expected, plan.secret, plan.root[0])
     packed = handshake.pack({

@@ -1,4 +1,4 @@
-"""The hosts that a job goes on without, and whether they are back (`odsgd launch -n MIN:MAX --grow`)."""
+"""The hosts that a job has had to leave out, and whether they are back (`odsgd launch -n MIN:MAX --grow`)."""
 import subprocess
 from typing import Dict, Iterable, List, Set
 
@@ -8,11 +8,11 @@ from odsgd.launch.plan import Job
 
 ASKED_EVERY_S = 10.0
 ANSWERED_WITHIN_S = 30.0
-"""A host that lets us in and then says nothing is not back."""
+"""A host that accepts a connection and then says nothing is not back."""
 
 
 class MissingHosts:
-    """Each is asked by ssh now and then, from `since` on; the launching machine is always there."""
+    """Asks each host by ssh now and then, from `since` on; the launching machine is always there."""
 
     def __init__(self, job: Job, hosts: Iterable[Host], since: float) -> None:
         self._job, self.hosts, self._ask_at = job, list(hosts), since
@@ -20,7 +20,7 @@ class MissingHosts:
         self._back: Set[Host] = set()
 
     def ask(self, now: float) -> None:
-        """Hear the answers that are there; ask again, if it is time."""
+        """Take the answers that have come; ask again, if it is time."""
         for host, question in list(self._asked.items()):
             if now > self._ask_at - ASKED_EVERY_S + ANSWERED_WITHIN_S:
                 question.kill()
@@ -35,7 +35,7 @@ class MissingHosts:
 
     @property
     def back(self) -> List[Host]:
-        """Those that have answered, the last time that they were asked."""
+        """The hosts that have answered the last question."""
         return [host for host in self.hosts if host in self._back]
 
     def close(self) -> None:

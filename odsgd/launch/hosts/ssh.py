@@ -1,7 +1,7 @@
-"""How an agent gets onto a host: a subprocess or ssh, or a program that has it call us (`listener.py`).
+"""How an agent gets onto a host: as a subprocess, by ssh, or by a program that has it call us (`listener.py`).
 
-Each way ends in an `AgentConnection`. The job's secret never stands on a command line, where every user of a machine
-can read it: a subprocess and ssh get their orders on stdin; mpirun and srun take them over in an environment variable.
+Each way ends in an `AgentConnection`. The job's secret never stands on a command line, which every user of a machine
+can read: a subprocess and ssh get their orders on stdin; mpirun and srun carry them in an environment variable.
 """
 import os
 import shlex
@@ -21,14 +21,14 @@ from odsgd.launch.messages import Channel, Orders, ProcessOrders, RemoteSocket, 
 from odsgd.launch.plan import Job, Plan, Process
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
-"""At its usual level ssh tells of each new host that it now knows it, in the middle of the job's output."""
+"""At its usual level ssh announces each new host in the middle of the job's output."""
 CONNECTED_WITHIN_S = 30
 NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
-"""A host that ssh has never met is taken, one whose key has changed is not. With --secure the job's secret goes to
-hosts that ssh knows, and to no others."""
+"""ssh accepts a host that it has never met, and refuses a host whose key has changed. With --secure it refuses both:
+the job's secret goes only to hosts that ssh knows."""
 SILENCE_S = 300.0
-"""A remote agent that has heard nothing for so long is cut off, and ends its processes. Long, since a launcher whose
-output is not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
+"""After this silence of its launcher a remote agent ends its processes. It is long, since a launcher whose output is
+not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
 ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
@@ -44,26 +44,26 @@ class AgentConnection:
     host: str
     processes: List[Process]
     channel: Channel
-    carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; none for a socket
+    carrier: "Optional[subprocess.Popen[bytes]]" = None  # the local process that carries the channel; None: a socket
     carrier_name: str = "its agent"
     tunnel: str = ""  # where its tunnel listens
-    place: str = ""  # of its sockets, which it may share with another
+    place: str = ""  # the folder or network of its sockets, which it may share with another agent
     reaches_others: bool = False  # its tunnel has made the sockets of other hosts
     greeted: bool = False  # the agent has spoken: there may be processes of the job there
     ended: bool = False  # the agent has said that nothing is left there
 
     @property
     def occupied(self) -> bool:
-        """Whether something of the job is still there, and an agent that will say when it is not."""
+        """Whether something of the job is still there, with an agent that will say when it has gone."""
         return self.channel.open and self.greeted and not self.ended
 
     def wake(self) -> None:
-        """An agent of this machine that has been stopped could not end its processes."""
+        """Have a stopped agent of this machine go on, so that it can end its processes."""
         if self.carrier and self.carrier.poll() is None:
             self.carrier.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Hang up, once; an agent that has not been told to stop does so now."""
+        """Hang up, once; the agent then ends its processes if it has not yet."""
         self.channel.close()
         if self.carrier and self.carrier.stdin:
             self.carrier.stdin.close()
@@ -72,12 +72,12 @@ class AgentConnection:
 
 
 def program(variable: str, default: str) -> List[str]:
-    """The words that run a program, which the user may replace by a variable."""
+    """The words that run a program; the user may set others in this variable."""
     return shlex.split(os.environ.get(variable, "")) or [default]
 
 
 def check_programs(job: Job) -> None:
-    """Refuse a job, before anything has been started, for which this machine lacks a program."""
+    """ConfigError, before anything has been started, if this machine lacks a program that the job needs."""
     needed = {"ssh": "ODSGD_SSH"} if job.launcher == "ssh" else {}
     if job.secure:
         needed["openssl"] = "ODSGD_OPENSSL"
@@ -90,7 +90,7 @@ def check_programs(job: Job) -> None:
 
 
 def check_tunnels(job: Job, root: str) -> None:
-    """Refuse a job whose tunnels would listen at one port of one machine; that at `root` has one for the scheduler."""
+    """ConfigError if two tunnels would listen at one port of one machine; the machine at `root` has the scheduler's."""
     known = {root: "the launching machine"} if job.num_servers else {}
     workers, servers = planning.place(job)
     for host in dict.fromkeys([*workers, *servers]) if job.secure and job.port else ():
@@ -105,7 +105,7 @@ def check_tunnels(job: Job, root: str) -> None:
 
 
 def orders(job: Job, processes: Sequence[Process], remote: bool, tunnel: Optional[TunnelOrders] = None) -> Orders:
-    """The orders to the agent of these processes; variables that all of them have stand there once."""
+    """The orders to the agent of these processes; variables that all of them share are sent once."""
     shared = dict(set.intersection(*(set(process.env.items()) for process in processes))) if processes else {}
     own = [ProcessOrders(process.name, list(process.command),
                          {name: value for name, value in process.env.items() if name not in shared})
@@ -123,7 +123,7 @@ def tunnel_orders(job: Job, plan: Plan, host: Host) -> TunnelOrders:
 
 
 def remote_sockets(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[RemoteSocket]]]:
-    """The sockets that each tunnel stands for. Where agents share their sockets the first makes them for all."""
+    """The remote sockets of each tunnel. Where agents share a place the first tunnel makes them for all."""
     firsts = {agent.place: agent for agent in reversed(agents)}
     return [(one, [RemoteSocket(name, other.tunnel, lasting) for other in agents
                    if one is firsts[one.place] and other.place != one.place for process in other.processes
@@ -142,31 +142,31 @@ def open_ssh(job: Job, plan: Plan, host: Host) -> AgentConnection:
 
 
 def working_directory(job: Job) -> str:
-    """Of the job's processes on other hosts."""
+    """The working directory of the job's processes on other hosts."""
     return job.sync_dst_dir or os.getcwd()
 
 
 def remote_command(job: Job) -> str:
-    """One line for the shell over there, whichever it is: `cd`, `&&` and `env` are the same in sh and csh."""
+    """One line for any shell on the host: `cd`, `&&` and `env` are the same in sh and csh."""
     path = planning.package_path(job)
     words = [*(["env", f"PYTHONPATH={path}"] if path else []), job.remote_python, *AGENT]
     return f"cd {shlex.quote(working_directory(job))} && exec {' '.join(map(shlex.quote, words))}"
 
 
 def ask(job: Job, host: Host) -> "subprocess.Popen[bytes]":
-    """Whether a host can be reached: ends with 0 if it can."""
+    """A process that ends with 0 if the host can be reached."""
     return subprocess.Popen([*ssh_to(job, host, ANSWERS_WITHIN_S), host.target, "true"],
                             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                             start_new_session=True)
 
 
 def ssh_to(job: Job, host: Host, within_s: int = CONNECTED_WITHIN_S) -> List[str]:
-    """The words before a host's name."""
+    """The words of a command line up to the host's name."""
     return [*ssh(job.secure, within_s), *(["-p", str(host.port)] if host.port else [])]
 
 
 def ssh(known_hosts: bool, within_s: int) -> List[str]:
-    """The words that run ssh; with `known_hosts` it goes to hosts whose keys it knows, and to no others."""
+    """The words that run ssh; with `known_hosts` it refuses hosts whose keys it does not know."""
     return [*program("ODSGD_SSH", "ssh"), *(() if known_hosts else NEW_HOST_KEY), *SSH_OPTIONS,
             "-o", f"ConnectTimeout={within_s}"]
 
@@ -199,7 +199,7 @@ def synchronise(job: Job) -> None:
                 raise ConfigError(f"--sync-dst-dir: cannot run {command[0]}: {error.strerror}") from None
         for host, copy in copies:
             complaint = copy.communicate()[1].decode("utf-8", "replace").strip().splitlines()
-            if copy.returncode:  # the first line has the cause; those after it are rsync's, that it has failed
+            if copy.returncode:  # the first line has the cause; the others only say that rsync has failed
                 raise ReachError(f"copying the working directory to {host.target}:{job.sync_dst_dir} failed: "
                                  f"rsync ended with exit code {copy.returncode}"
                                  + (f": {complaint[0]}" if complaint else ""))

@@ -8,9 +8,9 @@ from typing import Deque, Optional, Sequence, Tuple
 from kvstore.errors import EXIT_DEADLINE, EXIT_FAILURE
 
 TAIL_LINES = 20
-IMPORT_FAILS = "has no attribute 'bool'"  # of a script that imports MXNet before us
+IMPORT_FAILS = "has no attribute 'bool'"  # in a script that imports MXNet before odsgd
 STRANGER = re.compile(r"ps-lite/src/.*Check failed: (pb\.ParseFromArray|zmq_msg_more|send_bytes|.*to wait App)")
-"""So ps-lite ends at bytes that no process of a job would send; all of a job's processes run the same version of it."""
+"""ps-lite's last line when it has read bytes that no process of a job would send."""
 
 _PHASES = ("waiting", "running", "connecting", "joined", "done", "ended")
 
@@ -26,7 +26,7 @@ class Member:
     pid: Optional[int] = None
     code: Optional[int] = None
     error: Optional[str] = None
-    asked: bool = False  # for the others
+    asked: bool = False  # it has asked for the others
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
@@ -51,7 +51,7 @@ class Member:
 
     @property
     def missing(self) -> bool:
-        """Whether the others have not heard of it, and will not if it has ended."""
+        """Whether the others cannot meet it: it has not asked for them, or it ended before they met."""
         return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
 
     @property
@@ -92,7 +92,7 @@ class Failure:
     text: str = ""
     admits_other_cause: bool = False  # its report says that another process is to blame
     aborted: int = 0  # the exit code with which its MPI wants the job to end
-    exit_code: Optional[int] = None  # with a text of its own; else its manner of death has one
+    exit_code: Optional[int] = None  # the job's, where the way in which the process ended does not give one
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
 
@@ -103,7 +103,7 @@ class Failure:
 
     @property
     def killed(self) -> bool:
-        """Whether it was killed by somebody else, which no process does to itself."""
+        """Whether it got a SIGKILL, which no process sends to itself."""
         return self.member is not None and self.member.code == -signal.SIGKILL
 
     @property
@@ -118,7 +118,7 @@ class Failure:
 
     @property
     def _unexplained_code(self) -> int:
-        """The exit code of a process, or of its MPI, that has not reported why; else 0."""
+        """The exit code of a process (or of its MPI) that has not reported a reason; else 0."""
         return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
 
     @property

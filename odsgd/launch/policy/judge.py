@@ -1,29 +1,28 @@
 """When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
 
     phase of a process   waiting → running → connecting → joined → done → ended
-                         (`running` on: it has a pid; `connecting`: it asks for the others; `joined`: they are there)
+                         (from `running` on it has a pid; `connecting`: it asks for the others; `joined`: they have met)
 
 The rules, in the order in which `tick` applies them:
 
 1. A signal to the launcher ends the job.
-2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for other
-   failures that belong to it, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the
-   first failure. A report counts when it is made. An expired deadline (exit code 75), or a report that calls itself a
-   consequence, yields to any other failure: a process that misses another one did not kill it. Without a
-   report an exit code or an abort yields to a crash, and all of these to a SIGKILL: MPI ends the processes that have
-   lost one, or crashes in them, and two ends at once are seen in any order.
-   With `on_worker_loss="continue"` failures that can be spared make lost workers instead, told by `take_lost`, and the
-   job goes on: those of workers, which have ended, after the job was up, and not of all of them. If one of the failures
-   that belong together cannot be spared, none is.
-3. All workers that are not lost ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
-   succeeded, unless one of them has ended badly: the exit code is then that one's. The scheduler, which only introduced
-   the others to each other and hears no farewell, is not waited for.
-   A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` tells which are to be ended.
+2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for further
+   failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
+   counts when it is made. A secondary failure yields to any other: an expired deadline (exit code 75), or a report that
+   blames another process, since a process that misses another one did not kill it. Without a report an exit code or an
+   abort yields to a crash, and all three to a SIGKILL: MPI ends the processes that have lost a peer, or crashes in
+   them, and two ends at once are seen in any order.
+   With `on_worker_loss="continue"` the job goes on without the workers that have failed (`take_lost`), if it was up,
+   they have ended, and a worker is left. If one failure of a group cannot be spared, the whole group counts.
+   A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
+3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
+   succeeded. If a server has ended badly its exit code is the job's. Nobody waits for the scheduler, which only
+   introduced the others to each other and hears no farewell.
 4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
-5. Not all have joined within the startup timeout: a failure, with a table of where each process stands. When the
-   scheduler and all servers have joined all workers have, since ps-lite lets all of them go on at once; so a worker
-   that never reports, a plain MXNet script, is not missed. Without servers all are there that run, until a worker asks
-   for the others, at any time: the timeout counts from then on.
+5. Not all have joined within the startup timeout: a failure, with a table of the processes' states. When the scheduler
+   and all servers have joined, all workers have: ps-lite lets everybody go on at once. So a worker that never reports,
+   a plain MXNet script, is not missed. Without servers a process counts as there when it runs. The timeout then begins
+   when a worker asks for the others.
 """
 import signal
 from dataclasses import dataclass
@@ -41,7 +40,7 @@ DESERTED_S = 10.0
 
 
 class Lost(NamedTuple):
-    """Workers that the job goes on without."""
+    """Workers without whom the job goes on."""
 
     ranks: List[int]
     message: str
@@ -49,14 +48,14 @@ class Lost(NamedTuple):
 
 @dataclass
 class History:
-    """How far a job has come, by what its workers tell of its checkpoints."""
+    """How far a job has come, by its workers' reports of checkpoints."""
 
-    since: float  # when it was at `saved`
+    since: float  # the time of `saved`
     resumed: int = 0
     saved: int = 0
 
     def kept(self, event: str, iteration: object, now: float) -> None:
-        """A checkpoint has been completed, or gone on from."""
+        """A checkpoint has been completed, or the job has resumed from it."""
         if isinstance(iteration, int) and not isinstance(iteration, bool):
             self.saved, self.since = iteration, now
             self.resumed = iteration if event == "resumed" else self.resumed
@@ -71,11 +70,11 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     finished: bool = False  # every worker has succeeded, whatever came after
-    grows: bool = False  # it is ended at a checkpoint, to be started again with those that were missing
+    grows: bool = False  # it ends at a checkpoint, and starts again with the workers that were missing
 
 
 class Judge:
-    """Hears of all that happens to a job; the rules stand at the head of the module."""
+    """Hears of everything that happens to a job; the rules stand at the head of the module."""
 
     def __init__(self, job: Job, members: Sequence[Member], now: float, root: str = "") -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
@@ -108,7 +107,7 @@ class Judge:
             self.members[name].tail.append(line)
 
     def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
-        """It has said something on its report pipe; events unknown here are for others."""
+        """A line has come on its report pipe. Events that are not known here are for others."""
         member, event = self.members[name], report.get("event")
         if event in ("connecting", "joined", "done"):
             member.reached(event)
@@ -146,18 +145,18 @@ class Judge:
         self._fail(Failure(self.members[name], f"could not be started: {error}"), now)
 
     def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
-        """Its agent ends, and its processes with it, since it was sent a signal."""
+        """A signal ends its agent, and with it the processes."""
         self.host_lost(host, names, f"its agent was told to end by {signal_name(number)}", (), now, 128 + number)
 
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
                   exit_code: Optional[int] = None) -> None:
-        """The agent of a host, or the way to it, has gone, and with it these processes."""
+        """The agent of a host, or the connection to it, has gone, and with it these processes."""
         gone = [self.members[name] for name in names if self.members[name].code is None]
         for name in names:
             self.liveness.ended(name)
         if gone:
             text = f"lost host {host} ({', '.join(member.name for member in gone)}): {why}"
-            if len(tail) == 1:  # as of ssh, whose one line has the reason
+            if len(tail) == 1:  # ssh gives its reason in one line
                 text, tail = f"{text}: {tail[0]}", ()
             self._fail(Failure(None, text, exit_code=exit_code, on_host=gone, tail=tail), now)
 
@@ -191,7 +190,7 @@ class Judge:
         return self.up and all(worker.joined for worker in self.workers)
 
     def absent(self) -> List[str]:
-        """The processes that kept the job from coming up; none if all had met, or if it failed for all alike."""
+        """The processes that kept the job from coming up; empty if all had met, or if all have failed alike."""
         if self.came_up:
             return []
         failed = [member for failure in self.failures for member in failure.members]
@@ -204,7 +203,7 @@ class Judge:
         return [member.name for member in absent if member.code != EXIT_USAGE]
 
     def coming(self, seconds: float) -> str:
-        """What the job is waiting for after so many seconds, until it is up; then it is empty."""
+        """What the job has been waiting for since its start, in words; empty when it is up."""
         waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
         late = [member for member in waited_for if member.missing] or waited_for
         if self.up or not late or not any(worker in waited_for for worker in self.workers):
@@ -219,12 +218,12 @@ class Judge:
         return lost
 
     def take_hung(self) -> List[str]:
-        """The processes that are to be ended since they hang, since the last call."""
+        """The processes that hang and are to be ended, since the last call."""
         hung, self.hung = self.hung, []
         return hung
 
     def _watch(self, now: float) -> None:
-        """Look for what hangs. A process that fails is not told twice."""
+        """Look for processes that hang, unless there is a failure already."""
         hung = None if self.failures else self.liveness.look(now)
         if hung is None:
             return
@@ -317,7 +316,7 @@ class Judge:
 
     def _success(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
-        staying = [member.name for member in self.others  # one that is not called waits for nothing
+        staying = [member.name for member in self.others  # a server that nobody has called waits for nothing
                    if member.code is None and member.role == "server" and member.phase != "done"
                    and (self.met or member.joined)]
         if staying and now - self.workers_ended_at < FAREWELL_S:

@@ -1,22 +1,21 @@
-"""Who is silent, and who stands still: beats in, warnings and failures out. No process, pipe or clock here.
+"""Which processes are silent, and which stand still: beats in, warnings and failures out. No process or clock here.
 
-An agent tells every second of the last beat of each process (`kvstore/job/pulse.py`): how far it is, at what, for how
-long it has waited for others, and for how long it has been silent.
+Every second an agent passes on the last beat of each process (`kvstore/job/pulse.py`): its iteration, its activity, how
+long it has waited for others, and how long it has been silent.
 
-1. An agent, or a process, that has been silent for `WARN_S`, or half of `hang_timeout_s` if that is less, is named,
-   with those that wait for it; after `hang_timeout_s` it is a failure. One that has never beaten, a script without
-   odsgd or a process that is still being imported, is not missed, unless the kernel says that it is stopped. One that
-   has done its part, and cleans up, has `SLOW` times as long, unless it is stopped: 64 workers that end together on
-   two cores are silent for more than 10 s.
+1. After a silence of `WARN_S`, or of half the `hang_timeout_s` if less, an agent or a process is named, with the
+   processes that wait for it; after `hang_timeout_s` it has failed. A process that has never beaten is not missed: it
+   is a script without odsgd, or still importing; unless the kernel calls it stopped. A process that has done its part,
+   and cleans up, has `SLOW` times as long: 64 workers that end together on two cores are silent for more than 10 s.
 2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
-   Since iterations may be long, it has `PATIENCE` times the longest pause seen of it, if that is more. Evaluations,
+   Since iterations may be long, it has at least `PATIENCE` times the longest pause that it has made. Evaluations,
    checkpoints and the first iterations have `SLOW` times as long.
-3. All workers wait, whatever they are at, and none moves, for `hang_timeout_s`: a failure of nobody. One that evaluates
-   or writes waits for nobody.
-4. A worker that waits, though another one has ended before it came so far, is named with both iterations after
-   `LEFT_S`; so are all workers that wait for each other at different iterations, as soon as a silent one. Their data
-   are not of one length. They have failed when their own deadline says so, or by rule 3. Asynchronous ones may do so.
-5. A launcher that has been held up itself has no right to count: the time of its absence is nobody's silence.
+3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
+   writes waits for nobody.
+4. A worker waits in an iteration that another worker never reached before it ended: after `LEFT_S` both are named. So
+   are, after the time of rule 1, workers that all wait for each other at different iterations. Their data differ in
+   length. They fail by their own deadline, or by rule 3. Asynchronous workers may differ.
+5. If the launcher itself was held up, the time of its absence is nobody's silence.
 """
 import math
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ WARN_S = 10.0
 HELD_UP_S = 2.0
 LEFT_S = 2.0
 FRESH_S = 4.0
-"""News that are no older say how things are."""
+"""A beat that is older says nothing about the present."""
 PATIENCE, SLOW = 5.0, 10.0
 FIRST_ITERATIONS = 2
 STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger holds it",
@@ -34,7 +33,7 @@ STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger
 
 
 class Hung(NamedTuple):
-    """Processes that have failed by not moving. With `host` its agent is silent; without a name nobody is to blame."""
+    """Processes that have failed by not moving. With `host` its agent is silent."""
 
     names: List[str]
     text: str
@@ -48,7 +47,7 @@ class _ProcessState:
     name: str
     host: str
     agent: str  # the first name of its host, which no two agents share
-    agent_at: Optional[float] = None  # its agent was heard last
+    agent_at: Optional[float] = None  # the time of its agent's last message
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
     state: str = ""
     at: int = 0
@@ -60,7 +59,7 @@ class _ProcessState:
     moves: int = 0
     moved_at: float = 0.0
     slowest_s: float = 0.0
-    warned: str = ""  # what it does again when it is well
+    warned: str = ""  # the verb of the last warning: what it does again when it is well
 
     def beat(self, beat: Mapping[str, Any], now: float) -> None:
         self.silent_s = number(beat.get("silent_s")) or 0.0
@@ -75,13 +74,13 @@ class _ProcessState:
             self.at, self.part, self.activity, self.moved_at = at, part, activity, now
 
     def limit_s(self, base_s: float, waits: bool = False) -> float:
-        """How long it may stand still. One that waits for others does not use the time of what it is at."""
+        """How long it may stand still. While it waits for others its activity gives it no more time."""
         going = self.moves > FIRST_ITERATIONS and (waits or self.activity == "training")
         return max(base_s * (1 if going or self.activity == "serving" else SLOW), PATIENCE * self.slowest_s)
 
 
 class LivenessMonitor:
-    """Over the processes of one job: name -> host."""
+    """Watches the processes of one job."""
 
     def __init__(self, hosts: Mapping[str, str], hang_timeout_s: float, now: float) -> None:
         self._processes = {name: _ProcessState(name, host, host, moved_at=now) for name, host in hosts.items()}
@@ -91,18 +90,18 @@ class LivenessMonitor:
         self._silent_agents: Set[str] = set()
         self._farthest = 0
         self._finished: Dict[str, int] = {}  # workers that have ended: their iteration
-        self._uneven = False  # that has been told
+        self._uneven = False  # the user has been told that the data differ in length
 
     # Events
 
     def heard(self, names: Iterable[str], now: float) -> None:
-        """The agent of these processes has said something."""
+        """A message of these processes' agent has come."""
         for name in names:
             if name in self._processes:
                 self._processes[name].agent_at = now
 
     def placed(self, name: str, host: str) -> None:
-        """Now it is known where it runs."""
+        """Its host is now known."""
         if name in self._processes:
             self._processes[name].host = host
 
@@ -115,18 +114,18 @@ class LivenessMonitor:
                     self._farthest = max(self._farthest, self._processes[name].at)
 
     def leaving(self, name: str) -> None:
-        """It has done its part, and ends by itself."""
+        """It has done its part, and will end by itself."""
         if name in self._processes:
             self._processes[name].leaving = True
 
     def ended(self, name: str) -> None:
-        """It is not watched any more."""
+        """It has ended, and is not watched any more."""
         process = self._processes.pop(name, None)
         if process is not None and name.startswith("worker"):
             self._finished[name] = process.at
 
     def farthest(self) -> int:
-        """The greatest iteration that a worker has told of."""
+        """The greatest iteration in a worker's beats."""
         return self._farthest
 
     def take_warnings(self) -> List[str]:
@@ -137,7 +136,7 @@ class LivenessMonitor:
     # Decisions
 
     def look(self, now: float) -> Optional[Hung]:
-        """The first failure there is."""
+        """The first failure, if there is one."""
         held_up_s, self._looked_at = now - self._looked_at, now
         if held_up_s > HELD_UP_S:
             for process in self._processes.values():
@@ -214,7 +213,7 @@ class LivenessMonitor:
             return
         farthest = max(waiting, key=lambda process: process.at)
         fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
-        have = "has ended" if len(fewer) == 1 else "have ended"  # its last iterations may not have been told any more
+        have = "has ended" if len(fewer) == 1 else "have ended"  # no iteration: its last beats may be missing
         calls = ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
             fewer = {process.name: process.at for process in workers if process.at < farthest.at}
@@ -230,7 +229,7 @@ class LivenessMonitor:
     # Small things
 
     def _fresh(self, now: float) -> List[_ProcessState]:
-        """Those whose agent speaks."""
+        """The processes whose agent has just been heard."""
         return [process for process in self._processes.values()
                 if process.agent_at is not None and now - process.agent_at < FRESH_S]
 
@@ -262,7 +261,7 @@ class LivenessMonitor:
 
 
 def warn_s(hang_timeout_s: float) -> float:
-    """How long one may be silent before it is named.
+    """How long a process may be silent before it is named.
 
     >>> warn_s(60.0), warn_s(4.0), warn_s(0)
     (10.0, 2.0, 10.0)
@@ -290,7 +289,7 @@ def _iterations(counts: Sequence[int]) -> str:
 
 
 def number(value: object) -> Optional[float]:
-    """A finite number of a beat; anything else is none."""
+    """A finite number in a beat; None for anything else."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15:
         return float(value)
     return None

@@ -1,13 +1,13 @@
-"""Whether a job that has failed is started again, and with whom: facts in, a decision and its words out. No I/O.
+"""Whether a job that has failed starts again, and with which workers: facts in, a decision with its text out. No I/O.
 
-Not started again: a mistake in the options (exit code 64), a signal to the launcher, a job whose workers have all
-succeeded, whatever became of a server then, and a failure that has already happened in the same way: the same process,
-in the same words, from the same checkpoint, and no farther than before.
+A job does not start again after a mistake in the options (exit code 64), after a signal to the launcher, if all workers
+have succeeded, or if the same failure comes twice: the same process, in the same words, from the same checkpoint, and
+no farther than before.
 
-A job (`Membership`) that does not come up again, for want of some workers, is tried again until the rejoin timeout has
-passed; that counts as no restart. Then one of MIN:MAX workers goes on without them. At the next restart all are called
-again, and those that had been left out have one try. With `--grow` a checkpoint is such an occasion, too, if their
-hosts answer; after one that was in vain the next comes `REGROW_S` later at the earliest, then after twice as long.
+If workers are missing at a restart (`Membership`), the job tries to come up until the rejoin timeout has passed; these
+tries count as no restart. Then a job of MIN:MAX workers goes on without the missing ones. At the next restart it calls
+all workers again, and a worker that had been left out has one try. With `--grow` a checkpoint is such an occasion, too,
+if the missing hosts answer. After a try in vain the next comes `REGROW_S` later at the earliest, then twice as late.
 """
 import dataclasses
 import re
@@ -26,10 +26,10 @@ class Attempt(NamedTuple):
     """One start of a job, when it has ended."""
 
     verdict: Verdict
-    resumed: int  # the iteration it began after
-    saved: int  # the last iteration that it, or one before it, has kept
-    at: int  # the farthest iteration that a worker has told of, perhaps a second before the end
-    lost_s: float  # the time since then, or since the start
+    resumed: int  # the iteration of the checkpoint that it began from
+    saved: int  # the iteration of the last checkpoint, of this attempt or an earlier one
+    at: int  # the farthest iteration in a worker's beats, perhaps a second before the end
+    lost_s: float  # the time since the last checkpoint, or since the start
 
     @property
     def manner(self) -> str:
@@ -69,7 +69,7 @@ def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) ->
 
 
 class Membership:
-    """Which workers of a job take part in the next attempt. They are numbered anew; here they keep their first ranks.
+    """Which workers take part in the next attempt. An attempt numbers its workers anew; here they keep their ranks.
 
     Invariant: `present` rises, and has at least `job.least_workers` ranks.
     """
@@ -80,11 +80,11 @@ class Membership:
         self._gone: Set[Host] = set()
         self._left_out: List[str] = []
         self._since: Optional[float] = None
-        self._grown = 0  # in vain, so far
+        self._grown = 0  # restarts to take workers in, in vain so far
 
     @property
     def job(self) -> Job:
-        """With the workers that are called, and on the hosts that are there."""
+        """The next attempt's job: with the workers that take part, on the hosts that are there."""
         full = self.full
         if len(self.present) == full.num_workers and not self._gone:
             return full
@@ -94,14 +94,14 @@ class Membership:
         return dataclasses.replace(full, num_workers=len(self.present), num_servers=servers, slots=(*slots, *spare))
 
     def met(self) -> None:
-        """The last attempt came up, so that the next one calls everybody."""
+        """The last attempt came up: the next one calls all workers."""
         if self.job is self.full:
             self._left_out, self._grown = [], 0
         self._came_up, self._since = True, None
         self.present, self._gone = list(range(self.full.num_workers)), set()
 
     def missing(self, now: float) -> Tuple[List[Host], float]:
-        """Whom the next attempt goes without, and would take in at a checkpoint from this time on."""
+        """The hosts that the next attempt goes without, and from which time on it takes them in at a checkpoint."""
         full = self.full
         slots = full.slots or (LOCAL,)
         hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present]
@@ -109,13 +109,11 @@ class Membership:
         return list(dict.fromkeys([*hosts, *self._gone])) if full.grow else [], now + wait_s
 
     def grows(self) -> None:
-        """The last attempt was ended to take them in."""
+        """The last attempt was ended to take the missing workers in."""
         self._grown += 1
 
     def missed(self, absent: Sequence[Process], planned: Sequence[Process], now: float) -> Optional[Decision]:
-        """`absent` of the `planned` processes kept the last attempt from coming up. None: that is a failure, as it is
-        at the first start.
-        """
+        """What follows where `absent` processes kept the last attempt from coming up; None: it has simply failed."""
         workers = [process for process in absent if process.role == "worker"]
         names = {process.name for process in absent}
         gone = {process.host for process in absent if not process.host.here

@@ -23,24 +23,24 @@ class Console:
     several processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed
     above it. Without a terminal a bar's last state, which ends with a newline, is a line like any other.
 
-    A reader that takes nothing or little (a stopped terminal, a pipe) is waited for a second in all, until it has read
-    everything. Then lines beyond the first `MOST_WAITING` are left out, which is said where it goes on. A disk that is
-    full is said, too. Where a pipe has lost its reader, BrokenPipeError, soon.
+    The console waits a second in all for a reader that takes nothing or little (a stopped terminal, a pipe), until the
+    reader has taken everything. Then it leaves out the lines beyond the first `MOST_WAITING`, and says so where it goes
+    on. It tells of a full disk, too. A pipe that has lost its reader is a BrokenPipeError, soon.
     """
 
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
         self.streams: Dict[str, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
         self.bar = ""
         self.live = False
-        """The bar is the job's own line, not one that worker 0 draws."""
+        """The bar is the job's status, not worker 0's."""
         self.drawn = False
-        """Worker 0 draws one."""
+        """Worker 0 draws a bar."""
         self._written = self._asides()
         self._waits_s = dict.fromkeys(self._written.values(), READ_WITHIN_S)
-        """How long each may still hold up the caller."""
+        """How long each stream may still hold up the caller."""
         self._left_out = dict.fromkeys(self.streams, 0)
         self._gone = False
-        """Nobody can read it any more."""
+        """A stream has lost its reader."""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
     def line(self, process: str, text: str, stream: str) -> None:
@@ -57,7 +57,7 @@ class Console:
             self._show_bar()
 
     def show_status(self, text: str) -> None:
-        """How far the job is; empty: nothing is known any more. A script that draws a bar itself has the precedence."""
+        """Show the job's status; empty: none. A bar that the script draws itself goes before."""
         self._check()
         if self.on_terminal["stderr"] and not self.drawn:
             if not text:
@@ -67,7 +67,7 @@ class Console:
 
     @property
     def columns(self) -> int:
-        """The width that a line at the bottom may have."""
+        """The greatest width of a line at the bottom."""
         return _columns(self.streams["stderr"]) - 1
 
     def say(self, text: str) -> None:
@@ -108,7 +108,7 @@ class Console:
         return f"\x1b[{colours[int(rank or 0) % len(colours) if rank.isdigit() else 0]}m{process} |\x1b[0m "
 
     def _write(self, text: str, name: str) -> bool:
-        """False if it is left out."""
+        """Write the text; false if it is left out."""
         self._check()
         if name in self._written:
             return self._hand_over(self._written[name], functools.partial(self._put, text, name))
@@ -134,7 +134,7 @@ class Console:
 
     @contextlib.contextmanager
     def flushed(self) -> Iterator[None]:
-        """Wait in the end until all has been read, as any program does, but not for ever, nor after a signal."""
+        """At the end wait for the readers, as any program does; not for ever, and not after a signal."""
         within_s = ENDED_WITHIN_S
         try:
             yield
@@ -148,7 +148,7 @@ class Console:
                     aside.finish(functools.partial(self._put, self._missing(name), name), _until(deadline))
 
     def _asides(self) -> Dict[str, Aside]:
-        """Who writes to the standard streams; both alike if they are one file, so that lines keep their order."""
+        """What writes to the standard streams; one for both if they are one file, so that lines keep their order."""
         standard = {name: stream for name, stream in self.streams.items() if stream in (sys.__stdout__, sys.__stderr__)}
         by_file: Dict[Tuple[int, ...], Aside] = {}
         found = {}
@@ -161,7 +161,7 @@ class Console:
         return found
 
     def _put(self, text: str, name: str) -> None:
-        """On a thread of its own, and past Python's buffer, whose lock it would keep."""
+        """Write past Python's buffer, whose lock a blocked write would keep; called on a thread of its own."""
         fd, data = self.streams[name].fileno(), self._encoded(text, name)
         try:
             while data:
@@ -190,7 +190,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def _cut(text: str, columns: int) -> str:
-    """At most so many visible characters; colour codes take no room."""
+    """The text cut to this many visible characters; colour codes take no room."""
     shown, pieces = 0, []
     for piece in re.split(r"(\x1b\[[\d;]*m)", text):
         if not piece.startswith("\x1b"):

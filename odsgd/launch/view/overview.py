@@ -1,7 +1,6 @@
-"""How a job stands, by the beats of its processes, for its user: the line at the bottom of the screen, and the facts
-that `odsgd watch` shows. Beats in, text and numbers out; no process, pipe, clock or terminal here.
+"""A job's status for its user: the line at the bottom of the screen, and the facts that `odsgd watch` shows.
 
-Rates and shares are those of the last `WINDOW_S`.
+Beats in, text and numbers out; no process, pipe, clock or terminal here. Rates and shares are means over `WINDOW_S`.
 """
 import collections
 import math
@@ -14,45 +13,44 @@ from odsgd.launch.policy.liveness import FRESH_S, number
 
 WINDOW_S = 10.0
 SAME_S = 0.3
-"""Beats less than this apart are one, told of twice."""
+"""Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
-"""A worker that computes so many times as long as the median worker, and longer by such a part of an iteration, is
-called slow."""
+"""A slow worker computes `SLOW` times as long as the median worker, and longer by this part of an iteration."""
 MOST_TEXT = 200
 FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
          "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
          "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]")
-"""Of the line, by tqdm's words; the longest first."""
+"""Forms of the line in tqdm's words, the longest first."""
 
 Facts = Dict[str, Any]
 
 
 class _Sample(NamedTuple):
-    """What one beat said, and when."""
+    """What one beat said, and its time."""
 
     at_s: float
     at: int
     waited_s: float
     nbytes: float
-    pushes: float  # of a server of an asynchronous job: gradients
-    taus: float    # and the sum of their staleness
+    pushes: float  # gradients that a server of an asynchronous job has got
+    taus: float  # the sum of their staleness
 
 
 class Overview:
-    """Of one job: process -> host."""
+    """The status of one job, whose processes run on these hosts."""
 
     def __init__(self, hosts: Mapping[str, str]) -> None:
         self._hosts = dict(hosts)
         self._samples: Dict[str, Deque[_Sample]] = {}
         self._beats: Dict[str, Facts] = {}
         self._stale: Dict[int, Deque[Tuple[float, float, float]]] = {}  # worker rank -> time, pushes, sum of staleness
-        self._began: Optional[Tuple[float, int]] = None  # the first iteration that was told of, and when
-        self._speaker = ""  # the worker that tells how far the run is
+        self._began: Optional[Tuple[float, int]] = None  # time and number of the first iteration in a beat
+        self._speaker = ""  # the worker whose beats tell how far the run is
 
     # Events
 
     def placed(self, name: str, host: str) -> None:
-        """Now it is known where it runs."""
+        """Its host is now known."""
         self._hosts[name] = host
 
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
@@ -68,13 +66,13 @@ class Overview:
         self._count_stale(now)
 
     def ended(self, name: str) -> None:
-        """It is not shown any more."""
+        """It has ended, and is not shown any more."""
         self._beats.pop(name, None)
         self._samples.pop(name, None)
         self._hosts.pop(name, None)
 
     def _add(self, name: str, beat: Facts, at_s: float) -> None:
-        """What the process said at `at_s`, however late it came."""
+        """Note a beat by the time at which the process sent it."""
         samples = self._samples.setdefault(name, collections.deque())
         if samples and at_s - samples[-1].at_s < SAME_S:
             return
@@ -88,7 +86,7 @@ class Overview:
             self._began = at_s, int(at)
 
     def _count_stale(self, now: float) -> None:
-        """What all servers have counted of each worker."""
+        """Sum each worker's counts over all servers."""
         totals: Dict[int, Tuple[float, float]] = {}
         for beat in self._beats.values():
             for rank, pushes, taus in _stale(beat):
@@ -166,7 +164,7 @@ class Overview:
     # Rates
 
     def _per_s(self, name: str, field: str) -> Optional[float]:
-        """None where nothing can be said: after less than two beats, or by counts that began anew."""
+        """The change of a count per second; None after fewer than two beats, and where the count began anew."""
         samples = self._samples.get(name)
         if not samples or samples[-1].at_s <= samples[0].at_s:
             return None
@@ -177,14 +175,14 @@ class Overview:
         return self._per_s(name, "at")
 
     def _waiting(self, name: str) -> Optional[float]:
-        """The share of its time; a server's is not known, nor that of a worker without one of our stores."""
+        """The share of its time that a worker waits; None for servers, and for workers without a store of odsgd."""
         if "waited_s" not in self._beats.get(name, {}):
             return None
         share = self._per_s(name, "waited_s")
         return None if share is None else min(share, 1.0)  # made of samples, so it may seem more
 
     def _staleness(self, name: str) -> Optional[float]:
-        """The mean of a worker's gradients, or of those that a server got."""
+        """The mean staleness of the gradients that a worker has sent, or a server has got."""
         if name.startswith("server"):
             counted = [(sample.pushes, sample.taus) for sample in self._samples.get(name, ())]
         else:
@@ -195,8 +193,8 @@ class Overview:
 
 
 def line(status: Facts, columns: int) -> str:
-    """How far a job is, in so many columns. Where they are few, the rate of iterations, the bar, and then the last
-    words are left out.
+    """The status in one line of at most this many columns. In a short line the rate, the bar and the last words are
+    left out, in this order.
 
     >>> status = {"at": 62, "total": 440, "rate": 20.0, "began": 2, "elapsed_s": 3.0, "head": "epoch 3/20",
     ...             "tail": "loss 0.3127, 1478 samples/s, staleness 1.98, accuracy 90.62%"}
@@ -222,7 +220,7 @@ def line(status: Facts, columns: int) -> str:
 
 
 def _stale(beat: Facts) -> List[Tuple[int, float, float]]:
-    """Workers with their pushes and the sum of their staleness, as a server has counted them."""
+    """A server's counts: worker, its pushes, the sum of their staleness."""
     told = beat.get("stale")
     found = []
     for entry in told if isinstance(told, list) else []:

@@ -1,7 +1,7 @@
-"""Where a running job says how it stands, for `odsgd watch`: a file that its launcher writes anew every second.
+"""A running job's status for `odsgd watch`: a file that its launcher writes anew every second.
 
-It lies in a folder that is its user's alone, on the launching machine, and is named by the launcher's process. It is
-gone when the job has ended. A job runs on as well where it cannot be written.
+It lies on the launching machine, in a folder that only its user can write, and has the launcher's process number as its
+name. The launcher removes it when the job has ended. If the file cannot be written the job runs on.
 """
 import contextlib
 import json
@@ -19,12 +19,12 @@ SHARED = "/tmp"
 
 
 def folder() -> Path:
-    """This user's; at one place, whatever the environment of a launcher and of one that watches."""
+    """This user's folder: the same for a launcher and for `odsgd watch`, whatever their environments."""
     return Path(SHARED) / f"odsgd-{os.getuid()}"
 
 
 class StatusFile:
-    """This process's."""
+    """The file of this process."""
 
     def __init__(self) -> None:
         self._path = folder() / f"{os.getpid()}.json"
@@ -34,7 +34,7 @@ class StatusFile:
         self._born = linux.start_time(os.getpid())
 
     def write(self, facts: Facts) -> None:
-        """Say this from now on. Waits for no reader, whatever lies there; OSError where it cannot be written."""
+        """Replace the status. Waits for no reader, whatever lies there; OSError where it cannot be written."""
         if self._ours:
             draft = self._path.with_suffix(".new")
             with open(draft, "w", encoding="utf-8", opener=without_waiting) as file:
@@ -42,14 +42,14 @@ class StatusFile:
             os.replace(draft, self._path)
 
     def close(self) -> None:
-        """The job has ended."""
+        """Remove the file."""
         for path in (self._path, self._path.with_suffix(".new")):
             with contextlib.suppress(OSError):
                 path.unlink()
 
 
 def read(job: int) -> Optional[Facts]:
-    """What this job says; None if it has ended."""
+    """The status of a job; None if it has ended."""
     path = folder() / f"{job}.json"
     if not _is_ours(path.parent):
         return None
@@ -62,7 +62,7 @@ def read(job: int) -> Optional[Facts]:
 
 
 def running() -> List[int]:
-    """The jobs of this user on this machine, by their launchers' processes."""
+    """This user's jobs on this machine, as the numbers of their launchers' processes."""
     if not _is_ours(folder()):
         return []
     jobs = [int(path.stem) for path in folder().glob("*.json") if path.stem.isdigit()]
@@ -70,7 +70,7 @@ def running() -> List[int]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether nobody else can write there."""
+    """Whether only this user can write there."""
     try:
         status = path.lstat()
     except OSError:
@@ -79,7 +79,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _runs(pid: int, facts: Facts) -> bool:
-    """A launcher that was killed has left its file, and its number may be another process's by now."""
+    """Whether the launcher still runs. One that was killed has left its file, and its number may be another's now."""
     try:
         os.kill(pid, 0)
     except OSError:

@@ -1,4 +1,4 @@
-"""``odsgd watch``: how a running job stands, process by process, on one screen."""
+"""``odsgd watch``: a running job, process by process, on one screen."""
 import contextlib
 import os
 import shutil
@@ -22,7 +22,7 @@ Cell = Callable[[Facts], str]
 
 
 def main(argv: List[str]) -> int:
-    """Show it until it has ended, or once."""
+    """Show a job until it has ended, or once."""
     parser = Parser("; `odsgd watch --help` says how", prog="odsgd watch",
                     description="Show how a running job stands: per worker and server its iteration, rate, share of "
                     "time waiting for weights, bytes, staleness and lag. On the machine and as the user that launched "
@@ -42,7 +42,7 @@ def main(argv: List[str]) -> int:
 
 
 def found(asked: Optional[str]) -> int:
-    """The job that is meant; ConfigError unless it is one."""
+    """The one job that `asked` names; ConfigError if there is none, or several."""
     jobs = {job: facts for job in status_file.running() for facts in [status_file.read(job)] if facts is not None}
     meant = [job for job, facts in jobs.items() if asked is None or _is(job, facts, asked)]
     if len(meant) == 1:
@@ -61,7 +61,7 @@ def _is(job: int, facts: Facts, asked: str) -> bool:
 
 
 def _watch(job: int) -> None:
-    """On a screen of its own, which is gone afterwards."""
+    """Show a job on the terminal's other screen, which is gone afterwards."""
     sys.stdout.write(OTHER_SCREEN)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -129,7 +129,7 @@ def screen(facts: Facts, now: float, columns: int) -> str:
 
 
 def _aligned(lines: Sequence[Sequence[str]]) -> List[str]:
-    """Names to the left, numbers to the right."""
+    """Lines of a table: names to the left, numbers to the right."""
     left = [name in ("process", "host", "doing") for name in COLUMNS]
     widths = [max(map(len, column)) for column in zip(*lines)]
     return ["  ".join(cell.ljust(width) if to_left else cell.rjust(width)

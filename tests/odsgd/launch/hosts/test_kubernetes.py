@@ -39,7 +39,8 @@ def test_a_pod_launches_the_job_that_was_asked_for() -> None:
 
 def test_the_secret_is_in_the_secret_alone() -> None:
     secret, service, job = kubernetes.manifests(command.parse(["--launcher", "kubernetes", "-n", "2", "true"]),
-                                                kubernetes.Container("image", "digits"))
+                                                "digits", LaunchOptions(
+                                                    num_workers=Workers(2, 2), launcher="kubernetes", image="image"))
     assert len(bytes.fromhex(secret["stringData"]["secret"])) == 32
     assert secret["stringData"]["secret"] not in yaml.safe_dump_all([service, job])
 
@@ -48,10 +49,10 @@ def test_the_users_part_of_a_pod_stays_and_ours_is_laid_on_it(tmp_path: Path) ->
     (tmp_path / "pod.yaml").write_text(yaml.safe_dump({
         "nodeSelector": {"disk": "fast"}, "restartPolicy": "Always", "volumes": [{"name": "data"}],
         "containers": [{"name": "mine", "image": "other", "env": [{"name": "A", "value": "1"}]}, {"name": "second"}]}))
-    container = kubernetes.container(LaunchOptions(
-        num_workers=Workers(2, 2), launcher="kubernetes", image="image", name="digits", resources="cpu=2",
-        pod=str(tmp_path / "pod.yaml")))
-    spec = kubernetes.manifests(command.parse(["--launcher", "kubernetes", "-n", "2", "true"]), container)[2]["spec"]
+    options = LaunchOptions(num_workers=Workers(2, 2), launcher="kubernetes", image="image", resources={"cpu": "2"},
+                            pod=str(tmp_path / "pod.yaml"))
+    asked = command.parse(["--launcher", "kubernetes", "-n", "2", "true"])
+    spec = kubernetes.manifests(asked, "digits", options)[2]["spec"]
     pod = spec["template"]["spec"]
     first, second = pod["containers"]
     assert (pod["nodeSelector"], pod["restartPolicy"], second) == ({"disk": "fast"}, "Never", {"name": "second"})
@@ -62,7 +63,7 @@ def test_the_users_part_of_a_pod_stays_and_ours_is_laid_on_it(tmp_path: Path) ->
 
 @pytest.mark.parametrize("flags, complaint", [
     ([], "needs --image IMAGE"),
-    (["--image", "x", "--name", "Digits"], "--name Digits: expected small letters"),
+    (["--image", "x", "--name", "Digits"], "--name: expected small letters"),
     (["--image", "x", "--name", "d" * 53], "at most 52 of them"),
     (["--image", "x", "--resources", "cpu:4"], "--resources: cannot read `cpu:4`"),
     (["--image", "x", "--resources", "cpu=1,cpu=2"], "cannot read `cpu=2`"),
