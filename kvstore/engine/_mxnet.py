@@ -6,12 +6,11 @@ Two things stand in the way of a plain ``import mxnet``:
   server loop), so the variable is out of the environment while the import runs;
 * MXNet 1.9.1 uses ``numpy.bool``, which NumPy 1.24 removed (`_numpy` puts it back).
 
-Most of the time that the import takes goes to packages that MXNet looks for and only its extras use (its scikit-learn
-interface, its own tests, plots in notebooks). A process that is ours from its first line to its last, a server or a
-worker of `odsgd train`, sets `environment.lean` and does without them there; later it may import them itself.
+Most of the import's time goes to packages that only MXNet's extras use (its scikit-learn interface, its tests, plots).
+A server or a worker of `odsgd train` runs no script of a user's: it sets `environment.lean` and imports without them.
 
-And one thing stands in the way of all overlap: MXNet runs up to 15 operators as one operation of its engine, and
-the gradients of several layers appear together when the last of them is done. So the backward pass is not joined.
+MXNet also runs up to 15 operators as one operation of its engine, so that the gradients of several layers appear
+together: no overlap. So the backward pass is not joined.
 """
 import contextlib
 import os

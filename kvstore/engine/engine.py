@@ -4,9 +4,8 @@ The engine runs an operation once every array it reads has been written and ever
 `push` and `push_async` make operations of Python functions, `Prepared` repeats one of MXNet's. `memory` and `floats`
 look at arrays in place without asking the engine, and are right only where their docstrings say so.
 
-A fork waits, with Python's lock held, for all that the engine has in flight, and a Python function needs that lock.
-So the first push makes every fork wait beforehand (`waitall`, where others may run and a deadline can fire), and so the
-end of the process, after which no Python runs.
+`fork()` waits for the engine while it holds Python's lock, which our operations need: a deadlock. So the first push
+installs a hook that waits before every fork without the lock, where a deadline can fire. The same happens at exit.
 """
 import atexit
 import ctypes
@@ -58,8 +57,8 @@ class Done:
 def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray], priority: int = 0) -> None:
     """Run `function` as an operation that reads and writes these arrays; no array in both, each once.
 
-    It runs on a thread of the engine's, which it may block: there are MXNET_CPU_PRIORITY_NTHREADS (4) of them. An
-    exception ends the process: nobody could catch it.
+    It runs on one of MXNET_CPU_PRIORITY_NTHREADS (4) engine threads and may block it. An exception ends the process:
+    nobody could catch it.
     """
     _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes, priority)
 
@@ -91,7 +90,7 @@ _threads = threading.local()
 
 
 def _keep_state() -> None:
-    """Let Python keep its state of this thread of the engine's; made anew it would cost more than most functions do."""
+    """Keep Python's state of this engine thread: to make it again costs more than most functions do."""
     if not hasattr(_threads, "kept"):
         _threads.kept = True
         ctypes.pythonapi.PyGILState_Ensure()
@@ -141,8 +140,7 @@ atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left be
 
 
 class Prepared:
-    """A call of one of MXNet's operators on arrays that stay the same; prepared once, it takes a fifth of the front
-    end's time, whatever their number."""
+    """A prepared call of an MXNet operator on arrays that stay the same. It takes a fifth of the front end's time."""
 
     def __init__(self, name: str, inputs: Sequence[NDArray], outputs: Sequence[NDArray], **settings: Any) -> None:
         self._arrays = *inputs, *outputs  # alive as long as their handles are used
@@ -155,15 +153,12 @@ class Prepared:
                            mx.base.c_str_array([str(value) for value in settings.values()]), ctypes.byref(self._kinds))
 
     def __call__(self) -> None:
-        """Queue it."""
         mx.base.check_call(mx.base._LIB.MXImperativeInvokeEx(*self._arguments))
 
 
 class ById(Generic[Made]):
-    """What `make(array, …)` has made of an array, kept for the next time it is asked for.
-
-    Of `most` arrays, all of which stay alive as long as they are here, so that an id means one array. Whoever asks may
-    have another one every time.
+    """Keeps what `make(array, …)` has made, for at most `most` arrays. It keeps the arrays alive, too, so that an id
+    means one array.
     """
 
     def __init__(self, make: Callable[..., Made], most: int) -> None:
@@ -174,17 +169,17 @@ class ById(Generic[Made]):
         return len(self._kept)
 
     def of(self, array: NDArray, *more: Any) -> Made:
-        """Made of `array`, now or before; `more` is given to `make`, and does not tell one array from another."""
+        """What is made of `array`, now or before. `make` gets `more` as well; only `array` is the key."""
         kept = self._kept.get(id(array))
         return self.put(array, self._make(array, *more)) if kept is None else kept[1]
 
     def get(self, array: NDArray) -> Optional[Made]:
-        """The same, and None if there is nothing yet."""
+        """What was made of `array` before, or None."""
         kept = self._kept.get(id(array))
         return None if kept is None else kept[1]
 
     def put(self, array: NDArray, made: Made) -> Made:
-        """Keep this, in the place of what was kept before. Returns it."""
+        """Keep `made`, in place of an older one. Returns it."""
         if len(self._kept) >= self._most and id(array) not in self._kept:
             self._kept.clear()
         self._kept[id(array)] = array, made
@@ -217,8 +212,7 @@ def wait_to_write(array: NDArray) -> None:
 def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
     """Elements [start, stop) of a flat single-precision CPU array, in place and past the engine.
 
-    For a few numbers that no operation under way reads or writes; an operation of its own for each would cost more
-    than all the rest.
+    For a few numbers that no running operation reads or writes: an operation for each would cost too much.
     """
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))

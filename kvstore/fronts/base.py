@@ -1,5 +1,5 @@
-"""What the stores of all front ends have alike: a session, its place in the job, the weights that all workers share,
-the end of a worker's data, what is saved. Numbers here are NumPy's; a front end turns them into its framework's.
+"""The common part of all front ends' stores: a session, its place in the job, global weights, the end of the data,
+saving. Arrays here are NumPy's; a front end turns them into its framework's.
 """
 import atexit
 import contextlib
@@ -29,11 +29,10 @@ from kvstore.engine._mxnet import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket
-from kvstore.messages.seam import Export, Transport
+from kvstore.messages.seam import Export, Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
 from kvstore.session import saving
-from kvstore.session.saving import Saved
 from kvstore.session.session import Session
 from kvstore.session.staleness import Staleness
 
@@ -66,15 +65,14 @@ class Snapshot(NamedTuple):
 
 
 class FrontEnd(Generic[L]):
-    """A store of one model, but for what depends on the framework of its script:
+    """A store of one model. A subclass adds what depends on the script's framework:
 
-        begin()               lay out the buckets, then `_open`; nothing if that has been done
-        _iterate()            one iteration, in which this worker has no gradient if it has `_joined`
-        under_way           whether an iteration has begun and not ended
-        _aux()         copies of what the model holds beside what is trained: the framework's arrays by name, one
-                              for each device
-        _set_aux(…)    let it hold these, or NumPy's
-        _numbers(array)       NumPy's of one of the framework's
+        begin()          lay out the buckets, then `_open`; nothing if that has been done
+        _iterate()       one iteration; this worker has no gradient in it if it has `_joined`
+        under_way        whether an iteration has begun and not ended
+        _aux()           copies of the model's untrained arrays, by name, one for each device
+        _set_aux(…)      let the model hold these, or NumPy's
+        _numbers(array)  one of the framework's arrays as NumPy's
 
     Not thread-safe: one thread of a worker uses it. Methods said to be collective are called by all workers, in the
     same order.
@@ -100,13 +98,8 @@ class FrontEnd(Generic[L]):
 
     @property
     def name(self) -> str:
-        """The method's."""
+        """The method's name."""
         return self.session.method.name
-
-    @property
-    def type(self) -> str:
-        """The method's name, as MXNet calls it."""
-        return self.name
 
     @property
     def rank(self) -> int:
@@ -115,7 +108,7 @@ class FrontEnd(Generic[L]):
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost."""
         return self.session.leads
 
     @property
@@ -146,8 +139,8 @@ class FrontEnd(Generic[L]):
         self.session.wait()
 
     def join(self) -> None:
-        """This worker's data have ended. Take part in the iterations of those whose data have not, without a gradient,
-        and return when all have come to a `join`. Collective; waits.
+        """This worker's data have ended. Take part in the other workers' iterations without a gradient, and return when
+        all workers have called `join`. Collective; waits.
 
         With A workers left, an iteration takes the mean of A gradients. For stores made with ``uneven="join"``; there
         every other collective call joins first, and so does the end of the process.
@@ -168,8 +161,8 @@ class FrontEnd(Generic[L]):
     def global_weights(self) -> Iterator[None]:
         """Inside, the parameters hold the global weights, the same on every worker. Collective; waits.
 
-        What is not trained (the statistics of BatchNorm) holds its mean over devices and workers inside, unless it is
-        of a type that is never trained. Afterwards this worker's own are back.
+        Untrained arrays of trainable types (the statistics of BatchNorm) hold their mean over devices and workers.
+        Afterwards the parameters hold this worker's own values again.
         """
         self._check_usable()
         self._meet()
@@ -187,7 +180,7 @@ class FrontEnd(Generic[L]):
     def snapshot(self) -> Snapshot:
         """The global weights of an asynchronous job as they are now, for `showing`. Not collective; waits for nothing.
 
-        Of what is not trained (the statistics of BatchNorm) it has this worker's own, as they are now.
+        Untrained arrays (the statistics of BatchNorm) are this worker's own.
         """
         self._check_begun("snapshot")
         if not self.session.method.asynchronous:
@@ -259,11 +252,11 @@ class FrontEnd(Generic[L]):
         """
         self._check_begun("server_state")
         self.wait()
-        return saving.server_state(self.session, self.session.weights_holder.export_state())
+        return saving.server_state(self.session, self.session.weights_holder.exporting().read())
 
     def exporting(self) -> Export:
-        """The same state, as it is now, in pieces to be fetched between the steps that follow (`saving.server_state`
-        makes of it what `server_state` returns). Waits; collective where `state_is_shared`.
+        """The same state, as it is now, in pieces to fetch between later steps; `saving.server_state` makes the same of
+        it. Waits; collective where `state_is_shared`.
         """
         self._check_begun("exporting")
         self.wait()
@@ -294,10 +287,10 @@ class FrontEnd(Generic[L]):
                             meta.get("since", 0))
 
     def load_shared(self, iteration: int, server: Optional[Saved] = None) -> None:
-        """Go on after `iteration` with other workers than those that saved, from what all of them have in common.
+        """Go on after `iteration` with other workers than the ones that saved, from their common state.
 
-        That are the global weights, which the caller's parameters hold on every worker, and the global optimizer's
-        state; `server` counts on worker 0. What workers, and servers for each of them, keep begins anew.
+        This is the global weights, which the caller's parameters hold on every worker, and the global optimizer's
+        state; `server` counts on worker 0. State of single workers begins anew.
         """
         self._check_not_begun("load_shared")
         if server is not None:
@@ -326,9 +319,7 @@ class FrontEnd(Generic[L]):
         raise NotImplementedError
 
     def _open(self, lanes: List[L]) -> None:
-        """The buckets have their ways: the servers get their weights, or all goes on from what was loaded. Collective;
-        waits.
-        """
+        """Train by these lanes: begin at their weights, or at the loaded state. Collective; waits."""
         if self._saved is None:
             by_id = {lane.bucket.id: lane for lane in lanes}
             self.session.begin(lambda bucket: by_id[bucket.id].weights())
@@ -336,7 +327,9 @@ class FrontEnd(Generic[L]):
             weights = [saving.weights_of(self._saved, prefix, lanes[0].context) for prefix in ("global/", "local/")]
             self.session.begin(*weights)
             saving.load_worker(self.session, self._saved)
-        updates = saving.load_servers(self.session, self._saved_servers)
+        servers = self._saved_servers if self.leads else None
+        updates = saving.send(self.session, *((None, 0) if servers is None else
+                                              saving.for_servers(self.session, servers)))
         if not self.session.iteration:  # optimizer states alone: schedules and the warm-up go on with them
             self.session.resume(updates)
         self._saved = self._saved_servers = None
@@ -386,10 +379,10 @@ class FrontEnd(Generic[L]):
         return self.num_workers / active, theirs
 
     def _announce(self, *numbers: float) -> Tuple[int, Sequence[float]]:
-        """How many workers have not joined, and these numbers of theirs, which are alike. Collective; waits.
+        """How many workers have not joined, and their `numbers`, which must be the same. Collective; waits.
 
-        First how many floats they are about to sum, 0 where an iteration begins; then its rates. Bytes, since sums of
-        these are exact.
+        The first number: how many floats they are about to sum, 0 where an iteration begins. The others: learning
+        rates. They travel as bytes, since sums of bytes are exact.
         """
         mine = np.frombuffer(np.array(numbers, float).tobytes(), np.uint8)
         active, *sums = self.session.transport.total(np.array([1, *mine]) * (not self._joined))
@@ -406,7 +399,7 @@ class FrontEnd(Generic[L]):
             self.join()
 
     def _join_at_exit(self) -> None:
-        """A worker that ends does not leave the others alone; one that has failed does."""
+        """At its end a worker joins the others; a worker that has failed does not."""
         if self._closed:
             return
         ends = f"{environment.who()} ends after iteration {self.iteration}, and"
@@ -446,13 +439,13 @@ class FrontEnd(Generic[L]):
 
 @functools.lru_cache(maxsize=None)  # once
 def warn_of_own(store: str, other_ways: str = "") -> None:
-    """Where a script saves what `shows_own`."""
+    """Warn a script that saves this worker's own weights."""
     print(f"{environment.who()}: warning: what is saved are this worker's own weights; under `{store}` the global ones "
           f"are others: save inside `with store.global_weights():`, on all workers{other_ways}", file=sys.stderr)
 
 
 def together(sizes: Mapping[K, int]) -> Iterator[List[K]]:
-    """Keys whose numbers travel in one sum."""
+    """Groups of keys whose numbers travel in one sum."""
     keys: List[K] = []
     numbers = 0
     for key, size in sizes.items():

@@ -1,4 +1,4 @@
-"""The store that a job has in the place of MXNet's own, for scripts that know nothing of ours: `odsgd launch --store`.
+"""The store of a job in place of MXNet's, for scripts that do not know this project: `odsgd launch --store`.
 
     odsgd,warmup=200,lr_local=0.05            a name, then options as `kvstore.create` knows them
 

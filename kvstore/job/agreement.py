@@ -25,9 +25,7 @@ class Totals(Protocol):
 
 
 def check(transport: Totals, what: str, mine: List[Any]) -> None:
-    """ProtocolError with a diff unless every worker that the job has not lost has the same list `mine`. Collective;
-    waits.
-    """
+    """ProtocolError with a diff unless all workers, except lost ones, have the same list `mine`. Collective; waits."""
     lines = [line if isinstance(line, str) else json.dumps(line) for line in mine]
     digest = np.frombuffer(hashlib.sha256("\n".join(lines).encode()).digest(), np.uint8)
     digests = _gather(transport, digest)
@@ -46,7 +44,7 @@ def check(transport: Totals, what: str, mine: List[Any]) -> None:
 
 
 def _check_lost(silent: Set[int], what: str) -> None:
-    """ProtocolError if one that has added nothing is not among those that the job has lost."""
+    """ProtocolError if a silent worker is not one that the job has lost."""
     heard = time.monotonic() + HEARD_WITHIN_S
     while silent - environment.lost_workers():
         if time.monotonic() > heard:
@@ -79,10 +77,7 @@ def from_worker_0(transport: Totals, data: bytes) -> bytes:
 
 
 def from_one(transport: Totals, mine: bytes) -> bytes:
-    """On every worker the bytes of the only one that has any. Collective; waits.
-
-    A sum in which only that one has anything to add; two bytes at a time are exact in it.
-    """
+    """The bytes of the only worker that has any, on all of them: a sum, two bytes a float. Collective; waits."""
     size = int(transport.total(np.array([len(mine) >> 16, len(mine) & 0xffff])).astype(np.int64) @ [1 << 16, 1])
     if size == 0:
         return b""

@@ -45,11 +45,11 @@ class Aside:
 
     @property
     def empty(self) -> bool:
-        """None waits; one may be under way."""
+        """Whether no call waits; one may be running."""
         return self._calls.empty()
 
     def do(self, call: Callable[[], object], within_s: float = 0.0) -> None:
-        """Soon. TimeoutError if `most` wait already, and still do after `within_s`."""
+        """Do it soon. TimeoutError if after `within_s` still `most` calls wait."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="kvstore-aside", daemon=True)
             self._thread.start()

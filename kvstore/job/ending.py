@@ -23,7 +23,7 @@ from kvstore.job.report import report
 DEAD_WITHIN_S = 5.0
 """A process that dies waits no longer for a reader of its last words, who may be stopped."""
 MOST_SHOWN = 1000
-"""Characters of an error that the launcher is told; the whole of it is printed."""
+"""Characters of an error that the launcher gets; the whole error is printed."""
 _script: Optional[types.FrameType] = None
 _status: Any = None
 _has_last_words = False

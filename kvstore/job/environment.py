@@ -31,7 +31,7 @@ def saved_iteration() -> int:
 
 
 def most_workers() -> Optional[int]:
-    """How many workers the job is to have, where it may go on with fewer (``-n MIN:MAX``); None: there are as many."""
+    """MAX of ``-n MIN:MAX``; None: the number of workers is fixed."""
     most = os.environ.get("ODSGD_MOST_WORKERS")
     return int(most) if most else None
 
@@ -47,23 +47,24 @@ def lost_workers() -> Set[int]:
 
 
 def secure() -> bool:
-    """Whether it tells nothing to hosts that ssh does not know (`--secure`)."""
+    """Whether the job talks only to hosts that ssh knows (`--secure`)."""
     return bool(os.environ.get("ODSGD_SECURE"))
 
 
 SWITCH_S = 1e-4
-"""Python's switch interval, at most, where threads of ours wait for its lock. The ring's asks for it some thousand
-times a second: beside one thread of plain Python, 16.8 MB at 1 Gbit/s took 1100 ms with the usual 5 ms, and 260 so."""
+"""Python's longest switch interval while our threads wait for its lock. The ring's thread asks for the lock some
+thousand times a second: beside one thread of plain Python, 16.8 MB at 1 Gbit/s took 1100 ms with the usual 5 ms, and
+260 ms with this."""
 
 
 def share_python() -> None:
-    """Let a thread that wants Python's lock have it soon, whatever the script computes beside."""
+    """Give Python's lock soon to a thread that wants it, whatever the script computes."""
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_S))
 
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Meanwhile files and sockets are made for this user alone."""
+    """Inside, new files and sockets belong to this user only."""
     before = os.umask(0o077)
     try:
         yield

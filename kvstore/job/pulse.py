@@ -1,7 +1,7 @@
 """A process's pulse: every second it says that it runs, how far it is, and how long it has waited for others.
 
-The beats go to the launcher (`odsgd/launch/policy/liveness.py` judges them) from a thread of their own, so that a
-process whose script computes or waits is told from one that is stopped. docs/results/reliability.md has the cost.
+A thread of its own sends the beats to the launcher (`odsgd/launch/policy/liveness.py` judges them). So a process whose
+script computes or waits differs from a stopped one. docs/results/reliability.md has the cost.
 """
 import contextlib
 import faulthandler
@@ -17,7 +17,7 @@ from kvstore.job.environment import launched
 from kvstore.job.report import report
 
 STACKS = signal.SIGUSR2
-"""At this signal a process that has a pulse prints the stacks of its threads, whatever it hangs in."""
+"""At this signal a process with a pulse prints the stacks of its threads, even if it hangs."""
 
 
 class Pulse:
@@ -42,12 +42,11 @@ class Pulse:
         self.nbytes = 0
         """Sent to other processes of the job, in messages of their data."""
         self.more: Dict[str, Callable[[], Any]] = {}
-        """What else a beat tells, by name: functions that only look. A beat does without one that fails."""
+        """Other entries of a beat, by name: functions that only look. A beat leaves out one that fails."""
         self._tell, self._waiting = tell, waiting
         self._thread: Optional[threading.Thread] = None
 
     def start(self) -> None:
-        """Begin, once."""
         if self._thread is None:
             if signal.getsignal(STACKS) == signal.SIG_DFL:
                 faulthandler.register(STACKS, file=2, all_threads=True)

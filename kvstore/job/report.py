@@ -1,4 +1,4 @@
-"""Reports to the launcher, which is told by a pipe of what this process does: connecting, joined, failed, done …"""
+"""Reports to the launcher, through a pipe, of what this process does: connecting, joined, failed, done …"""
 import contextlib
 import json
 import os
@@ -15,7 +15,7 @@ os.register_at_fork(after_in_child=_untold.clear)
 
 
 def report(event: str, **fields: Any) -> None:
-    """Tell the launcher, if there is one."""
+    """Tell the launcher, if this process has one."""
     descriptor = os.environ.get("ODSGD_REPORT_FD")
     if descriptor is not None:
         with contextlib.suppress(OSError, ValueError):  # the launcher may be gone; it is not ours to die of that

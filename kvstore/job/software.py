@@ -27,9 +27,9 @@ def mine() -> str:
 
 
 def compare(transport: Totals, servers: Sequence[str] = ()) -> None:
-    """Compare all workers' versions, the launcher's, and the `servers'`, which worker 0 knows. Collective; waits.
+    """Compare the versions of all workers, the launcher and the `servers`, which worker 0 knows. Collective; waits.
 
-    ProtocolError if those of odsgd differ; where others do, worker 0 prints a table.
+    ProtocolError if versions of odsgd differ. If other versions differ, worker 0 prints a table.
     """
     workers = agreement.gather_texts(transport, mine())
     of_servers = agreement.from_worker_0(transport, "\n".join(servers).encode()).decode()

@@ -34,7 +34,7 @@ class Parameter:
     lr_mult: float = 1.0
     wd_mult: float = 1.0
     group: int = 0
-    """Only parameters of one group share a bucket: each may have a learning rate of its own in every step."""
+    """Only parameters of one group share a bucket: each group may have another learning rate in every step."""
 
     @property
     def size(self) -> int:

@@ -2,15 +2,13 @@
 
 A codec is two functions, floats to bytes and back.
 
-With servers (`coded`) each gradient is encoded once by its worker, and decoded by the server that adds it up.
-A ring encodes a block anew at every hop while partial sums of it grow, and once more when the sum is whole; from there
-on its bytes are forwarded as they are, and the owner of a block decodes its own message, too, so that all workers end
-with the same bits. Codecs that need a residual are not for rings.
+With servers (`coded`) each gradient is encoded once by its worker and decoded by the server. A ring encodes a block at
+every hop while its partial sums grow, and once more when the sum is whole. The workers then forward these bytes, and
+the owner of the block decodes them, too, so that all workers end with the same bits. Codecs that need a residual do not
+go with rings.
 
-Errors. Each codec states its error for one encoding of a value x. With servers a sum of p gradients has the sum of p
-such errors. On a ring each block is encoded p times: as the sum of one worker's gradient, of two workers' …, of all;
-the error of the result is at most the sum of p of those, x being the partial sums, and float32's own rounding of p - 1
-additions.
+Errors. Each codec states its error for one encoding of a value x. With servers a sum of p gradients has p such errors.
+On a ring each block is encoded p times, x being the partial sums; float32 rounds p - 1 additions in between.
 """
 from typing import ClassVar, Dict, Tuple, Type
 
@@ -29,10 +27,10 @@ class Codec:
     """Floats to bytes and back. An instance belongs to one thread: it may keep room to work in."""
 
     residual: ClassVar[bool] = False
-    """Whether it is of use only if its errors are kept and sent later (`coded.CodedPush`)."""
+    """Whether the sender must keep its errors and send them later (`coded.CodedPush`)."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
-        """`threshold`: for those that have one."""
+        """`threshold`: for codecs that have one."""
 
     def nbytes(self, size: int) -> int:
         """Length of the message for `size` floats."""
@@ -169,9 +167,9 @@ class Float16(Codec):
 
 
 class _Few(Codec):
-    """Codes of a few bits, the first value in the highest: those of MXNet's gradient compression.
+    """MXNet's gradient compression: codes of a few bits, the first value in the highest bits.
 
-    Both send the same magnitude for all values that they send at all; what they leave out comes with a later one.
+    All values that are sent have the same magnitude; the rest of a value comes with a later message.
     """
 
     residual = True

@@ -3,9 +3,9 @@
     push      c_t = code(g_t + r_t),    r_{t+1} = g_t + r_t - float(c_t)         r: the residual, on the worker
     answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)               s: the weights as the worker has them
 
-Only codecs of a few bits have a residual; r_0 = 0. Weights come back as they are, unless they have a codec, too: then
-their changes do, and what a code leaves of a change is part of the next one. Both ends keep s; s_0 = W_0. A fetch
-without a push brings W as it is, and leaves s alone.
+Only codecs of a few bits have a residual; r_0 = 0. Without a codec weights come back as they are. With one their
+changes come back, and the rest of a change is part of the next one; both ends keep s, s_0 = W_0. A fetch without a push
+brings W as it is and does not change s.
 """
 from typing import Dict
 
@@ -48,7 +48,7 @@ class CodedPush:
 
 
 class CodedAnswer:
-    """The weights of one bucket on their way to one worker, or to all that get the same: one end of it."""
+    """One end of the way that a bucket's weights take to one worker, or to all workers alike."""
 
     def __init__(self, traffic: Traffic, w: np.ndarray, alike: bool) -> None:
         """Begin at weights `w`. `alike`: every reader has each answer before the weights change again."""
@@ -106,7 +106,7 @@ class CodedBucket:
         self._answers = [CodedAnswer(traffic, self._w, alike) for _ in range(1 if alike else num_workers)]
 
     def room(self, worker_rank: int, nbytes: int) -> np.ndarray:
-        """Where a worker's next message is received, of so many bytes; ProtocolError if it cannot be so long."""
+        """Where a worker's next message is received; ProtocolError if it has another length than expected."""
         message = self._messages[worker_rank]
         if nbytes not in (0, message.size):  # none: a worker only asks
             raise ProtocolError(f"worker {worker_rank} sent {nbytes} bytes for a bucket of {self._w.size} floats, "

@@ -4,11 +4,9 @@ have overflowed (from 2e19 on).
 
 Workers check the beginning of each bucket, which takes microseconds and finds most: a loss that is NaN makes all
 gradients NaN. Servers check each push before the update, which reads it anyway. Where MXNet has added up by then, the
-server knows the round and the parameter, and no worker. With on_nan `find`, workers check everything they send. With
-`skip`, what is not finite is left out where it would be applied: by servers, by workers without servers, and by a
-worker that takes steps of its own.
+server knows the round and the parameter, but not the worker. With on_nan `find`, workers check everything they send.
+With `skip`, servers leave out gradients that are not finite; workers do so where they take steps themselves.
 """
-import functools
 import itertools
 import math
 import sys
@@ -30,19 +28,19 @@ SAMPLE = 1024
 """Floats of a bucket that a worker checks with `stop` and `skip`."""
 
 MOST_LINES = 20
-"""That a process says of what is skipped."""
+"""Lines that a process writes about skipped gradients."""
 _lines = itertools.count(1)
 
 ADVICE = "Lower the learning rate, look at the data, or let on_nan be `continue`"
 
 
 def names(bucket: Bucket) -> Names:
-    """As `wrong` wants them."""
+    """The argument of `wrong` for this bucket."""
     return [(segment.parameter.name, segment.end) for segment in bucket.segments]
 
 
 def finite(floats: np.ndarray) -> bool:
-    """Whether none is infinite or not a number."""
+    """Whether all are finite."""
     return math.isfinite(np.dot(floats, floats)) or bool(np.isfinite(floats).all())
 
 
@@ -54,29 +52,23 @@ def wrong(floats: np.ndarray, of: Names) -> str:
             f"first: {floats[places[0]]})")
 
 
-def check(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
-    """DivergedError if a bucket's floats, on their way from a worker, are not finite, as far as the `sample` tells."""
-    if not finite(floats[:sample]):
-        raise DivergedError(f"worker {worker_rank}, iteration {iteration}: {wrong(floats, names(bucket))}, and were "
-                            f"not sent. {ADVICE}")
+def check(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool, floats: np.ndarray
+          ) -> None:
+    """DivergedError if the first `sample` floats that a worker sends of a bucket are not finite; a line with `skip`."""
+    where = f"worker {worker_rank}, iteration {iteration}"
+    if skip:
+        skips(where, names(bucket), floats, sample)
+    elif not finite(floats[:sample]):
+        raise DivergedError(f"{where}: {wrong(floats, names(bucket))}, and were not sent. {ADVICE}")
 
 
 def skips(where: str, of: Names, floats: np.ndarray, sample: Optional[int] = None) -> bool:
-    """Whether floats are not finite, as far as the `sample` tells; then a line says that they are skipped."""
+    """Whether the first `sample` floats are not finite; then a line says that all are skipped."""
     if finite(floats[:sample]):
         return False
     line = next(_lines)
     if line <= MOST_LINES:
         more = "; there will be no more lines like this one" if line == MOST_LINES else ""
-        sys.stderr.write(f"{where}: {wrong(floats, of)}, and are skipped{more}\n")  # buckets are told of side by side
+        sys.stderr.write(f"{where}: {wrong(floats, of)}, and are skipped{more}\n")  # several threads write lines
         sys.stderr.flush()
     return True
-
-
-def _tell(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], floats: np.ndarray) -> None:
-    skips(f"worker {worker_rank}, iteration {iteration}", names(bucket), floats, sample)
-
-
-def checking(worker_rank: int, iteration: int, bucket: Bucket, sample: Optional[int], skip: bool) -> Check:
-    """`check`, of what this worker sends of a bucket in this iteration; with `skip` it only says so."""
-    return functools.partial(_tell if skip else check, worker_rank, iteration, bucket, sample)

@@ -3,9 +3,9 @@
     push    [ payload … | version | lr_hi | lr_lo | mark ]
     answer  [ W …       | version | 0     | 0     | 0    ]
 
-In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous one each by itself. The mark is a
-worker's rank + 1, or FETCH from one that sends nothing and only wants the answer. Where floats have a codec the same
-four are in front of them (`FRAME`). docs/design.md, "Messages", says why.
+In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The mark is the
+worker's rank + 1, or FETCH in a message that only asks for the answer. In messages with a codec the four floats come
+first (`FRAME`). docs/explanation/messages.md says why.
 """
 import struct
 from typing import NamedTuple, Tuple
@@ -41,7 +41,7 @@ def split_lr(lr: float) -> Tuple[float, float]:
     return high, float(np.float32(lr - high))
 
 
-# -- beside buckets: sums, and letters -------------------------------------------------------------------------------
+# -- beside buckets: sums and answers --------------------------------------------------------------------------------
 
 SUM_SIZES = (1024, 32 * 1024)  # floats of the arrays whose answer is the sum of what was pushed
 NOT_YET = -1

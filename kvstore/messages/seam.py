@@ -1,4 +1,4 @@
-"""What an algorithm may ask of what holds the global weights. None of these calls waits for the network:
+"""The calls of an algorithm to the holder of the global weights. None of them waits for the network:
 
     pending = holder.exchange(bucket, grad, lr)   my gradient goes out; the global weights after it will come back
     pending = holder.allreduce(bucket, grad, lr)  my gradient goes out; the sum of all workers' will come back
@@ -8,30 +8,32 @@ There are three kinds of transport. Parameter servers hold the global weights (`
 add (`Ring`); `kvstore.weights.replicas` makes `exchange` of that, with the global weights on every worker. Or each
 worker owns a part of every bucket (`Sharded`); `kvstore.weights.parts` makes `exchange` of that.
 
-On a real transport `result` returns at once, and MXNet's engine lets everything that reads the array wait. A transport
-that runs in a script's time (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
+On a real transport `result` returns at once, and MXNet's engine lets readers of the array wait. A transport in one
+process (`in_process`) may wait in it. So an algorithm calls `result` where it needs the answer.
 
-Buffers. `exchange` copies `grad`, the caller may go on reading it; unless `grad` is the array that `room` gave, which
-is the transport's again from then on. A result stays valid until the second next exchange of the same bucket: one
-buffer is on its way while the other still holds what came before. Likewise the result of an `allreduce`,
-until `Traffic.depth` later ones of the bucket have been asked for; what it sums may be overwritten at once, which waits
-in the engine.
+Buffers. `exchange` copies `grad`, so the caller may go on reading it; an array from `room` is not copied and belongs to
+the transport again. A result stays valid until the second next exchange of the same bucket. The result of an
+`allreduce` stays valid until `Traffic.depth` later ones of the bucket; the caller may overwrite its input at once,
+since the engine delays that write until the sum has read it.
 Order. Exchanges of one bucket take place in the order they were asked for, never two at a time. Allreduces begin in the
 order they were asked for, which is the same on all workers.
 """
+import functools
 from dataclasses import dataclass
-from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence
+from typing import Any, Callable, ClassVar, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import THRESHOLD
-from kvstore.messages.finite import SAMPLE, Check, checking, names
+from kvstore.messages.finite import SAMPLE, Check, check, names
 
 Array = Any  # of MXNet, which carries no types: flat, single precision, as long as the bucket
 
-State = Dict[int, Dict[str, np.ndarray]]
-"""Bucket id -> what is saved of it: arrays by name, and ``meta``, JSON as bytes."""
+Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]
+"""What a checkpoint keeps of something: arrays by name, and facts, which are JSON."""
+State = Dict[int, Saved]
+"""The same by bucket id."""
 
 
 class Pending:
@@ -45,7 +47,7 @@ class Pending:
         return self._array
 
     def untaken(self) -> Array:
-        """The same, to look at only: a worker's version is that of the answer it took last."""
+        """The same array, only to look at: unlike `result` this does not take the answer's version."""
         return self._array
 
     def wait(self) -> None:
@@ -80,7 +82,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Setup:
-    """How a session begins: what holds the global weights is told."""
+    """What the holder of the global weights learns when a session begins."""
 
     method: str
     options: Dict[str, Any]
@@ -121,11 +123,11 @@ class Transport:
         if self.on_nan == "continue":
             return None
         sample = None if self.checks_all or self.on_nan == "find" else SAMPLE
-        return checking(self.worker_rank, self.iteration, bucket, sample, skip=self.on_nan == "skip")
+        return functools.partial(check, self.worker_rank, self.iteration, bucket, sample, self.on_nan == "skip")
 
 
 class Export:
-    """The global optimizer's state as it was when it was asked for, on its way here. Here, all of it has arrived."""
+    """The global optimizer's state at the moment of the request, on its way here. In this class all of it is here."""
 
     left = 0
     """Pieces that are still to come."""
@@ -137,22 +139,28 @@ class Export:
         """Bring the next piece, if there is one. Waits; not beside another call to the transport."""
 
     def state(self) -> State:
-        """What has come, when nothing is left; in any thread."""
+        """The whole state, once nothing is left; in any thread."""
         return self._state
+
+    def read(self) -> State:
+        """Bring all pieces. Waits."""
+        while self.left:
+            self.fetch()
+        return self.state()
 
 
 class GlobalWeights:
     """What holds the global weights and their optimizer: servers, every worker for itself, or all of them together."""
 
-    state_is_shared = False  # whether `export_state` is collective: every worker has a part
+    state_is_shared = False  # whether `exporting` is collective: every worker has a part
 
     def set_up(self, setup: Setup, weights: Callable[[Bucket], Array]) -> Dict[int, Pending]:
         """Make them, from `weights`. Collective, once. Returns W_0 per bucket as the first answer."""
         raise NotImplementedError
 
     def use(self, setup: Setup, weights: Callable[[Bucket], Array], leads: bool) -> None:
-        """Go on with the optimizer of `setup`, which has seen nothing yet. All workers call it, with nothing in
-        flight; it is done when all of them have returned. `weights`: W as it is; `leads`: this worker tells servers.
+        """Go on with the new optimizer of `setup`. All workers call, with nothing in flight; it is done when all have
+        returned. `weights`: W as it is; `leads`: this worker tells the servers.
         """
         raise NotImplementedError
 
@@ -170,25 +178,22 @@ class GlobalWeights:
         """
         return None
 
-    def export_state(self) -> State:
-        """The global optimizer's state. One worker may ask alone, with nothing of its own in flight, unless
-        `state_is_shared`."""
+    def exporting(self) -> Export:
+        """The global optimizer's state, to be fetched while other things go on. Any one worker may ask, with nothing of
+        its own in flight; all of them ask where `state_is_shared`.
+        """
         raise NotImplementedError
 
-    def exporting(self) -> Export:
-        """The same, to be fetched while other things go on."""
-        return Export(self.export_state())
-
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        """Put back what `export_state` gave, which one worker has, or none. Collective, with nothing in flight."""
+        """Put back an exported state, which one worker has, or none. Collective, with nothing in flight."""
         raise NotImplementedError
 
     def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        """What lasts of the way that a bucket's messages take, by name. Nothing may be in flight."""
+        """Arrays of a codec that a checkpoint keeps, by name. Nothing may be in flight."""
         return {}
 
     def check(self) -> None:
-        """ProtocolError if workers have come to mean different things. Collective; may wait."""
+        """ProtocolError if the workers' settings differ by now. Collective; may wait."""
 
 
 class Replicated(GlobalWeights):
@@ -203,11 +208,7 @@ class Replicated(GlobalWeights):
 
 
 class Servers(Transport, GlobalWeights):
-    """Parameter servers."""
-
-
-class AsynchronousServers(Servers):
-    """Servers that answer each push by itself, so that the versions of buckets go apart."""
+    """Parameter servers. The calls below are for asynchronous jobs, where each push has an answer of its own."""
 
     def fetch(self, bucket: Bucket, after: Array) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
@@ -245,14 +246,14 @@ class Sharded(Transport):
     checks_all = True
 
     def part(self, bucket: Bucket) -> slice:
-        """What this worker owns of it; may be empty, or all."""
+        """The elements that this worker owns; may be empty, or all."""
         raise NotImplementedError
 
     def exchange(self, bucket: Bucket, array: Array, update: Callable[[Array], None], out: Array) -> Pending:
-        """Begin to make `out` of what all workers have made of their parts of the sum of every worker's `array`.
+        """Begin to sum every worker's `array`, to update each part on its owner, and to gather the parts in `out`.
 
-        `update` is given the array of this worker's part of the sum, which has one float if the part is empty, and
-        queues what writes its part of `out`.
+        `update` gets this worker's part of the sum, one float if the part is empty, and queues the operation that
+        writes this worker's part of `out`.
         """
         raise NotImplementedError
 
@@ -262,9 +263,9 @@ class Sharded(Transport):
 
 
 KINDS = {"server": Servers, "ring": Ring, "sharded": Sharded}
-"""The kinds of transport by the names that methods give as theirs."""
+"""The kinds of transport, by the names in `Method.transports`."""
 
 
 def kind_of(transport: Any) -> str:
-    """The name of a transport's kind; empty if it is none."""
+    """The name of a transport's kind; empty if it is not a transport."""
     return next((name for name, kind in KINDS.items() if isinstance(transport, kind)), "")

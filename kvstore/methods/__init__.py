@@ -38,7 +38,7 @@ def register_method(method: Type[Method]) -> Type[Method]:
 
 
 def find(name: str, what: str = "store", also: Iterable[str] = ()) -> Type[Method]:
-    """The Method of this name; ConfigError with the nearest one, of these and the names in `also`."""
+    """The Method of this name; ConfigError with the nearest known name, or the nearest in `also`."""
     if name not in METHODS:
         from importlib import metadata
         found, group = metadata.entry_points(), "odsgd.methods"

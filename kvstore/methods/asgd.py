@@ -32,15 +32,13 @@ import numpy as np
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import ASYNC_MODULUS, Header
-from kvstore.messages.seam import Array, AsynchronousServers
+from kvstore.messages.seam import Array, Servers
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Rule, Step, Worker
 
 
 class Asynchronous(Worker):
-    """The worker, for one bucket."""
-
-    weights_holder: AsynchronousServers
+    weights_holder: Servers
 
     gradient_free_after_exchange = True
 
@@ -97,8 +95,6 @@ class AsyncUpdate(Rule):
 
 
 class ASGD(Method):
-    """``kvstore.create("asgd")``."""
-
     name = "asgd"
     Options = common.CodedOptions
     worker, rule = Asynchronous, AsyncUpdate

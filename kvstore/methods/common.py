@@ -1,4 +1,4 @@
-"""Options that several methods have: those of every method, and those of gradients that travel in fewer bytes."""
+"""Options of every method, and options of methods whose gradients may travel in fewer bytes."""
 import dataclasses
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Sequence

@@ -1,14 +1,12 @@
-"""What the file of a method says: options and traits, the worker's lines, the server's lines.
+"""What a method's file says: options and traits, the worker's lines, the server's lines.
 
-A `Method` is one store's algorithm. For each bucket it has a `Worker` with the worker's lines of the paper, and where
-there are servers a `Rule` with theirs. All else is machinery: buckets, engine, messages, checkpoints. Nothing here and
-in the files of the methods imports MXNet, so that the command line, the docs and the checks can read them at once.
+A `Method` is one store's algorithm. For each bucket it has a `Worker` with the worker's lines of the paper and, where
+there are servers, a `Rule` with the server's lines. Nothing here and in the methods' files imports MXNet, so that the
+command line, the docs and the checks can read them at once.
 
-What lasts is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an
-array, a list of arrays, or a deque of answers in flight. `facts` names those that hold what JSON can hold. A checkpoint
-keeps them, a resumed run gets them back, and `store.memory()` counts them; a method writes no code for any of it. They
-may differ from bucket to bucket. An array that `start` makes stays; one that it leaves None, a list that grows and a
-deque come back as they were.
+State is declared. `arrays` names the attributes that hold arrays as long as the bucket, with their meaning: an array, a
+list of arrays, or a deque of answers in flight. `facts` names the attributes that hold JSON. Checkpoints save and
+restore them, and `store.memory()` counts them, without code in the method. They may differ from bucket to bucket.
 """
 import dataclasses
 from dataclasses import InitVar, dataclass
@@ -105,7 +103,7 @@ class Worker:
         """U is another optimizer from here on, and `lr` its rate. Nothing is in flight."""
 
     def resumed(self) -> None:
-        """The arrays and facts are those of a checkpoint now; ConfigError if they do not go with the options."""
+        """Arrays and facts come from a checkpoint now; ConfigError if they do not go with the options."""
 
 
 class Rule:
@@ -179,7 +177,7 @@ class Method:
     reduces: ClassVar[bool] = True  # whether one update takes several gradients
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
     plain_sgd: ClassVar[str] = ""
-    """Not empty: takes SGD steps of its own, and no other optimizer of the trainer's; says where momentum is had."""
+    """Not empty: it takes SGD steps itself, so the trainer's optimizer must be plain SGD; names the way to momentum."""
     update_decays: ClassVar[bool] = True  # whether U adds weight decay; else the workers' gradients have it already
     resumes_from_optimizer: ClassVar[bool] = True
     """Whether the state of the global optimizer alone is enough to go on with."""
@@ -209,12 +207,10 @@ class Method:
 
     @classmethod
     def traits(cls, options: Any, num_workers: int) -> Traits:
-        """What the steps of a job are like."""
         return Traits(in_flight=num_workers if cls.asynchronous else 1)
 
     @classmethod
     def option_names(cls) -> List[str]:
-        """All names of its options."""
         return [field.name for field in dataclasses.fields(cls.Options)]
 
     def traffic(self, whole: bool) -> Traffic:

@@ -83,28 +83,20 @@ class CompensatedA(CompensatedC):
 
 
 class DCASGDC(ASGD):
-    """``kvstore.create("dcasgd_c")``."""
-
     name = "dcasgd_c"
     rule = CompensatedC
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        """Options of DC-ASGD-c."""
-
         lamda: float = option(0.04, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
 
 
 class DCASGDA(ASGD):
-    """``kvstore.create("dcasgd_a")``."""
-
     name = "dcasgd_a"
     rule = CompensatedA
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        """Options of DC-ASGD-a."""
-
         lamda: float = option(2.0, real(at_least=0), "strength of the compensation", tunes=True, portable=False)
         m: float = option(0.95, real(at_least=0, at_most=1), "decay of the mean square", portable=False)
         epsilon: float = option(1e-7, real(above=0), "keeps the root away from zero", portable=False)

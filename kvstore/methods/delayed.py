@@ -40,7 +40,7 @@ optimizer's momentum and its other state begin anew.
 from dataclasses import dataclass
 from typing import Any, Dict, Optional, Tuple
 
-from kvstore.messages.seam import Array, GlobalWeights
+from kvstore.messages.seam import Array
 from kvstore.methods import common, local_optimizers
 from kvstore.methods.contract import Method, Step, Worker
 from kvstore.methods.sync import SyncUpdate
@@ -48,9 +48,6 @@ from kvstore.options import TrainingLength, option, real
 
 
 class DelayedWorker(Worker):
-    """The worker, for one bucket."""
-
-    weights_holder: GlobalWeights
     gradient_free_after_exchange = True
     arrays = {"w_bak": "the weights that the next gradient is taken at"}
     returned = "w_bak"
@@ -85,20 +82,14 @@ class Delayed(Method):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        """Options of the delayed weight update."""
-
         warmup: TrainingLength = common.warmup(0)
 
 
 class ODSGD(Delayed):
-    """``kvstore.create("odsgd")``."""
-
     name = "odsgd"
 
     @dataclass(frozen=True)
     class Options(Delayed.Options):
-        """Options of OD-SGD."""
-
         warmup: TrainingLength = common.warmup(200)
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
                                       "none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)

@@ -38,8 +38,6 @@ INTERVAL = 1  # where no interval is given
 
 
 class Accruing(Asynchronous):
-    """The worker, for one bucket."""
-
     local_optimizer: Update
     arrays = {"w": "the worker's own weights", "accrued": "gradients since the last push"}
     returned = "w"
@@ -64,16 +62,12 @@ class Accruing(Asynchronous):
 
 
 class Downpour(ASGD):
-    """``kvstore.create("downpour")``."""
-
     name = "downpour"
     worker = Accruing
     update_decays = False
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        """Options of Downpour SGD."""
-
         T: Optional[int] = option(None, integer(1), "iterations between exchanges", tunes=True, otherwise=f"{INTERVAL}")
         push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
         fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")

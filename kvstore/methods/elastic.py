@@ -28,7 +28,7 @@ x - X' = (1 - alpha)(x - X) the worker finds alpha (x - X) = alpha / (1 - alpha)
 
 Reading: at t = 0 all workers are at W_0, and so is X until the first exchange, where the force is 0; that exchange
 sends nothing. A worker that begins after others have exchanged is not pulled to X before its own first exchange.
-Reading: the trainer's learning rate and weight decay are those of the local steps; weight decay belongs to g.
+Reading: the trainer's learning rate and weight decay are for the local steps; weight decay belongs to g.
 Other workers after a restart (``-n MIN:MAX``): all begin at the centre, without momentum; what a worker had found
 since it last pulled the centre is lost. alpha = beta / M follows the number of workers.
 """
@@ -88,16 +88,12 @@ class Centre(AsyncUpdate):
 
 
 class EASGD(ASGD):
-    """``kvstore.create("easgd")``."""
-
     name = "easgd"
     worker, rule = Elastic, Centre
     plain_sgd = "store `eamsgd`, option `delta`"
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        """Options of elastic averaging."""
-
         T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
         alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of the force in one exchange",
                                         tunes=True, otherwise="beta / number of workers")
@@ -125,12 +121,8 @@ class EASGD(ASGD):
 
 
 class EAMSGD(EASGD):
-    """``kvstore.create("eamsgd")``."""
-
     name = "eamsgd"
 
     @dataclass(frozen=True)
     class Options(EASGD.Options):
-        """Options of elastic averaging with Nesterov's momentum."""
-
         delta: float = option(0.9, real(at_least=0, below=1), "Nesterov's momentum of the local steps", tunes=True)

@@ -16,7 +16,7 @@ MXNET = ("adadelta", "adagrad", "adam", "adamax", "dcasgd", "ftml", "ftrl", "lam
          "rmsprop", "sgd", "sgld", "signum")
 
 COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DCASGDC, dcasgd.DCASGDA)}
-"""Name -> the options among which its own are."""
+"""Name -> its options."""
 
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
                      if field.name not in common.CodedOptions.__dataclass_fields__)
@@ -30,12 +30,12 @@ PLAIN = ("sgd", "nag", "dcasgd", *COMPENSATED)
 """Their step is the learning rate times the gradient; what others make of the rate depends on the gradients."""
 
 SCALED = ("adagrad", "adam", "adamax", "adamw", "ftml", "lamb", "nadam", "rmsprop", "signum")
-"""Their step is as large as the learning rate, or that times the weights, however small gradients are. No such step is
-that of ftrl, lars and lbsgd, which is less than plain SGD's or about as large, and of adadelta, which has no rate."""
+"""Their step is as large as the learning rate, or the rate times the weights, however small gradients are. The others:
+ftrl, lars and lbsgd step about as far as plain SGD or less, and adadelta has no rate."""
 
 AUTHORS = {"psgd": "sgd", "lasgd": "dcasgd", "adcasgd": "dcasgd_a", "cadcasgd": "dcasgd_a"}
-"""Local optimizers of the OD-SGD authors' code by its words, and which of ours each is. Theirs keep the weights they
-last saw as MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""
+"""Names of local optimizers in the OD-SGD authors' code, and ours. The authors' ones keep the weights they last saw, as
+MXNet's DCASGD does; ADCASGD and CADCASGD differ in where they are computed."""
 
 _listed = name("local optimizer", ("none", *NAMES))
 
@@ -52,7 +52,7 @@ LOCAL = dataclasses.replace(_listed, convert=_local)
 
 
 def own(option_name: str) -> Any:
-    """The option of this name as one of a local optimizer: its default is that of the optimizer that is chosen."""
+    """The option of this name for a local optimizer; its default is the default of the chosen optimizer."""
     field = {field.name: field for field in dataclasses.fields(dcasgd.DCASGDA.Options)}[option_name]
     return option(None, field.metadata["kind"], field.metadata["help"], tunes=field.metadata["tunes"], portable=False,
                   otherwise="that of optimizer_local")

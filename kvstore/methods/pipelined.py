@@ -50,8 +50,6 @@ from kvstore.options import TrainingLength, integer, option
 
 
 class Pipelined(Worker):
-    """The worker, for one bucket."""
-
     weights_holder: Replicated
     update: Update
     arrays = {"w": "weights, the same on every worker", "in_flight": "sums that have not been applied"}
@@ -94,8 +92,6 @@ def codec() -> Any:
 
 
 class PipeSGD(Method):
-    """``kvstore.create("pipesgd")``."""
-
     name = "pipesgd"
     worker = Pipelined
     transports = ("ring",)
@@ -103,8 +99,6 @@ class PipeSGD(Method):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        """Options of Pipe-SGD."""
-
         K: int = option(2, integer(1), "iterations between a gradient and its update; 1 waits for it", tunes=True)
         codec: str = codec()
         warmup: TrainingLength = common.warmup(0)
@@ -121,8 +115,6 @@ class DSync(PipeSGD):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        """Options of D-Sync."""
-
         codec: str = codec()
 
         K = 1

@@ -29,7 +29,7 @@ gamma_p = gamma / M makes x the mean of the workers' weights: model averaging. (
 sentence, which leaves gamma out.) T = 1 is synchronous SGD.
 
 Reading: weight decay belongs to the gradient, g + wd x, so that model averaging remains what it is.
-Reading: rates are those of the iteration, gamma_p that of the one in which the interval ends. A given gamma_p moves the
+Reading: rates belong to the iteration, gamma_p to the iteration in which the interval ends. A given gamma_p moves the
 global weights, so it follows the trainer's schedule, by the same factors; a gamma of its own may follow another.
 Reading: an interval knows nothing of epochs; one that an epoch or a checkpoint cuts goes on afterwards. The global
 weights meanwhile are what the interval would end with: x' - gamma_p allreduce(g_s).
@@ -46,8 +46,6 @@ from kvstore.options import integer, option, real
 
 
 class SparseAggregation(Worker):
-    """The worker, for one bucket."""
-
     weights_holder: Replicated
     local_optimizer: Update
     arrays = {"x": "this worker's weights", "x_shared": "weights at the start of the interval",
@@ -91,8 +89,6 @@ class SparseAggregation(Worker):
 
 
 class SASGD(Method):
-    """``kvstore.create("sasgd")``."""
-
     name = "sasgd"
     worker = SparseAggregation
     transports = ("ring",)
@@ -102,8 +98,6 @@ class SASGD(Method):
 
     @dataclass(frozen=True)
     class Options(common.Options):
-        """Options of SASGD."""
-
         T: int = option(1, integer(1), "local steps between aggregations", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
                                            otherwise="that of the global optimizer, as scheduled")

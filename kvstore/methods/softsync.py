@@ -56,16 +56,12 @@ class Softsync(AsyncUpdate):
 
 
 class SoftsyncSGD(ASGD):
-    """``kvstore.create("softsync")``."""
-
     name = "softsync"
     rule = Softsync
     reduces = True
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        """Options of n-softsync."""
-
         n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "
                                   "workers / n gradients for one", tunes=True,
                                   otherwise="the number of workers, an update per push")

@@ -31,7 +31,7 @@ import numpy as np
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import SYNC_MODULUS, Header
-from kvstore.messages.seam import Array, GlobalWeights
+from kvstore.messages.seam import Array
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Rule, Step, Worker
 
@@ -39,7 +39,6 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
-    weights_holder: GlobalWeights
     gradient_free_after_exchange = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
@@ -55,8 +54,8 @@ class SyncUpdate(Rule):
 
     Invariants
       1. version starts at 0 and grows by exactly 1 per update.
-      2. the M gradients of a round are of M different workers, all at the server's own version. What is compared is the
-         sum of their ranks and that of their versions, so several mistakes that make up for each other are not seen.
+      2. the M gradients of a round come from M different workers, all at the server's own version. The check compares
+         the sums of ranks and of versions, so it misses mistakes that cancel.
     """
 
     by_element = True
@@ -81,8 +80,6 @@ class SyncUpdate(Rule):
 
 
 class SSGD(Method):
-    """``kvstore.create("ssgd")``."""
-
     name = "ssgd"
     Options = common.CodedOptions
     worker, rule = Synchronous, SyncUpdate

@@ -12,29 +12,26 @@ from kvstore.optimizers.torch_formulas import Formula, Now
 from kvstore.state import declared
 
 Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Optional[np.ndarray]], None]
-"""One step in NumPy, of (w, g, state, out, room). `out` may be `w`. `room` is for what is computed on the way: `g`, or
-`out` where that is not `w`; None: there is none."""
+"""One step in NumPy, of (w, g, state, out, room). `out` may be `w`. `room` is scratch: `g`, `out` or None."""
 
 
 class Applied(Update):
-    """One optimizer's place in one bucket: its state, and what a checkpoint keeps of both."""
+    """One optimizer for one bucket: its state, and what a checkpoint keeps of both."""
 
     def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
         self.index, self._shape_of_one = index, shape
         self.use(optimizer)
 
     def use(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """From here on it is this optimizer's place; `start` makes its state."""
+        """Apply this optimizer from here on; `start` makes its state."""
         self.optimizer = optimizer
         self.shape = None if described.elementwise(optimizer) else self._shape_of_one
         self.state: Any = None
 
     def start(self, w: NDArray) -> None:
-        """Make a state for weights like `w`."""
         self.state = self.optimizer.create_state_multi_precision(self.index, self._shaped(w))
 
     def arrays(self) -> Dict[str, NDArray]:
-        """The arrays of the state."""
         return described.state_arrays(self.state)
 
     def facts(self) -> Dict[str, Any]:

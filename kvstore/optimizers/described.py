@@ -63,13 +63,13 @@ def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
 
 
 def state_names(optimizer: mx.optimizer.Optimizer) -> List[str]:
-    """The names of those of `optimizer`, sorted."""
+    """The names of the arrays of `optimizer`, sorted."""
     return sorted(state_arrays(optimizer.create_state_multi_precision(0, mx.nd.zeros(1))))
 
 
 # -- optimizers as text ------------------------------------------------------------------------------------------------
 
-# Set on the server from what it is told apart from this, or of no use there.
+# The server gets them by another way, or has no use for them.
 _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult", "wd_mult", "rescale_grad",
                 "_all_index_update_counts", "_index_update_count"}
 
@@ -92,7 +92,7 @@ def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
 
 
 def kind_of(path: str) -> str:
-    """Which optimizer this import path means. Ours go by their names: older saved states have them in other modules."""
+    """The optimizer that an import path means, without our module: older saved states have ours in other modules."""
     return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path
 
 

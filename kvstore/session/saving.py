@@ -16,13 +16,11 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, shown
 from kvstore.messages import buckets as layout
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import AsynchronousServers, State
+from kvstore.messages.seam import Saved, Servers, State
 from kvstore.optimizers import described
 from kvstore.session.session import Session
 from kvstore.state import declared
-from kvstore.state.npz import array_text, text_array
-
-Saved = Tuple[Dict[str, np.ndarray], Dict[str, Any]]  # arrays by name, and JSON
+from kvstore.state.npz import below
 
 MOST_COUNTED = 2 ** 53
 """Iterations, updates and versions are fewer, as long as a float has them exactly."""
@@ -32,25 +30,24 @@ def worker_state(session: Session) -> Saved:
     """What this worker knows. Nothing may be in flight; in a synchronous job of a ring, collective."""
     arrays: Dict[str, np.ndarray] = {}
     names: Dict[str, List[str]] = {}
+    facts: Dict[str, Dict[str, Any]] = {}
     for bucket in session.buckets:
-        worker = session.workers[bucket.id]
+        of_worker, facts[bucket.label] = declared.saved(session.workers[bucket.id])
+        local = session.local_steps.get(bucket.id)
         flats = {"global": session.global_weights(bucket), "local": session.w_local[bucket.id],
-                 **{f"worker/{name}": array for name, array in declared.arrays_of(worker).items()}}
-        if bucket.id in session.local_steps:
-            state = session.local_steps[bucket.id].arrays()
-            flats.update({f"optimizer_local/{name}": array for name, array in state.items()})
-        flats.update({f"wire/{name}": array for name, array in session.weights_holder.codec_state(bucket).items()})
+                 **{f"worker/{name}": array for name, array in of_worker.items()},
+                 **{f"optimizer_local/{name}": array for name, array in (local.arrays() if local else {}).items()},
+                 **{f"wire/{name}": array for name, array in session.weights_holder.codec_state(bucket).items()}}
         names[bucket.label] = list(flats)
         for prefix, flat in flats.items():
             flat = flat if isinstance(flat, np.ndarray) else flat.asnumpy().reshape(-1)
             layout.split(bucket, flat, arrays, prefix + "/")
     step, holder = session.step, session.weights_holder
-    versions = holder.versions() if session.method.asynchronous and isinstance(holder, AsynchronousServers) else {}
+    versions = holder.versions() if session.method.asynchronous and isinstance(holder, Servers) else {}
     return arrays, {
         "store": session.method.name, "iteration": step.t, "left_out": session.left_out, "since": session.since,
         "lr": step.lr, "lr_local": step.lr_local,
-        "arrays": names, "facts": {bucket.label: declared.facts_of(session.workers[bucket.id])
-                                   for bucket in session.buckets},
+        "arrays": names, "facts": facts,
         "optimizer_local": {bucket.label: session.local_steps[bucket.id].facts() for bucket in session.buckets
                             if session.local_steps},
         "versions": {bucket.label: versions[bucket.id] for bucket in session.buckets if versions}}
@@ -60,20 +57,17 @@ def load_worker(session: Session, saved: Saved) -> None:
     """Go on from what `worker_state` gave. The session has begun, at the saved weights."""
     arrays, meta = saved
     for bucket in session.buckets:
-        def below(prefix: str, bucket: Bucket = bucket) -> Dict[str, np.ndarray]:
-            return {name[len(prefix):]: layout.join(bucket, arrays, name + "/")
-                    for name in of_bucket(session, bucket, meta["arrays"]) if name.startswith(prefix)}
-
+        flats = {name: layout.join(bucket, arrays, name + "/") for name in of_bucket(session, bucket, meta["arrays"])}
         worker = session.workers[bucket.id]
-        declared.restore(worker, below("worker/"), of_bucket(session, bucket, meta["facts"]),
+        declared.restore(worker, below("worker/", flats), of_bucket(session, bucket, meta["facts"]),
                          like=session.w_local[bucket.id])
         worker.resumed()
         if bucket.id in session.local_steps:
-            session.local_steps[bucket.id].restore(below("optimizer_local/"),
-                                                    of_bucket(session, bucket, meta["optimizer_local"]))
-        declared.fill(session.weights_holder.codec_state(bucket), below("wire/"))
+            session.local_steps[bucket.id].restore(below("optimizer_local/", flats),
+                                                   of_bucket(session, bucket, meta["optimizer_local"]))
+        declared.fill(session.weights_holder.codec_state(bucket), below("wire/", flats))
     if meta["versions"] and session.method.asynchronous:
-        assert isinstance(session.weights_holder, AsynchronousServers)
+        assert isinstance(session.weights_holder, Servers)
         session.weights_holder.set_versions({bucket.id: of_bucket(session, bucket, meta["versions"])
                                    for bucket in session.buckets})
 
@@ -143,33 +137,21 @@ def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Buck
 
 
 def server_state(session: Session, exported: State) -> Saved:
-    """What the servers know, or in their place this worker, of what holds its weights has exported."""
+    """What the holder of the global weights has exported, by parameter name."""
     arrays: Dict[str, np.ndarray] = {}
     meta: Dict[str, Any] = {"arrays": {}}
     for bucket in session.buckets:
-        flats = dict(exported[bucket.id])
-        meta[bucket.label] = array_text(flats.pop("meta"))
+        flats, meta[bucket.label] = exported[bucket.id]
         meta["arrays"][bucket.label] = list(flats)
         for name, flat in flats.items():
             layout.split(bucket, flat, arrays, name + "/")
     return arrays, meta
 
 
-def load_servers(session: Session, saved: Optional[Saved]) -> int:
-    """Worker 0's `server_state`, if it has one, goes to where the global optimizer lives. Collective.
-
-    Returns how many updates that optimizer had done.
-    """
-    state, updates = None, 0
-    if saved is not None and session.leads:
-        state, updates = for_servers(session, saved)
-    return send(session, state, updates)
-
-
 def send(session: Session, state: Optional[State], updates: int) -> int:
-    """What `for_servers` has made goes where it belongs: one worker has it, or none. Collective.
+    """Send what `for_servers` has made, which one worker has, or none, to where the global optimizer lives. Collective.
 
-    Returns its `updates`.
+    Returns its `updates` on every worker.
     """
     session.weights_holder.import_state(state, session.buckets)
     return int(session.transport.total(np.array([updates]))[0])
@@ -185,11 +167,10 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
         _check_fits(session.optimizer, one, names[label])
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
     anew = "rule" not in _any(facts)  # `optimizer_alone`
-    state = {}
+    state: State = {}
     for bucket in session.buckets:
         label = bucket.label if anew and bucket.label in facts else _label(session, bucket, alike, anew)
-        state[bucket.id] = {**{name: layout.join(bucket, arrays, name + "/") for name in names[label]},
-                            "meta": text_array(facts[label])}
+        state[bucket.id] = {name: layout.join(bucket, arrays, name + "/") for name in names[label]}, facts[label]
     return state, _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
 
 

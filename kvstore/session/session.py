@@ -1,8 +1,7 @@
 """One model in training: its buckets, a worker for each, and the iteration it is in. Flat arrays in, flat arrays out.
 
-A front end (`kvstore.fronts.gluon` is one) knows parameters, devices and a trainer; this knows none of them.
-docs/design.md, "The seam", shows its calls. Nothing here waits for the network in a training step; calls that do
-say so.
+A front end (`kvstore.fronts.gluon`) knows parameters, devices and a trainer; a session does not. docs/design.md, "The
+seam", shows its calls. In a training step no call waits for the network; other calls say so if they wait.
 """
 import dataclasses
 import functools
@@ -21,7 +20,6 @@ from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.seam import (
-    AsynchronousServers,
     GlobalWeights,
     Pending,
     Ring,
@@ -92,7 +90,7 @@ class Session:
             self._check_skips(self.local_optimizer)
 
     def _wd_local(self) -> float:
-        """Of the local steps: the trainer's, unless the method has one."""
+        """Weight decay of local steps: the trainer's, unless the method has one."""
         assert self.optimizer is not None
         local = self.method.local_optimizer(self.method.options)
         own = None if local is None else local[1].get("wd")
@@ -134,7 +132,7 @@ class Session:
         return lines
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
-        """Lay out the buckets; those of the last parameters, whose gradients are expected first, come first."""
+        """Lay out the buckets. The last parameters come first, since their gradients appear first."""
         assert self.optimizer is not None
         used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
@@ -252,7 +250,7 @@ class Session:
         return self.step
 
     def leave_out(self) -> None:
-        """An iteration without gradients, in which nothing changes; of a synchronous job on all workers."""
+        """Count an iteration without gradients, in which nothing changes; in a synchronous job, on all workers."""
         self.left_out += 1
         pulse.moved(self.iteration)
 
@@ -270,7 +268,6 @@ class Session:
             step.factor = 1.0 / factor
 
     def each(self, function: Callable[[Any], None], ways: Iterable[Any]) -> None:
-        """Do an iteration's part of each bucket."""
         for way in ways:
             function(way)
 
@@ -283,7 +280,7 @@ class Session:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one alone does: worker 0, or the lowest rank that the job has not lost."""
+        """Whether this worker does the work of one: worker 0, or the lowest rank that the job has not lost."""
         mine, lost = self.transport.worker_rank, lost_workers()
         return mine == next(rank for rank in range(self.transport.num_workers) if rank == mine or rank not in lost)
 
@@ -294,7 +291,7 @@ class Session:
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone."""
-        if not self.method.asynchronous or not isinstance(self.weights_holder, AsynchronousServers):
+        if not self.method.asynchronous or not isinstance(self.weights_holder, Servers):
             raise ConfigError("there is nothing to count without a server, or in a synchronous job: the staleness of "
                               "every gradient is known")
         counted = self.weights_holder.statistics()

@@ -47,5 +47,4 @@ class Staleness:
 
 
 def mean(histogram: Dict[int, int]) -> float:
-    """The mean tau of a histogram."""
     return sum(tau * count for tau, count in histogram.items()) / max(sum(histogram.values()), 1)

@@ -1,7 +1,7 @@
 """What lasts: the arrays and facts that a worker or a rule declares, for checkpoints and the memory report."""
 import collections
 import copy
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Mapping, Tuple
 
 import numpy as np
 
@@ -10,9 +10,9 @@ from kvstore.messages.seam import Array, Pending
 
 
 def arrays_of(owner: Any) -> Dict[str, Array]:
-    """The declared arrays by name; those of a list or a deque are ``NAME/0``, ``NAME/1`` …
+    """The declared arrays by name; a list or a deque gives ``NAME/0``, ``NAME/1`` …
 
-    Without the one that a worker returned last, which is kept as its weights.
+    Without the array that a worker returned last, which is saved as its weights.
     """
     found: Dict[str, Any] = {}
     for name in owner.arrays:
@@ -24,13 +24,13 @@ def arrays_of(owner: Any) -> Dict[str, Array]:
     return {name: one.result() if isinstance(one, Pending) else one for name, one in found.items()}
 
 
-def facts_of(owner: Any) -> Dict[str, Any]:
-    """The declared facts; they are JSON as they are."""
-    return {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
+def saved(owner: Any) -> Tuple[Dict[str, Array], Dict[str, Any]]:
+    """The declared arrays, and the declared facts, which are JSON as they are."""
+    return arrays_of(owner), {name: copy.deepcopy(getattr(owner, name)) for name in owner.facts}
 
 
 def restore(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], like: Array) -> None:
-    """The inverse of `arrays_of` and `facts_of`. `like`: of whose kind those arrays are made that `start` did not."""
+    """The inverse of `saved`. Arrays that `start` did not make become arrays of the kind of `like`."""
     restore_facts(owner, facts)
     for name in owner.arrays:
         _make(owner, name, arrays, like)
@@ -38,7 +38,7 @@ def restore(owner: Any, arrays: Mapping[str, np.ndarray], facts: Mapping[str, An
 
 
 def restore_facts(owner: Any, facts: Mapping[str, Any]) -> None:
-    """The inverse of `facts_of`."""
+    """Put back the facts alone."""
     for name in owner.facts:
         if name not in facts:
             raise ConfigError(f"no fact `{name}` in the saved state; it belongs to another version or other options")
@@ -46,7 +46,7 @@ def restore_facts(owner: Any, facts: Mapping[str, Any]) -> None:
 
 
 def _make(owner: Any, name: str, saved: Mapping[str, np.ndarray], like: Array) -> None:
-    """Let this attribute have what was saved of it and `start` did not make."""
+    """Make the saved arrays of this attribute that `start` did not make."""
     value, number = getattr(owner, name), sum(one.rpartition("/")[0] == name for one in saved)
     if isinstance(value, collections.deque):
         value.clear()

@@ -1,4 +1,4 @@
-"""Saved state as bytes: arrays as .npz, JSON as an array of bytes. Nothing is ever unpickled."""
+"""Saved state as bytes: arrays as .npz, facts as JSON in an array of bytes. Nothing is ever unpickled."""
 import io
 import json
 from pathlib import Path
@@ -9,57 +9,58 @@ import numpy as np
 from kvstore.errors import ConfigError, shown
 from kvstore.messages.seam import State
 
-
-def npz(arrays: Dict[str, np.ndarray]) -> bytes:
-    """`arrays` as the bytes of an .npz file."""
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
+META = "meta"
+"""The name of the array that holds the facts."""
 
 
-def un_npz(data: Union[bytes, bytearray]) -> Dict[str, np.ndarray]:
-    """The inverse of `npz`."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
-
-
-def text_array(value: Any) -> np.ndarray:
-    """JSON as an array of bytes."""
+def _text_array(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def array_text(array: np.ndarray) -> Any:
-    """The inverse of `text_array`."""
+def _array_text(array: np.ndarray) -> Any:
     return json.loads(array.tobytes().decode())
+
+
+def to_bytes(state: State) -> bytes:
+    """A state as an .npz file with ``7/optimizer/state``, ``7/meta`` … for bucket 7."""
+    file = io.BytesIO()
+    np.savez(file, **{f"{bucket}/{name}": array for bucket, (arrays, facts) in state.items()
+                      for name, array in {**arrays, META: _text_array(facts)}.items()})
+    return file.getvalue()
+
+
+def from_bytes(data: Union[bytes, bytearray]) -> State:
+    """The inverse of `to_bytes`."""
+    state: State = {}
+    with np.load(io.BytesIO(data), allow_pickle=False) as file:
+        for path in file.files:
+            bucket, _, name = path.partition("/")
+            arrays, facts = state.setdefault(int(bucket), ({}, {}))
+            if name == META:
+                facts.update(_array_text(file[path]))
+            else:
+                arrays[name] = file[path]
+    return state
 
 
 def write_npz(file: BinaryIO, arrays: Dict[str, np.ndarray], meta: Any) -> None:
     """Arrays and, under the name `meta`, JSON."""
-    np.savez(file, **arrays, meta=text_array(meta))
+    np.savez(file, **arrays, **{META: _text_array(meta)})
 
 
 def read_npz(path: Union[str, Path]) -> Tuple[Dict[str, np.ndarray], Any]:
-    """The inverse of `write_npz`; OSError for what cannot be opened, ConfigError in one line for what is no such file.
+    """The inverse of `write_npz`. OSError: the file cannot be opened; ConfigError, in one line: it holds another thing.
     """
     with open(path, "rb") as opened:  # NumPy leaves a broken one open
         try:
             with np.load(opened, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
-            return arrays, array_text(arrays.pop("meta"))
+            return arrays, _array_text(arrays.pop(META))
         except Exception as error:  # a broken zip file, header or compressed array, in the words of many a library
             raise ConfigError(f"`{path}`: expected arrays and their `meta`, got {type(error).__name__} "
                               f"({shown(str(error))})") from None
 
 
-def by_bucket(arrays: Dict[str, np.ndarray]) -> State:
-    """``{"7/meta": …}`` as ``{7: {"meta": …}}``."""
-    state: State = {}
-    for name, array in arrays.items():
-        bucket, _, part = name.partition("/")
-        state.setdefault(int(bucket), {})[part] = array
-    return state
-
-
-def below(prefix: str, parts: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
-    """The parts whose names begin with `prefix`, by the rest of their names."""
-    return {name[len(prefix):]: array for name, array in parts.items() if name.startswith(prefix)}
+def below(prefix: str, arrays: Dict[str, np.ndarray]) -> Dict[str, np.ndarray]:
+    """The arrays whose names begin with `prefix`, by the rest of their names."""
+    return {name[len(prefix):]: array for name, array in arrays.items() if name.startswith(prefix)}

@@ -15,7 +15,7 @@ from kvstore.job import ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER, split_lr
-from kvstore.messages.seam import AsynchronousServers, Pending
+from kvstore.messages.seam import Pending, Servers
 
 Tag = Tuple[float, float, int]
 """What follows the version in a message: learning rate, in two floats, and rank."""
@@ -36,7 +36,7 @@ class Buffer:
         return engine.view(self.whole)
 
     def there(self) -> np.ndarray:
-        """The same once it has been written, past the engine (`engine.memory`)."""
+        """The same, past the engine, once it is written (`engine.memory`)."""
         self.whole.wait_to_read()
         return self.floats
 
@@ -62,10 +62,10 @@ class Buffer:
 
 
 class Window:
-    """The messages of a synchronous job that are in flight to one server: about `nbytes` of them, two at least.
+    """The messages of a synchronous job that are in flight to one server: about `nbytes`, two messages at least.
 
-    Each waits for those that made room for it, or, if none had to, for those that did so last: nothing else makes
-    messages leave in the order in which they are asked for.
+    Each message waits for the ones it displaced or, if it displaced none, for the ones displaced last. Without this,
+    messages could overtake each other.
     """
 
     def __init__(self, nbytes: float) -> None:
@@ -74,9 +74,9 @@ class Window:
         self._gone: Dict[int, Buffer] = {}       # made room last
 
     def make_room(self, bucket_id: int, nbytes: int) -> List[Buffer]:
-        """Messages of other buckets that have to be answered before the next of this one, so large, leaves."""
+        """Messages of other buckets whose answers the next message of this bucket has to wait for."""
         for messages in (self._under_way, self._gone):
-            messages.pop(bucket_id, None)  # the last one of its own it waits for anyway, in whose buffers it may be
+            messages.pop(bucket_id, None)  # it waits for its own last message anyway
         room, gone = self._nbytes - nbytes / 2, {}
         while len(self._under_way) > 1 and sum(buffer.nbytes for buffer in self._under_way.values()) > room:
             oldest = next(iter(self._under_way))
@@ -101,7 +101,7 @@ class BucketBuffers:
         weights.copyto(self.last.payload)
 
     def under_way(self) -> Optional[Tuple[float, ...]]:
-        """What is written at the end of both buffers, if a message waits for its answer; for looking at only."""
+        """The headers of the buffers, if a message waits for its answer; only to look at."""
         buffers = self._buffers if self.fetched is None else [*self._buffers, self.fetched]
         headers = [tuple(engine.floats(buffer.whole, buffer.size, buffer.size + HEADER)) for buffer in buffers]
         return sum(headers, ()) if any(header[-1] for header in headers) else None
@@ -136,9 +136,9 @@ class BucketBuffers:
                 check: Optional[Check] = None) -> Buffer:
         """The next message of a synchronous job. What was `last` stays readable until the next but one.
 
-        It leaves once the last one has been answered, whose version it reads, and those `behind` it, of other buckets.
-        Were two pushes of one worker for a bucket at a server at once, MXNet, which counts pushes and not workers,
-        would take the second for another worker's.
+        It leaves after the answer to the last message of this bucket, whose version it reads, and after the answers to
+        the messages `behind` of other buckets. Two pushes of one worker must not be at a server at once: MXNet counts
+        pushes, not workers.
         """
         before = self.last
         self._buffers.reverse()
@@ -160,8 +160,8 @@ class Taken(Pending):
         return super().result()
 
 
-class Buffered(AsynchronousServers):
-    """What transports whose messages lie in buffers have in common: buffers, tags and versions.
+class Buffered(Servers):
+    """Buffers, tags and versions of transports whose messages lie in buffers.
 
     `_buffers` is empty until the store opens.
     """

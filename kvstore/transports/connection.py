@@ -22,7 +22,7 @@ from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
 from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
 from kvstore.messages.seam import Export, State
-from kvstore.state.npz import by_bucket, un_npz
+from kvstore.state.npz import from_bytes
 from kvstore.tracing import recorder
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import measured_pace
@@ -93,7 +93,7 @@ class Connection:
             raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
                                 f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
                                 "none")
-        answers = ServerAnswers(self, "software", self.timeout_s).read() if self.worker_rank == 0 else []
+        answers = ServerAnswers(self, "software", self.timeout_s).texts() if self.worker_rank == 0 else []
         software.compare(self, [answer.decode() for answer in answers])
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
@@ -126,7 +126,6 @@ class Connection:
         return key, size, self._push_sum(key, sum_message(part, size, self._rounds[key], self.worker_rank))
 
     def _take(self, out: np.ndarray, asked: Asked, timeout_s: float) -> None:
-        """Wait for a sum."""
         key, size, message = asked
         with waiting_for("a sum over the workers", timeout_s):
             answer = message.asnumpy()
@@ -210,17 +209,14 @@ class ServerAnswers(Export):
         if not self.left and self._chunk > 1:  # what fits into one piece may stay with the servers
             self._connection.command("taken", {"answer": self._name}, self._timeout_s)
 
-    def read(self) -> List[bytes]:
-        """All of it; waits."""
+    def texts(self) -> List[bytes]:
+        """Each server's whole answer; waits."""
         while self.left:
             self.fetch()
         return [bytes(answer) for answer in self._answers]
 
     def state(self) -> State:
-        arrays: Dict[str, np.ndarray] = {}
-        for answer in self._answers:
-            arrays.update(un_npz(answer))
-        return by_bucket(arrays)
+        return {key: saved for answer in self._answers for key, saved in from_bytes(answer).items()}
 
 
 _shared: Optional[Connection] = None
@@ -240,7 +236,6 @@ def shared(timeout_s: float, synchronous: bool) -> Connection:
 
 
 def disconnect() -> None:
-    """End the connection, if there is one."""
     global _shared
     if _shared is not None:
         _shared.close()

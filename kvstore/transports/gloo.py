@@ -1,7 +1,7 @@
 """A ring of workers over torch.distributed: under ``torchrun``, or in a process group that is there already.
 
-For scripts beside which nothing of ours is started. A bucket's sum is an allreduce of gloo's. All workers begin them in
-the order in which their scripts asked for them, whatever the order in which gradients are there.
+For scripts that run without our launcher. A bucket's sum is an allreduce of gloo's. All workers begin the sums in the
+order of their scripts' calls, whatever the order in which gradients appear.
 """
 import itertools
 import os
@@ -27,15 +27,15 @@ from kvstore.messages.seam import Pending, Ring, Traffic
 from kvstore.transports.rounds import on_ring
 
 ENDLESS = timedelta(days=365)
-"""What gloo is told: the deadlines are ours, since each store has its own."""
+"""gloo's own timeout: each store has a deadline of ours."""
 LATE = ("another worker is late, stopped or unreachable, or has taken fewer steps and left. Check that all are alive, "
         "or raise `timeout_s`")
 NOTHING = (0, 0.0)
-"""In the place of the number of a sum that is awaited, and of how long it may last."""
+"""Number and longest time of the awaited sum where no sum is awaited."""
 
 
 def there() -> bool:
-    """Whether this process is one of a group of torch.distributed's, and of no job of ours."""
+    """Whether this process belongs to a group of torch.distributed, and not to a job of ours."""
     foreign = "TORCHELASTIC_RUN_ID" in os.environ or torch.distributed.is_initialized()
     return foreign and not environment.launched() and "DMLC_ROLE" not in os.environ
 
@@ -80,7 +80,7 @@ class _Group:
         self._numbers = itertools.count()
         self._given: Dict[int, Tuple[float, NDArray, NDArray, engine.Done]] = {}
         self._news = threading.Condition()
-        self._under_way: Any = queue.Queue()  # sums, how long they may last, what is to be told when they are over
+        self._under_way: Any = queue.Queue()  # number, timeout, work and `done` of each sum
         self._awaited = NOTHING
         environment.share_python()
         for run in (self._begin_all, self._end_all):
@@ -89,7 +89,7 @@ class _Group:
         software.compare(self)
 
     def follow(self, timeout_s: float) -> None:
-        """There may be sums that are to last no longer."""
+        """Watch for sums that may last this long."""
         deadlines.follow((self, timeout_s), timeout_s, partial(self._awaits, timeout_s),
                          lambda: f"a bucket's sum was not over within {timeout_s:g} s: {LATE}")
 
@@ -145,7 +145,7 @@ class _Group:
 
 
 def _guarded(run: Any) -> None:
-    """Nobody could catch an error here. Most are another worker's, which has died."""
+    """Die of an error, which nobody could catch here. Usually another worker has died."""
     try:
         run()
     except RuntimeError as error:

@@ -1,9 +1,7 @@
 """A whole job inside one process: workers as threads, a shard instead of servers or a ring without a network.
 
-For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The
-algorithm files run on it unchanged.
-
-Only one thread runs at a time (`turns`). The scripted order is that of exchanges:
+For tests, where arrivals follow a script, and for ``kvstore.create("local")``, a job of one worker. The files of the
+methods run on it unchanged. Only one thread runs at a time (`turns`). The script orders the exchanges:
 
     stage = Stage(num_workers=2, order=[0, 1, 1, 0])        # round 0: worker 0, then 1; round 1: worker 1, then 0
     stage.run(lambda transport: train(transport))              # called once per worker, with its transport
@@ -11,7 +9,7 @@ Only one thread runs at a time (`turns`). The scripted order is that of exchange
 import collections
 import json
 import operator
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -22,9 +20,9 @@ from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
 from kvstore.messages.finite import Check
 from kvstore.messages.header import FETCH, HEADER
-from kvstore.messages.seam import Pending, Ring, Setup, Sharded, State, Traffic, Transport
+from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, Traffic, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
-from kvstore.state.npz import by_bucket, un_npz
+from kvstore.state.npz import from_bytes
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
@@ -32,11 +30,11 @@ from kvstore.transports.turns import Late, Turns
 from kvstore.weights.servers.shard import Shard
 
 
-class _Codes:
+class _Codes(NamedTuple):
     """One worker's end of one bucket's codes."""
 
-    def __init__(self, traffic: Traffic, w: np.ndarray) -> None:
-        self.push, self.answer = CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True)
+    push: CodedPush
+    answer: CodedAnswer
 
 
 class _TakenLate(Taken):
@@ -104,7 +102,7 @@ class Stage(Turns):
             pushed = mx.nd.zeros(stored.size)
             self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
         w = stored[:-HEADER]
-        self.codes[worker_rank, key] = _Codes(traffic, w)
+        self.codes[worker_rank, key] = _Codes(CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True))
         return w
 
     def push(self, worker_rank: int, bucket: Bucket, answer: Buffer, synchronous: bool,
@@ -156,8 +154,8 @@ class Stage(Turns):
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
         if self._order is None:
             round_.sort(key=operator.itemgetter(0))
-        # All in place and past the engine, whose operators take longer, and have their turn behind all gradients that
-        # are queued. Nothing that is queued reads a message, or writes one, between its push and its answer.
+        # In place and past the engine, whose operators take longer and wait behind all queued gradients. No queued
+        # operation reads or writes a message between its push and its answer.
         messages = [buffer.there() for _, buffer, _ in round_]
         with np.errstate(all="ignore"):  # a run may diverge
             for message in messages[1:]:
@@ -181,7 +179,7 @@ class Stage(Turns):
         return term.late
 
     def total(self, worker_rank: int, array: np.ndarray) -> np.ndarray:
-        """The sum of what every worker asks for as its nth, always in the same order."""
+        """The sum of every worker's nth array, always in the same order."""
         number = self._asked[worker_rank]
         parts = self._totals[number]
         self._asked[worker_rank] += 1
@@ -201,7 +199,7 @@ Asked = Tuple[int, Buffer, Late]
 
 
 class _Term:
-    """What one worker adds to a sum, and where it waits for the whole."""
+    """What one worker adds to a sum; `late` is the sum."""
 
     late: Late
 
@@ -218,7 +216,7 @@ class _Term:
 
 
 class _PartTerm(_Term):
-    """The same where workers own parts: of its part of the sum `update` makes that of `out`."""
+    """The same where workers own parts: `update` makes the worker's part of `out` from its part of the sum."""
 
     round: PartRound
 
@@ -235,10 +233,10 @@ class _PartTerm(_Term):
 
 
 def _travel_round(terms: List[_Term]) -> None:
-    """The messages of a round, all workers' at once: the bits are those of a real one."""
+    """Move the messages of a round of all workers: the same bits as on a real ring."""
     travels = [term.begin(m, len(terms)) for m, term in enumerate(terms)]
     while True:
-        pairs = [next(travel, ()) for travel in travels]  # those of one round pause together
+        pairs = [next(travel, ()) for travel in travels]  # all pause at the same point
         if () in pairs:
             break
         sent = [pair[0].copy() for pair in pairs if pair]
@@ -324,8 +322,8 @@ class InProcess(_Staged, Buffered):
     def statistics(self) -> Dict[int, Dict[str, Any]]:
         return {int(key): one for shard in self._stage.shards for key, one in json.loads(shard.statistics()).items()}
 
-    def export_state(self) -> State:
-        return {key: parts for shard in self._stage.shards for key, parts in by_bucket(un_npz(shard.export())).items()}
+    def exporting(self) -> Export:
+        return Export({key: saved for shard in self._stage.shards for key, saved in from_bytes(shard.export()).items()})
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         if state is not None:

@@ -57,7 +57,6 @@ class World:
             _let_wait(self.mpi, "MPI_Init_thread", None, None, self.mpi.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
 
     def close(self) -> None:
-        """Leave the job."""
         if self._collective_end and not self.mpi.Is_finalized():
             with deadlines.within(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
                                   "under a plain mpiexec all leave together"):
@@ -66,8 +65,7 @@ class World:
 
 
 def _let_wait(mpi: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the library that mpi4py has loaded. Its own call would keep Python's lock while it waits for
-    other workers, and no deadline would ever be noticed."""
+    """Call MPI's library past mpi4py, which would keep Python's lock while it waits, so that no deadline could fire."""
     code = getattr(ctypes.CDLL(mpi.__file__), name)(*arguments)
     if code:
         raise KVStoreError(f"{name} failed: {mpi.Get_error_string(code)}")
@@ -107,7 +105,7 @@ def _check_job() -> None:
 
 
 def _check_way() -> None:
-    """A worker of our launcher asks for the others at a descriptor that it has been given."""
+    """ConfigError if the descriptor is closed by which a worker of our launcher finds the others."""
     if environment.launched() and "PMI_FD" in os.environ:
         try:
             os.fstat(int(os.environ["PMI_FD"]))
@@ -118,7 +116,7 @@ def _check_way() -> None:
 
 
 def _check_netmod(mpi: Any) -> None:
-    """A library that lacks what it is told to send by would silently send by something else."""
+    """ConfigError if the library lacks the transport that it is asked for: it would silently take another."""
     asked, library = os.environ.get("MPIR_CVAR_CH4_NETMOD"), mpi.Get_library_version()
     device = re.search(r"^MPICH Device:\s*(.*?)\s*$", library, re.MULTILINE)
     if asked and (device is None or asked not in device[1]):
@@ -144,6 +142,6 @@ def _check_place(worker_rank: int, num_workers: int, mpi: Any) -> None:
 
 
 def _size_said_by_mpiexec() -> Optional[str]:
-    """How many processes the starter of this one speaks of."""
+    """The number of processes by the program that started this one."""
     names = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS")
     return next((os.environ[name] for name in names if os.environ.get(name)), None)

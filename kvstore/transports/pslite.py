@@ -21,7 +21,7 @@ from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.header import BEGIN, HEADER
 from kvstore.messages.seam import Export, Pending, Setup, State, Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
-from kvstore.state.npz import npz
+from kvstore.state.npz import to_bytes
 from kvstore.transports import connection
 from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
 from kvstore.transports.connection import ServerAnswers, waiting_for
@@ -45,7 +45,7 @@ class ParameterServer(Buffered):
         self._connection.command(name, payload, self._timeout_s)
 
     def _read_answers(self, name: str) -> List[bytes]:
-        return ServerAnswers(self._connection, name, self._timeout_s).read()
+        return ServerAnswers(self._connection, name, self._timeout_s).texts()
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
@@ -142,12 +142,6 @@ class ParameterServer(Buffered):
             counted.update({int(key): one for key, one in json.loads(answer).items()})
         return counted
 
-    def export_state(self) -> State:
-        export = self.exporting()
-        while export.left:
-            export.fetch()
-        return export.state()
-
     def exporting(self) -> Export:
         return ServerAnswers(self._connection, "export", self._timeout_s)
 
@@ -155,9 +149,7 @@ class ParameterServer(Buffered):
         if state is None:
             return
         for server_rank in range(self.num_servers):
-            mine = {f"{bucket.id}/{part}": array for bucket in buckets if bucket.server_rank == server_rank
-                    for part, array in state[bucket.id].items()}
-            data = npz(mine)
+            data = to_bytes({bucket.id: state[bucket.id] for bucket in buckets if bucket.server_rank == server_rank})
             for start in range(0, len(data), COMMAND_NBYTES):
                 piece = base64.b64encode(data[start:start + COMMAND_NBYTES]).decode()
                 self._command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),

@@ -18,8 +18,8 @@ from kvstore.transports.mpi import World
 from kvstore.transports.rounds import Round, Rounds, on_ring
 
 ARRAYS = 8
-"""Of a bucket, whose views are kept, since making one takes longer than beginning a round: gradients, sums and weights
-of a few iterations."""
+"""Arrays of a bucket whose views are kept: gradients, sums and weights of a few iterations. Making a view takes longer
+than beginning a round."""
 
 
 class MpiTransport(Transport):
@@ -31,7 +31,7 @@ class MpiTransport(Transport):
 
     @property
     def _rounds(self) -> Rounds:
-        """This process's; what this store asks for may last as long as its `timeout_s`."""
+        """The rounds of this process, with the timeout of this store."""
         return self._process.rounds.within(self._timeout_s)
 
     def _cut(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
@@ -44,14 +44,12 @@ class MpiTransport(Transport):
 
 
 class MpiRing(MpiTransport, Ring):
-    """On the ring of this process."""
-
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._codec = codec(traffic.codec)
         return self._cut(parameters, traffic)
 
     def allreduce(self, bucket: Bucket, array: NDArray, out: NDArray) -> Pending:
-        round_ = self._rounds.ask(str(bucket), self._codec)
+        round_ = self._rounds.ask(Round, str(bucket), self._codec)
         round_.check = self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, out), [array], [out])
         return Pending(out)

@@ -1,12 +1,11 @@
 """Sums over the workers without a server: a ring of workers, each sending to the next, over MPI.
 
-An array is cut into as many blocks as there are workers. First the sums grow: partial sums of every block travel round
-the ring, each worker adding its own (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends
-2 (p - 1)/p of the array's bytes, which no allreduce can beat. `messages` is all of it, without a network.
+An array is cut into one block per worker. First partial sums of every block travel round the ring, and each worker
+adds its own block (reduce-scatter). Then the whole sums travel round (allgather). Each worker sends 2 (p - 1)/p of the
+array's bytes, which no allreduce can beat. `messages` is the whole algorithm, without a network.
 
-One thread of each process moves all messages. It has several rounds in flight at once, so that one adds while others
-transfer, and sleeps between its looks at MPI, which would otherwise take the core that other workers need. Rounds
-start on every worker in the order in which its script asked for them.
+One thread of each process moves all messages. It has several rounds in flight, so that one adds while others transfer.
+It sleeps between its looks at MPI, since other workers need the core. Rounds start in the order of the script's calls.
 """
 import collections
 import contextlib
@@ -29,10 +28,10 @@ from kvstore.messages.seam import Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 
 MESSAGE_NBYTES = 1024 * 1024
-"""A message that suits a ring: a smaller one takes nearly as much of a core, a larger one is late to be added."""
-LEAST_ROUNDS = 8  # so many share the work of a small model, for one to transfer while another adds
+"""A message that suits a ring: a smaller one takes nearly as much processor time, a larger one is added late."""
+LEAST_ROUNDS = 8  # that a small model is cut into, so that one transfers while another adds
 LEAST_BUCKET_NBYTES, LEAST_PATIENT_NBYTES = 128 * 1024, 512 * 1024
-"""The latter where an iteration passes before the sum is needed. docs/results/benchmarks/tried.md says how."""
+"""The second where an iteration passes before the sum is needed (docs/results/benchmarks/tried.md)."""
 
 Pair = Tuple[np.ndarray, np.ndarray]  # of messages: to the next worker, from the previous one
 Pairs = Generator[Pair, None, np.ndarray]
@@ -116,7 +115,7 @@ def on_ring(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, num_w
 
 
 def bucket_nbytes(codec: Codec, num_workers: int, floats: int, waits: bool) -> int:
-    """The size of buckets that suits a ring which sums so many floats per iteration, for a method that waits or not."""
+    """The size of buckets that suits a ring which sums `floats` per iteration, by whether the method waits."""
     whole_messages = 4 * num_workers * (MESSAGE_NBYTES * 4096 // codec.nbytes(4096))
     least = LEAST_BUCKET_NBYTES if waits else LEAST_PATIENT_NBYTES
     return max(least, min(whole_messages, 4 * floats // LEAST_ROUNDS))
@@ -185,7 +184,7 @@ class Rounds:
         self.within(timeout_s)
 
     def within(self, timeout_s: float) -> "Rounds":
-        """These; what is asked for from here on may last so long."""
+        """Itself. Rounds asked for from here on may last `timeout_s`."""
         self._timeout_s = timeout_s
         if timeout_s not in self._followed:
             self._followed.add(timeout_s)
@@ -193,12 +192,8 @@ class Rounds:
                              partial(self._overdue, timeout_s))
         return self
 
-    def ask(self, what: str, codec: Codec) -> Round:
-        """The next allreduce, in the same order on every worker."""
-        return self.ask_for(Round, what, codec)
-
-    def ask_for(self, kind: Type[AnyRound], what: str, codec: Codec) -> AnyRound:
-        """The next round, of this kind."""
+    def ask(self, kind: Type[AnyRound], what: str, codec: Codec) -> AnyRound:
+        """The next round, of this kind, in the same order on every worker."""
         self._asked += 1
         round_ = kind(self._asked, what, codec)
         round_.timeout_s = self._timeout_s
@@ -231,7 +226,7 @@ class Rounds:
         """The sum of every worker's `array` (float32). Collective; waits. After all rounds asked for before."""
         own = np.ascontiguousarray(array, np.float32).reshape(-1)
         total = np.empty_like(own)
-        self.finish(self.ask("a sum over the workers", Plain()), own, total)
+        self.finish(self.ask(Round, "a sum over the workers", Plain()), own, total)
         return total.reshape(np.shape(array))
 
     def finish(self, round_: Round, own: np.ndarray, total: np.ndarray) -> None:

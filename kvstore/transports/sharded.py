@@ -1,8 +1,8 @@
 """Workers that each own a part of every bucket, by `rounds` over MPI; `parts` keeps the global weights with them.
 
-A round is that of a ring with a pause in it. First the sums grow, as in an allreduce (reduce-scatter). Then every
-worker makes of its own block of the sum what the others shall have, while other rounds transfer. That travels round
-(allgather). The messages are as many and as long as those of an allreduce, and the sums have the same bits.
+A round is an allreduce with a pause in it. First the sums grow (reduce-scatter). Then every worker updates its own
+block while other rounds transfer. The updated blocks travel round (allgather). Messages and bits are the same as in an
+allreduce.
 """
 from functools import partial
 from typing import Callable, Dict, List, Sequence
@@ -18,11 +18,11 @@ from kvstore.transports.ring import MpiTransport
 from kvstore.transports.rounds import Messages, Pair, Round, allgather, owned, reduce_scatter
 
 Cuts = Sequence[int]
-"""Where the blocks of a bucket begin and end, as many as workers."""
+"""Where the blocks of a bucket begin and end, one block per worker."""
 
 
 def cuts(buckets: Sequence[Bucket], num_workers: int, whole: bool) -> Dict[int, Cuts]:
-    """The cuts of every bucket, by id; `whole`: an optimizer wants to see all of it, so one worker owns it."""
+    """The cuts of every bucket, by id; `whole`: the optimizer needs whole parameters, so one worker owns a bucket."""
     def bounds(number: int, size: int) -> Cuts:
         if whole:
             return [0 if index <= owned(number % num_workers, num_workers) else size
@@ -44,7 +44,7 @@ def cut(array: np.ndarray, at: Cuts) -> List[np.ndarray]:
 
 
 class PartRound(Round):
-    """One exchange: a sum of which each worker gets its part, a pause, and what all workers have made of theirs.
+    """One exchange: each worker gets its part of the sum, the round pauses, then all updated parts travel.
 
     part    : where this worker's block of the sum is written; `summed` is called then
     total   : after the pause, all blocks; this worker's is in its place already
@@ -81,14 +81,12 @@ class SpreadRound(PartRound):
 
 
 def spread(worker_rank: int, blocks: Sequence[np.ndarray], scratch: Pair) -> Messages:
-    """Let every worker's own block be in its place on all of them."""
+    """Bring every worker's block to all workers."""
     mine = blocks[owned(worker_rank, len(blocks))]
     yield from allgather(worker_rank, Plain(), mine.view(np.uint8), blocks, scratch)
 
 
 class MpiSharded(MpiTransport, Sharded):
-    """With a part of every bucket."""
-
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         buckets = self._cut(parameters, traffic)
         self._cuts = cuts(buckets, self.num_workers, traffic.whole)
@@ -102,7 +100,7 @@ class MpiSharded(MpiTransport, Sharded):
         rounds, mine = self._rounds, self.part(bucket)
         if bucket.id not in self._sums:
             self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
-        total, round_ = self._sums[bucket.id], rounds.ask_for(PartRound, str(bucket), Plain())
+        total, round_ = self._sums[bucket.id], rounds.ask(PartRound, str(bucket), Plain())
         round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, total), [array], [total])
         update(total)
@@ -121,7 +119,7 @@ class MpiSharded(MpiTransport, Sharded):
     def gather(self, bucket: Bucket, mine: np.ndarray) -> np.ndarray:
         whole = np.empty(bucket.size, np.float32)
         whole[self.part(bucket)] = mine
-        round_ = self._rounds.ask_for(SpreadRound, f"the parts of {bucket}", Plain())
+        round_ = self._rounds.ask(SpreadRound, f"the parts of {bucket}", Plain())
         round_.cuts = self._cuts[bucket.id]
         self._process.rounds.finish(round_, whole, whole)
         return whole

@@ -18,7 +18,7 @@ BUCKET_S = 3e-3
 OF_A_MODEL, LARGEST_NBYTES = (1 / 64, 1 / 4), (1024 * 1024, 2 * 1024 * 1024)
 """Of a bucket on slow links and on fast ones; DEFAULT_NBYTES is the least."""
 MANY, SMALL_NBYTES = 16, 128 * 1024
-"""Where servers are fewer than workers so many buckets are worth smaller ones: some hide what is done to others."""
+"""Buckets that are worth smaller ones where servers are fewer than workers: some hide the updates of others."""
 LEAST_NBYTES = 64 * 1024
 """Of two buckets that hide each other's way in a method that keeps a push in flight."""
 PROBES, PROBING_S = 5, 0.1  # of each length; how long a worker goes on
@@ -47,7 +47,7 @@ def measured_pace(total: Callable[[np.ndarray], np.ndarray], num_workers: int) -
 
 
 def even_nbytes(floats: int, num_servers: int, num_workers: int, waits: bool, pace: float) -> int:
-    """A size of buckets that gives all servers as many, and enough, where a round takes `pace` seconds per byte.
+    """A size of buckets that gives every server the same number, where a round takes `pace` seconds per byte.
 
     Two at least: one is pushed while the other is answered (SSGD, 4 workers with a server beside each, 1 Gbit/s, 0.27 M
     parameters: 33 ms per iteration in place of 41). Where no worker waits for the answers that pays only if both have
@@ -79,5 +79,5 @@ def on_servers(parameters: Sequence[Parameter], traffic: Traffic, keys: Keys, nu
 
 
 def window_nbytes(floats: int, waits: bool) -> float:
-    """How much of a model of so many floats may be in flight to one server."""
+    """Bytes of a model of `floats` that may be in flight to one server."""
     return min(WINDOW_NBYTES, WIRE_DTYPE.itemsize * floats / 8) if waits else WINDOW_NBYTES

@@ -1,7 +1,7 @@
 """Workers as threads of one process, of which one runs at a time.
 
-A thread hands over only where it has to wait, to the one that has waited longest of those that can go on: MXNet's front
-end is not made for several threads, and a run is repeatable. Where no thread can go on, that is an error at once.
+A thread yields only when it must wait, to the longest-waiting thread that can go on. MXNet's front end is not made for
+several threads, and a run is repeatable. If no thread can go on, that is an error at once.
 """
 import collections
 import threading
@@ -16,7 +16,7 @@ from kvstore.messages.seam import Pending
 MOST_WORKERS = 2 ** 17
 
 _threads = [ThreadPoolExecutor(MOST_WORKERS)]
-"""Of the workers of all stages, started when needed and kept: MXNet keeps 5 MB for each thread that ever computed."""
+"""For the workers of all stages; threads are reused, since MXNet keeps 5 MB for each thread that ever computed."""
 
 
 class _Waiter:
@@ -97,7 +97,7 @@ class Turns:
                                     "scripted order asks for a worker that cannot come")
 
     def _hand_over(self) -> None:
-        """Let the thread run that has waited longest of those that can go on; if none can, the first learns of it."""
+        """Let the longest-waiting thread run that can go on; if no thread can, the first one gets the error."""
         while self._waiting:
             waiter = next((one for one in self._waiting if one.ready()), None)
             if waiter is None and self._failure is None and self.idle():
@@ -108,7 +108,7 @@ class Turns:
             return
 
     def idle(self) -> bool:
-        """No worker can go on. Returns whether something has been done that may let one."""
+        """Called when no worker can go on. Returns whether one may be able to now."""
         return False
 
     def rest(self, worker_rank: int) -> None:

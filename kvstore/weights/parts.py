@@ -1,9 +1,9 @@
-"""Global weights without a server, of which every worker updates a part and has the optimizer's state for that alone.
+"""Global weights without a server. Every worker updates a part of them and keeps the optimizer's state of that part.
 
     G_t = 1/M reduce-scatter(g_t),    W_{t+1} = allgather(U(W_t, G_t))    each worker: its part of G, U and W
 
-This is ZeRO's first stage (Rajbhandari et al., 2020, section 5.1). U does 1/M of the work that it does on replicas, and
-its state takes 1/M of the memory; what travels is the same.
+This is ZeRO's first stage (Rajbhandari et al., 2020, section 5.1). U does 1/M of the work and keeps 1/M of the state of
+`replicas`; the traffic is the same.
 """
 from typing import Callable, Dict
 
@@ -19,7 +19,7 @@ from kvstore.weights.replicas import InTurn, Resident
 class Parts(Resident):
     """`exchange` by workers that each own a part of every bucket.
 
-    A worker whose part of a bucket is empty updates a float of no meaning, so that its optimizer counts as the others'.
+    A worker whose part of a bucket is empty updates one unused float, so that its optimizer counts the same updates.
     """
 
     state_is_shared = True

@@ -2,8 +2,8 @@
 
     W_{t+1} = U(W_t, G_t),    G_t = 1/M allreduce(g_t)
 
-All workers begin with the same bits and get the same bits from every sum, so they need not compare notes. One thing is
-each worker's own, the rate at which they move: it must be the same on all, which `check` looks after.
+All workers begin with the same bits and get the same bits from every sum. Only the learning rate is each worker's own:
+`check` compares it.
 """
 import struct
 import zlib
@@ -16,28 +16,28 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import agreement
 from kvstore.messages import finite
 from kvstore.messages.buckets import Bucket
-from kvstore.messages.seam import GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
+from kvstore.messages.seam import Export, GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
-from kvstore.state.npz import array_text, below, npz, text_array, un_npz
+from kvstore.state.npz import below, from_bytes, to_bytes
 
 
 class InTurn:
-    """Arrays like one of a bucket's, made when they are first needed and then used in turn, `first` as the first."""
+    """`number` arrays of a bucket's size, used in turn; `first` come first, the others are made when needed."""
 
     def __init__(self, like: NDArray, number: int, first: Sequence[NDArray] = ()) -> None:
         self._like, self._number = like, number
         self._arrays = list(first)
 
     def next(self) -> NDArray:
-        """The array that has not been used for longest; it is to be written as a whole."""
+        """The array that has been unused for longest. The caller overwrites all of it."""
         new = len(self._arrays) < self._number
         self._arrays.append(mx.nd.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
         return self._arrays[-1]
 
 
 class Resident(GlobalWeights):
-    """Global weights that live on the workers, which update them at the rate that each is given."""
+    """Global weights that live on the workers and are updated by them."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -67,7 +67,7 @@ class Resident(GlobalWeights):
         return whole
 
     def note(self, lr: float) -> None:
-        """At this rate the weights will move next."""
+        """The weights will move at this learning rate next."""
         self._rate, self._rates = lr, zlib.crc32(struct.pack("<d", lr), self._rates)
 
     def check(self) -> None:
@@ -75,12 +75,12 @@ class Resident(GlobalWeights):
                         "applies itself", [f"the last one: {self._rate!r}",
                                            f"all so far, as a checksum: {self._rates:08x}"])
 
-    def export_state(self) -> State:
-        """The parts have the names of a server's (`shard.Entry.saved`)."""
-        return {bucket.id: {**{f"optimizer/{name}": self.whole(bucket, array)
-                               for name, array in self.updates[bucket.id].arrays().items()},
-                            "meta": text_array({"optimizer": self.updates[bucket.id].facts(), "rule": {}})}
-                for bucket in self.buckets}
+    def exporting(self) -> Export:
+        """By the names that a server gives (`shard.Entry.saved`)."""
+        return Export({bucket.id: ({f"optimizer/{name}": self.whole(bucket, array)
+                                    for name, array in self.updates[bucket.id].arrays().items()},
+                                   {"optimizer": self.updates[bucket.id].facts(), "rule": {}})
+                       for bucket in self.buckets})
 
     def whole(self, bucket: Bucket, array: NDArray) -> np.ndarray:
         """An array of the optimizer's state of a whole bucket, flat."""
@@ -88,10 +88,10 @@ class Resident(GlobalWeights):
 
     def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
         for bucket in buckets:
-            data = agreement.from_one(self._transport, b"" if state is None else npz(state[bucket.id]))
+            data = agreement.from_one(self._transport, b"" if state is None else to_bytes({0: state[bucket.id]}))
             if data:
-                parts = un_npz(data)
-                self.restore(bucket, below("optimizer/", parts), array_text(parts["meta"])["optimizer"])
+                arrays, facts = from_bytes(data)[0]
+                self.restore(bucket, below("optimizer/", arrays), facts["optimizer"])
 
     def restore(self, bucket: Bucket, arrays: Dict[str, np.ndarray], facts: Dict[str, Any]) -> None:
         """The optimizer goes on from this state of a whole bucket."""

@@ -16,7 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
-from kvstore.messages.seam import Array, AsynchronousServers, Pending, Replicated
+from kvstore.messages.seam import Array, Pending, Replicated, Servers
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
 from kvstore.transports.buffers import Window
@@ -136,7 +136,7 @@ class _InFlight(NamedTuple):
     nbytes: int
 
 
-class _ServersRecorder(_Recorder, AsynchronousServers):
+class _ServersRecorder(_Recorder, Servers):
     """Servers, of either kind of job."""
 
     def __init__(self, buckets: Sequence[Bucket], answer: Array, window_nbytes: Optional[float]) -> None:

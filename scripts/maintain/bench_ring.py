@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from kvstore.messages.codecs import WITHOUT_RESIDUAL, codec  # noqa: E402
-from kvstore.transports.rounds import Rounds, blocks, bucket_nbytes  # noqa: E402
+from kvstore.transports.rounds import Round, Rounds, blocks, bucket_nbytes  # noqa: E402
 
 TIMEOUT_S = 60.0
 MPI_WAYS = {"mpi": "MPI's own Allreduce", "sendrecv": "a ring of Sendrecv, NumPy"}
@@ -78,7 +78,7 @@ def bucketed(rounds: Rounds, name: str, own: np.ndarray, total: np.ndarray, nbyt
     def call() -> None:
         over = threading.Semaphore(0)
         for bucket in buckets:
-            rounds.begin(rounds.ask("a bucket", one), own[bucket], total[bucket], over.release)
+            rounds.begin(rounds.ask(Round, "a bucket", one), own[bucket], total[bucket], over.release)
         for _ in buckets:
             over.acquire()
     return call

@@ -21,10 +21,9 @@ import numpy as np
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.messages.header import Header
-from kvstore.messages.seam import Array, Pending, Transport
+from kvstore.messages.seam import Array, Pending, Saved, Transport
 from kvstore.methods.contract import Step
 from kvstore.methods.sync import SSGD, Synchronous, SyncUpdate
-from kvstore.session.saving import Saved
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
 from tests.methods import as_they_were

@@ -1,6 +1,6 @@
-"""The mean against MXNet's sum. A script that was written for servers that add up divides its gradients by the examples
-of all workers together, and a store that takes the mean divides by the workers once more. No store sees a batch. But
-what a script calls `backward` of, up to its first step, has a row for each example, and a Module knows its batch.
+"""Warns of gradients that are divided by the number of workers twice: by a script that was written for MXNet's servers,
+which add up, and by a store that takes the mean. No store sees a batch. But before the first step the arrays of which a
+script calls `backward` have a row for each example, and a Module knows its batch.
 """
 import functools
 import math

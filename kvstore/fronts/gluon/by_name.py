@@ -74,7 +74,7 @@ def install_when_imported(create: Create) -> None:
 
 
 def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
-    """A store for a name of ours, with options; anything else as it is. ConfigError for a name that nobody knows."""
+    """A store for one of our names, with options; anything else unchanged. ConfigError for an unknown name."""
     if not _is_ours(mx, store) or (options and _is_mxnets(store)):  # MXNet says that it takes no options
         return store
     if _is_mxnets(store):
@@ -93,7 +93,7 @@ def _is_mxnets(store: str) -> bool:
 
 
 def _stand_in(create: Create, name: str) -> Any:
-    """The job's store, in place of MXNet's `name`. Where that is one for several workers, it goes by that name."""
+    """The job's store in place of MXNet's `name`. If `name` is for several workers, the store takes that name."""
     asked = standin.of_job()
     assert asked is not None
     store = create(asked.kvstore, asked.transport, **asked.in_place_of(name))

@@ -99,7 +99,6 @@ class Lane:
         return out
 
     def show(self, flat: NDArray) -> None:
-        """Let the parameters hold `flat`."""
         if self._weights is None:
             self._weights = self._views([one.weights for one in self.keyed])
         self.scatter(flat, self._weights)
@@ -127,7 +126,6 @@ class Lane:
         engine.push(add, self._staged, [out])
 
     def scatter(self, flat: NDArray, weights: List[List[NDArray]]) -> None:
-        """Copy `flat` into every device's weights."""
         for number, device in enumerate(self.devices):
             source = self._on_device.get(device, flat)
             if source is not flat:
@@ -141,7 +139,6 @@ class Lane:
         return self._make(self._parts(flat), weights)
 
     def _parts(self, flat: NDArray) -> List[NDArray]:
-        """Views of the bucket's segments in `flat`."""
         return [flat[segment.offset:segment.end] for segment in self.bucket.segments]
 
     def _views(self, arrays: Sequence[List[NDArray]]) -> List[List[NDArray]]:

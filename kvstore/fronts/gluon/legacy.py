@@ -8,8 +8,8 @@ from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts.gluon.lanes import Keyed
 from kvstore.fronts.gluon.store import Store, as_list, each
 from kvstore.job import agreement, environment
+from kvstore.messages.seam import Saved
 from kvstore.session import saving
-from kvstore.session.saving import Saved
 from kvstore.state.npz import read_npz, write_npz
 
 
@@ -37,7 +37,7 @@ class LegacyStore(Store):
             self.broadcast(keys, values, out=[its.copy() for its in values])
 
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Hand in the gradients of `key`, one array per device. With those of all keys an iteration begins.
+        """Hand in the gradients of `key`, one array per device. An iteration begins once all keys have theirs.
 
         A store without an optimizer adds arrays up, key by key: see `_aggregate`.
         """
@@ -101,7 +101,7 @@ class LegacyStore(Store):
                 weights[0].copyto(array)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        """The rows `row_ids` of `key` after the last whole iteration, in `out`, row-sparse arrays."""
+        """Write the rows `row_ids` of `key` after the last whole iteration into `out`, row-sparse arrays."""
         if row_ids is None:
             raise ConfigError(f"row_sparse_pull of {key} without row_ids; say which rows, or use pull")
         self._check_usable()
@@ -115,7 +115,6 @@ class LegacyStore(Store):
                     _rows(weight, np.unique(wanted.asnumpy())).copyto(array)
 
     def _barrier(self) -> None:
-        """MXNet's name of `barrier`."""
         self.barrier()
 
     @property
@@ -152,8 +151,8 @@ class LegacyStore(Store):
         self._saved_servers = _states(fname)
 
     def _multiply_back(self) -> None:
-        """The script divides gradients by the number of workers, for servers that add up: make them again what a method
-        is written for, each worker's own mean, of which the global step then takes the mean.
+        """The script divides gradients by the number of workers, for servers that add up. Undo it: methods expect each
+        worker's own mean.
         """
         self._factor = float(self.num_workers)
         if self.session.method.reduces:

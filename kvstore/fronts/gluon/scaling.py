@@ -47,7 +47,7 @@ def teach(trainer: Any, ours: type) -> None:
 
     @functools.wraps(mxnets)
     def rescale(of: Any, scale: float) -> None:
-        """Where the store goes by a name with ``dist``, MXNet refuses another batch size, or scale."""
+        """MXNet refuses another batch size or scale where the store's name has ``dist`` in it."""
         if store(of) is None:
             mxnets(of, scale)
         else:

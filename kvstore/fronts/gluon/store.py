@@ -25,11 +25,10 @@ from kvstore.job import agreement
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Parameter, by_layer
 from kvstore.messages.codecs import THRESHOLD
-from kvstore.messages.seam import Transport
+from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
 from kvstore.optimizers import described as optimizers
-from kvstore.session.saving import Saved
 from kvstore.tracing import wraps
 
 begun: "weakref.WeakSet[Store]" = weakref.WeakSet()
@@ -222,7 +221,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
             _put(self._keyed[key].weights, [flat.reshape(parameters[key].shape)] * len(self._keyed[key].weights))
 
     def _bytes_from_worker_0(self, mine: Dict[Any, NDArray]) -> Iterator[Tuple[Any, np.ndarray]]:
-        """Constants of types whose numbers single precision does not have. Collective; waits."""
+        """Worker 0's constants of types that single precision cannot represent. Collective; waits."""
         arrays = {key: array.asnumpy() for key, array in mine.items()}
         if arrays:
             data = agreement.from_worker_0(self.session.transport, b"".join(map(bytes, arrays.values())))
@@ -262,12 +261,12 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         agreement.check(self.session.transport, f"what they call now ({call})", [call, *settings])
 
     def _trainer(self) -> Any:
-        """Gluon's, whose store this is; None: there is none."""
+        """The Gluon trainer of this store, or None."""
         trainers = (parameter._trainer for parameter in self._named().values())
         return next((one for one in trainers if one and one._kvstore_params["kvstore"] is self), None)
 
     def _check_parameters(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """ConfigError if an optimizer is of others than those of the first step, or gives them other multipliers."""
+        """ConfigError if an optimizer has other parameters, or gives them other multipliers, than in the first step."""
         if optimizer.param_dict:
             if optimizer.param_dict != self._named():
                 raise ConfigError("set_optimizer after the first step, for other parameters: this store trains those "

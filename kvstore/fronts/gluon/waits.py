@@ -3,9 +3,9 @@
     from   the gradients of an iteration have been written
     to     the parameters hold the weights of the next one
 
-Between them a device has nothing to do: that is what a store exposes of its exchange, and its own copying. (The first
-layers of a forward pass may begin a little earlier, since each needs its own weights alone.) Two operations of MXNet's
-engine look at the clock, in one iteration of those that begin within `EVERY_S`; it stands for all since the last such.
+In between a device is idle: the exposed part of the exchange, and copying. (The first layers of a forward pass
+may begin a little earlier, since each needs only its own weights.) Two operations of the engine look at the clock in
+one iteration each `EVERY_S`, which stands for all iterations since the last sample.
 """
 import contextlib
 import time
@@ -15,10 +15,10 @@ from kvstore.engine import engine
 from kvstore.fronts.gluon.lanes import Keyed
 
 EVERY_S = 0.05
-"""What a sample costs, 20 to 30 microseconds, is then less than a thousandth of the time."""
+"""A sample costs 20 to 30 microseconds, so less than a thousandth of the time."""
 
 _known: List["Waits"] = []
-"""Those of all stores that this process has had: what it has waited for one that is gone, it has waited."""
+"""Of all stores that this process has had, closed ones too."""
 
 
 def seconds_waited() -> float:
@@ -27,7 +27,7 @@ def seconds_waited() -> float:
 
 
 class Waits:
-    """Of one store. `seconds` may be read on any thread."""
+    """The waits of one store. `seconds` may be read on any thread."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -36,7 +36,7 @@ class Waits:
 
     @contextlib.contextmanager
     def around(self, keyed: Iterable[Keyed]) -> Iterator[None]:
-        """Inside, all that turns the gradients of these into their next weights is queued."""
+        """Inside, the caller queues the whole way from these gradients to their next weights."""
         self._since += 1
         now = time.monotonic()
         if now - self._sampled_at < EVERY_S:

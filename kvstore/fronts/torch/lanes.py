@@ -30,7 +30,6 @@ class Trained:
         self._version: Optional[int] = None  # how often the weights had been written when the store last did so
 
     def gradient(self) -> Optional[torch.Tensor]:
-        """What is in `.grad`."""
         grad = self.tensor.grad
         if grad is not None and grad.layout is not torch.strided:
             raise ConfigError(f"the gradient of {self.name} is sparse, and a store keeps whole arrays; make its module "
@@ -38,14 +37,13 @@ class Trained:
         return grad
 
     def leave(self) -> Optional[torch.Tensor]:
-        """The gradient as it leaves."""
         grad = self.gradient()
         self._sent = None if grad is None else (grad, grad._version)
         return grad
 
     @property
     def changed(self) -> bool:
-        """Whether the gradient is another one now than that which left."""
+        """Whether the gradient has changed since it left."""
         return self._sent is not None and (self.tensor.grad is not self._sent[0]
                                            or self._sent[0]._version != self._sent[1])
 
@@ -119,7 +117,6 @@ class TensorLane:
         self._views = engine.ById(self._tensors, FLATS)
 
     def weights(self) -> NDArray:
-        """A new flat array of what the parameters hold now."""
         flat = mx.nd.zeros(self.bucket.size)
         engine.wait_to_write(flat)
         for view, (segment, one) in zip(self._views.of(flat), self.parts):

@@ -139,7 +139,7 @@ class Optimizer(torch.optim.Optimizer):
     def synchronize_grads(self) -> None:
         """Let every ``.grad`` hold its mean over the workers, to be clipped before `step`. Collective; waits.
 
-        For gradients of a backward pass under `no_sync`. It is an exchange of its own beside that of `step`.
+        For gradients of a backward pass under `no_sync`. It is one more exchange, beside the one of `step`.
         """
         if self._arrivals is not None and self._arrivals.left:
             raise ConfigError("synchronize_grads when gradients have left already; run the backward pass under "
@@ -295,7 +295,7 @@ class Optimizer(torch.optim.Optimizer):
             for segment in lane.bucket.segments:
                 lanes.setdefault(segment.parameter.name, []).append(lane)
         awaited: Set[str] = set()
-        for module in self._ran & self._before.keys():  # not those of a copy of the model
+        for module in self._ran & self._before.keys():  # not modules of a copy of the model
             own = [self._names[id(tensor)] for tensor in module.parameters(recurse=_compiled(module))]
             self._awaits[module] = list(dict.fromkeys(lane for name in own for lane in lanes.get(name, [])))
             awaited.update(own)
@@ -349,12 +349,10 @@ def _compiled(module: torch.nn.Module) -> bool:
 
 
 def _names(model: torch.nn.Module) -> Dict[int, str]:
-    """Names of parameters by id."""
     return {id(tensor): _plain(name) for name, tensor in model.named_parameters()}
 
 
 def _tensors(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """All parameters and buffers by name."""
     tensors: Dict[str, torch.Tensor] = {}
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):

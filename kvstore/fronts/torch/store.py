@@ -19,11 +19,10 @@ from kvstore.fronts.base import FrontEnd, Snapshot
 from kvstore.fronts.torch.lanes import TensorLane, Trained
 from kvstore.job import agreement
 from kvstore.messages.buckets import Parameter
-from kvstore.messages.seam import Transport
+from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
 from kvstore.options import DEFAULT_TIMEOUT_S
-from kvstore.session.saving import Saved
 from kvstore.transports import gloo
 
 DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "float16"}
@@ -31,7 +30,7 @@ DTYPES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "f
 
 
 def create(name: str, transport: Union[str, Transport, None] = None, **options: Any) -> "TorchStore":
-    """Make a store for `odsgd.torch.Optimizer`; arguments as those of `kvstore.create`.
+    """Make a store for `odsgd.torch.Optimizer`; arguments as for `kvstore.create`.
 
     Under torchrun, or in a process group of torch.distributed's, the store's sums are that group's.
     Collective and waiting, the first time in a process: all workers of the job meet here.
@@ -60,7 +59,7 @@ class TorchStore(FrontEnd[TensorLane]):
         self._parameters: Dict[str, Parameter] = {}
         self._groups = 1  # of parameters, each with a learning rate
         self._steps: List[Step] = []  # of the iteration that has begun, by group
-        self._counting = 1.0  # what a gradient of it counts
+        self._counting = 1.0  # weight of a gradient in it
 
     def allreduce(self, array: Any) -> torch.Tensor:
         """The sum over workers, in single precision, on the CPU. Collective; waits."""
@@ -86,7 +85,7 @@ class TorchStore(FrontEnd[TensorLane]):
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:
-            raise ConfigError(f"this `{self.type}` store trains another model; make one for each model")
+            raise ConfigError(f"this `{self.name}` store trains another model; make one for each model")
         self.session.use(optimizer)
         trained = {one.name: f"lr_mult {one.lr_mult:g} wd_mult {one.wd_mult:g} group {one.group}" for one in parameters}
         agreement.check(self.session.transport, "the model and its settings", [*self.session.model(), *(
@@ -150,7 +149,7 @@ class TorchStore(FrontEnd[TensorLane]):
             lane.w = self.session.iterate(lane.bucket, flat, self._steps[lane.bucket.first.group])
 
     def end_step(self) -> None:
-        """All buckets have been sent: the parameters are to hold what comes of it."""
+        """All buckets have been sent: the parameters become due."""
         for one in self._trained.values():
             if one.changed:
                 raise ProtocolError(f"the gradient of {one.name} was changed after it had left; to clip gradients, or "
@@ -171,9 +170,9 @@ class TorchStore(FrontEnd[TensorLane]):
                 lane.due = None
 
     def _check_weights(self) -> None:
-        """ProtocolError if parameters hold others than the store's, whose next ones would take their place in silence.
+        """ProtocolError if the script has changed weights: the store's next weights would silently replace them.
 
-        What was put in their place for a while may have come back.
+        A script may put other weights in place for a while and then put the store's back.
         """
         if self._shown is None:
             written = [lane for lane in self.lanes if lane.due is None and lane.written()]

@@ -1,7 +1,7 @@
 """From an optimizer of PyTorch to the one that servers, or workers, apply in its place.
 
 Its formulas are `kvstore.optimizers.torch_formulas`; plain SGD is MXNet's. Parameter groups may differ in learning rate
-and weight decay: the first group's are the optimizer's, those of the others are multiples of them.
+and weight decay: the optimizer has the first group's, and the other groups have multipliers.
 """
 from typing import Any, Callable, Dict, List, Tuple, Type
 

@@ -1,12 +1,11 @@
 """Messages with a codec, on a connection of their own between a worker and a server.
 
-MXNet's server adds up the pushes of a round itself, before anybody sees them, in the type of their key; codes cannot be
-added. In its asynchronous mode it shows each push, but answers it at once, before the round is whole. And an answer on
-ps-lite is as long as its push. So messages with a codec take this way: both ends are ours, a server sees every push,
-answers when it will, and each way has a form of its own.
+On ps-lite MXNet's server adds up the pushes of a round itself, but codes cannot be added. In its asynchronous mode it
+answers each push before the round is whole. And an answer is as long as its push. On this connection a server sees
+every push and answers when it will, and pushes and answers have different forms.
 
-A connection begins with a challenge: the server sends random bytes, and the worker a command (`commands.Signer`) that
-signs them with the job's secret.
+A connection begins with a challenge: the server sends random bytes, and the worker signs them with the job's secret
+(`commands.Signer`).
 """
 import os
 import queue
@@ -33,7 +32,7 @@ Arrived = Callable[[int, np.ndarray], None]
 
 
 class Courier:
-    """One end of a connection, with a thread each way. When the other end is gone each may call `lost(reason)`."""
+    """One end of a connection, with a thread each way. Each calls `lost(reason)` when the other end is gone."""
 
     def __init__(self, connection: socket.socket, room: Room, arrived: Arrived, lost: Callable[[str], None]) -> None:
         self._connection, self._room, self._arrived, self._lost = connection, room, arrived, lost
@@ -81,7 +80,7 @@ class Courier:
         self._lost("it closed the connection")
 
     def _fill(self, room: memoryview) -> bool:
-        """Receive as much as `room` holds; False if the connection ends before the first byte of it."""
+        """Fill `room`; False if the connection ends before the first byte."""
         filled = 0
         while filled < len(room):
             count = self._connection.recv_into(room[filled:], 0, socket.MSG_WAITALL)
@@ -113,7 +112,7 @@ def _address_towards(host: str) -> str:
 
 
 def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
-    """So many bytes, which may come in pieces, within `timeout_s`; OSError if they do not."""
+    """`nbytes` bytes, which may come in pieces; OSError if they do not come within `timeout_s`."""
     deadline, received = time.monotonic() + timeout_s, b""
     while len(received) < nbytes:
         connection.settimeout(max(deadline - time.monotonic(), 0.001))
@@ -140,7 +139,7 @@ def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
 
 
 def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
-    """The rank of the worker that has called; None if it is none of this job's."""
+    """The rank of the worker that has called; None: it does not belong to this job."""
     challenge = os.urandom(CHALLENGE_NBYTES)
     connection.settimeout(timeout_s)
     connection.sendall(challenge)

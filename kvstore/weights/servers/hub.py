@@ -1,7 +1,7 @@
 """The server's end of messages with a codec (`courier`): connections of all workers, and the buckets they ask for.
 
-One thread per connection receives. Updates take place one at a time, in the thread of the message that made the round
-whole, under the lock of the server's commands and of MXNet's loop, which may touch the same arrays.
+One thread per connection receives. The thread whose message completes a round does the update, under the lock that the
+server's commands and MXNet's loop take, too: they may touch the same arrays.
 """
 import contextlib
 import functools
@@ -28,7 +28,7 @@ WELCOME_S = 30.0  # within which a worker that has called says which it is
 
 
 class Hub:
-    """What takes pushes with a codec and answers them.
+    """Takes pushes with a codec and answers them.
 
     update : the shard's, called as MXNet's loop would, with the `lock` held
     """

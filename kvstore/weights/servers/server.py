@@ -1,12 +1,12 @@
 """The server role (`roles` has the way into it).
 
-MXNet would enter its own server loop while it is imported, unpickle whatever command reaches it, and print and ignore
-every exception of an update. So the role is entered here, with a controller that acts on signed commands only
-(`commands`) and an updater whose exceptions end the process.
+On import MXNet would enter its own server loop, unpickle every command, and print and ignore exceptions of updates. So
+the role is entered here, with a controller that acts on signed commands only (`commands`) and an updater whose
+exceptions end the process.
 
-The loop itself stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are
-there, and answers. Where a store has a codec, the threads of its connections call `_update`, too (`hub`); one lock lets
-commands and updates take place one at a time, whoever brings them.
+The loop stays MXNet's: its one thread receives, sums the workers' pushes of a key, calls `_update` when all are there,
+and answers. Where a store has a codec, the threads of its connections call `_update`, too (`hub`). One lock lets
+commands and updates take place one at a time.
 """
 import collections
 import contextlib
@@ -114,12 +114,12 @@ class Server:
             self._shard.command(name, payload)
 
     def _extend_silence_timeout(self, timeout_s: float) -> None:
-        """Some worker waits for so long; it speaks first, since it knows for what."""
+        """A worker waits `timeout_s`. A server waits longer: the worker knows what it waited for, and speaks first."""
         self._timeout_s = max(self._timeout_s, 1.5 * timeout_s + 5)
         self._heard()
 
     def _heard(self) -> None:
-        """A worker is alive. A server that hears nothing for as long as workers wait is of no use to anybody."""
+        """A worker is alive. A server that hears nothing for longer than workers wait has no use."""
         deadlines.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
                         "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
@@ -156,9 +156,9 @@ class Server:
             self._shard.keep(weights)
 
     def _close(self, sender: int, buckets: List[int]) -> None:
-        """A worker has closed a store. With the last of them what is kept for its buckets goes, but for MXNet's arrays.
+        """A worker has closed a store. After the last worker this server forgets its buckets; MXNet keeps its arrays.
 
-        Where a worker is lost it stays: one that has been given up may still push.
+        If a worker is lost, the buckets stay: a worker that has been given up may still push.
         """
         store = tuple(buckets)
         self._closed[store].add(sender)
@@ -169,9 +169,9 @@ class Server:
                 self._hub.forget(buckets)
 
     def _leave(self, sender: int) -> None:
-        """A worker has done; with the last of them so has this server. Those the launcher gave up do not count.
+        """A worker has finished; after the last one so has this server. Workers that the launcher gave up do not count.
 
-        Its process stays, since the answer to this command is still to go out: the launcher ends it after the workers.
+        The process stays, since the answer to this command has still to leave; the launcher ends it after the workers.
         """
         self._finished_workers.add(sender)
         if self._finished_workers >= self._all_workers - environment.lost_workers():
@@ -222,10 +222,8 @@ class Server:
 
 
 def _keep_memory() -> None:
-    """Let glibc keep the memory of past messages for the next ones.
-
-    It would give a large block back to the kernel, which clears the next one page by page: a quarter of a server's
-    time where buckets have 2 MiB.
+    """Let glibc keep the memory of past messages. It would give large blocks back to the kernel, which clears the next
+    block page by page: a quarter of a server's time with buckets of 2 MiB.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", lambda parameter, value: None)
     for parameter, value in _MALLOC.items():

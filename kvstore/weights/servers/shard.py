@@ -1,7 +1,7 @@
-"""What one server owns and does: arrays and commands in, arrays out; no sockets, no threads, no clock.
+"""One server without its network: arrays and commands in, arrays out; no sockets, no threads, no clock.
 
-`server.py` puts it on ps-lite, `in_process.py` into a test. A shard serves every store of the job: their buckets differ
-in number. Commands come from workers, through `commands.Verifier` where there is a network.
+`server.py` puts it on ps-lite, `in_process.py` into a test. A shard serves every store of the job; buckets of different
+stores have different numbers. Commands come from workers, through `commands.Verifier` where there is a network.
 """
 import base64
 import io
@@ -18,12 +18,12 @@ from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
 from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
-from kvstore.messages.seam import State
+from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import ImmediateOptimizer
 from kvstore.state import declared
-from kvstore.state.npz import array_text, below, by_bucket, npz, text_array, un_npz
+from kvstore.state.npz import below, from_bytes, to_bytes
 
 MOST_TOLD = 64
 """Workers that a beat has room for."""
@@ -43,11 +43,11 @@ class Entry:
         self.size, self.optimizer, self.rule, self.modulus = size, optimizer, rule, modulus
         self.pushes_summed, self.names = pushes_summed, names
         self._optimizer_began = self._rule_began = False
-        self._resumed: Optional[Tuple[Dict[str, np.ndarray], Dict[str, Any]]] = None  # the rule's, until it starts
+        self._resumed: Optional[Saved] = None  # the rule's, until it starts
         self.extra_arrays: Dict[str, np.ndarray] = {}  # beside the rule's arrays and the optimizer's
 
     def start(self, stored: NDArray) -> None:
-        """Before the first push: what a rule, or an optimizer, keeps may begin as a copy of the weights."""
+        """Before the first push: the arrays of a rule or optimizer may begin as a copy of the weights."""
         if not self._optimizer_began:
             self._optimizer_began = True
             self.optimizer.start(stored[:self.size])
@@ -84,37 +84,34 @@ class Entry:
             return f"worker {header.worker_rank}, at update {self.rule.version + 1}"
         return f"iteration {self.rule.version + 1}, the sum over the workers"
 
-    def saved(self) -> Dict[str, np.ndarray]:
-        """What a checkpoint keeps: arrays ``optimizer/NAME`` and ``rule/NAME``, and `meta`, which is JSON.
+    def saved(self) -> Saved:
+        """What a checkpoint keeps: arrays ``optimizer/NAME``, ``rule/NAME`` and ``kept/NAME``, and facts of both.
 
-        Before the first push there is nothing of the rule's.
+        Before the first push the rule has nothing to keep.
         """
         if not self._rule_began and self._resumed is None:
-            return {"meta": text_array({"optimizer": self.optimizer.facts(), "rule": None})}
+            return {}, {"optimizer": self.optimizer.facts(), "rule": None}
         if not self._optimizer_began:
             self.optimizer.start(mx.nd.zeros(self.size))
-        kept, facts = (declared.arrays_of(self.rule), declared.facts_of(self.rule)) if self._rule_began else (
-            self._resumed or ({}, {}))
+        of_rule, facts = declared.saved(self.rule) if self._rule_began or self._resumed is None else self._resumed
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.optimizer.arrays().items()},
-                  **{f"rule/{name}": array for name, array in kept.items()},
+                  **{f"rule/{name}": array for name, array in of_rule.items()},
                   **{f"kept/{name}": array for name, array in self.extra_arrays.items()}}
-        meta = {"optimizer": {**self.optimizer.facts(), "began": self._optimizer_began},
-                "rule": facts}
-        return {**{name: array.reshape(-1) for name, array in arrays.items()}, "meta": text_array(meta)}
+        return {name: array.reshape(-1) for name, array in arrays.items()}, {
+            "optimizer": {**self.optimizer.facts(), "began": self._optimizer_began}, "rule": facts}
 
-    def restore(self, parts: Dict[str, np.ndarray]) -> None:
+    def restore(self, saved: Saved) -> None:
         """The inverse of `saved`, or of the optimizer's part alone (`saving.optimizer_alone`)."""
-        meta = array_text(parts["meta"])
-        if meta.get("rule", {}) is None:
+        arrays, facts = saved
+        if facts.get("rule", {}) is None:
             return
         self.optimizer.start(mx.nd.zeros(self.size))
-        self.optimizer.restore(below("optimizer/", parts), meta["optimizer"])
-        self._optimizer_began = True
-        if "rule" in meta:  # else it goes on, or begins anew with the first push
-            self._resumed = below("rule/", parts), meta["rule"]
-            declared.restore_facts(self.rule, meta["rule"])  # statistics may be asked for before the weights are here
-            declared.fill(self.extra_arrays, below("kept/", parts))
-        self._optimizer_began = meta["optimizer"].get("began", True)
+        self.optimizer.restore(below("optimizer/", arrays), facts["optimizer"])
+        self._optimizer_began = facts["optimizer"].get("began", True)
+        if "rule" in facts:  # else it goes on, or begins anew with the first push
+            self._resumed = below("rule/", arrays), facts["rule"]
+            declared.restore_facts(self.rule, facts["rule"])  # statistics may be asked for before the weights are here
+            declared.fill(self.extra_arrays, below("kept/", arrays))
 
 
 class Shard:
@@ -161,9 +158,9 @@ class Shard:
         self._stale[header.worker_rank] = pushes + 1, taus + tau
 
     def stale(self) -> List[Tuple[int, int, int]]:
-        """Of an asynchronous job that this server has seen: workers with their pushes, and the sum of their staleness.
+        """Of an asynchronous job: each worker's pushes and the sum of their staleness. On any thread.
 
-        May be asked for on any thread. Of a large job it is left out, since a beat is a short message.
+        Empty for a large job, since a beat is a short message.
         """
         counted = list(self._stale.items())
         return [(rank, pushes, taus) for rank, (pushes, taus) in counted] if len(counted) <= MOST_TOLD else []
@@ -203,19 +200,18 @@ class Shard:
         return applied
 
     def forget(self, keys: Iterable[int]) -> None:
-        """A store has ended: what was kept for its buckets that live here goes."""
+        """A store has ended: forget its buckets."""
         for key in keys:
             self._entries.pop(key, None)
 
     def keep(self, weights: Dict[int, np.ndarray]) -> None:
-        """Save these weights, too: workers have others, whose codes come after them."""
+        """Save these weights, too: with `codec_weights` workers have older ones, and get only coded changes."""
         for key, w in weights.items():
             self._entries[key].extra_arrays["w"] = w
 
     def export(self) -> bytes:
-        """What a checkpoint keeps of every bucket here, as an .npz file: ``<bucket>/<part>``."""
-        return npz({f"{key}/{part}": array for key, entry in self._entries.items()
-                    for part, array in entry.saved().items()})
+        """What a checkpoint keeps of every bucket here, as an .npz file."""
+        return to_bytes({key: entry.saved() for key, entry in self._entries.items()})
 
     def statistics(self) -> bytes:
         """What every bucket's rule has counted, as JSON."""
@@ -227,10 +223,10 @@ class Shard:
             return
         self._incoming.write(base64.b64decode(piece))
         if last:
-            self.restore(by_bucket(un_npz(self._incoming.getvalue())))
+            self.restore(from_bytes(self._incoming.getvalue()))
             self._incoming = io.BytesIO()
 
     def restore(self, state: State) -> None:
         """Put back what `export` gave."""
-        for key, parts in state.items():
-            self._entries[key].restore(parts)
+        for key, saved in state.items():
+            self._entries[key].restore(saved)

@@ -1,10 +1,9 @@
 """Sums over the workers of an asynchronous job, for things outside the training loop (`Transport.total`).
 
-In a synchronous job MXNet adds up and answers when all have pushed. Here every push is answered at once, so a worker
-that has pushed its part asks again until the sum is complete (`messages.sum_message`).
-
-Complete means: of every worker that the launcher has not given up (`environment.lost_workers`). Each key counts its
-rounds; two keys are used in turn, since a sum may still be read while the next one begins.
+In a synchronous job MXNet adds up and answers when all have pushed. Here MXNet answers every push at once, so a worker
+asks again until the sum is complete: until every worker has pushed that the launcher has not given up
+(`environment.lost_workers`). Each key counts its rounds. Workers use two keys in turn, since one sum may still be read
+while the next one begins.
 """
 from typing import Set
 

@@ -34,7 +34,7 @@ def test_what_is_said_names_the_first_parameter(places: "list[int]", said: str) 
     floats = np.zeros(4006, np.float32)
     floats[places] = np.nan
     with pytest.raises(DivergedError) as caught:
-        check(3, 12, BUCKET, None, floats)
+        check(3, 12, BUCKET, None, False, floats)
     assert str(caught.value).startswith(f"worker 3, iteration 12: {said}")
 
 
@@ -43,7 +43,7 @@ def test_a_sample_is_the_beginning(sample: Optional[int], seen: bool) -> None:
     floats = np.zeros(4006, np.float32)
     floats[2000] = np.inf
     if not seen:
-        check(0, 1, BUCKET, sample, floats)
+        check(0, 1, BUCKET, sample, False, floats)
         return
     with pytest.raises(DivergedError):
-        check(0, 1, BUCKET, sample, floats)
+        check(0, 1, BUCKET, sample, False, floats)

@@ -11,7 +11,7 @@ import pytest
 
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
-from kvstore.messages.seam import AsynchronousServers, GlobalWeights, Replicated
+from kvstore.messages.seam import GlobalWeights, Replicated, Servers
 from kvstore.methods.asgd import AsyncUpdate
 from kvstore.methods.common import CodedOptions
 from kvstore.methods.contract import Method, Rule, Worker
@@ -37,7 +37,7 @@ def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) ->
     holder = typing.get_type_hints(method.worker)["weights_holder"]
     on_servers = bool({"server", "process"} & set(method.transports))
     assert method.transports and set(method.transports) <= {"server", "ring", "sharded", "process"}
-    assert holder is (AsynchronousServers if method.asynchronous else GlobalWeights if on_servers else Replicated)
+    assert holder is (Servers if method.asynchronous else GlobalWeights if on_servers else Replicated)
     assert not (method.asynchronous and {"ring", "sharded"} & set(method.transports))
     assert hasattr(method, "rule") is on_servers
     if on_servers:

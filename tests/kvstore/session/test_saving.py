@@ -12,10 +12,9 @@ from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
-from kvstore.messages.seam import Transport
+from kvstore.messages.seam import Saved, Transport
 from kvstore.optimizers import torch_formulas
 from kvstore.optimizers.compensated import DCASGD_A, DCASGD_C
-from kvstore.session.saving import Saved
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
 from tests import paper

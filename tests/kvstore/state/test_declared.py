@@ -43,7 +43,7 @@ def saved(owner: Any) -> Any:
     """Arrays and facts as a file would have them: flat, of NumPy, and JSON."""
     arrays = {name: np.array(array if isinstance(array, np.ndarray) else array.asnumpy()).reshape(-1)
               for name, array in declared.arrays_of(owner).items()}
-    return arrays, json.loads(json.dumps(declared.facts_of(owner)))
+    return arrays, json.loads(json.dumps(declared.saved(owner)[1]))
 
 
 def test_a_worker_with_answers_in_flight_is_kept_and_put_back() -> None:
@@ -104,4 +104,4 @@ def test_an_array_of_an_optimizer_keeps_its_shape() -> None:
 
 def test_what_is_kept_has_the_names_of_the_declaration_and_no_others() -> None:
     found: Dict[str, Any] = declared.arrays_of(Pipeline(3))
-    assert list(found) == ["v"] and list(declared.facts_of(Pipeline(3))) == ["rates", "seen"]
+    assert list(found) == ["v"] and list(declared.saved(Pipeline(3))[1]) == ["rates", "seen"]

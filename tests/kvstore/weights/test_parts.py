@@ -7,8 +7,7 @@ import pytest
 import kvstore
 from kvstore.engine._mxnet import mx
 from kvstore.messages.buckets import Bucket, Parameter, Segment
-from kvstore.messages.seam import Transport
-from kvstore.session.saving import Saved
+from kvstore.messages.seam import Saved, Transport
 from kvstore.transports.in_process import Stage
 from kvstore.transports.sharded import cuts, part
 from kvstore.weights.parts import Parts

@@ -12,8 +12,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.fronts import base
 from kvstore.fronts.gluon.lanes import FLATS
 from kvstore.fronts.gluon.legacy import LegacyStore
-from kvstore.messages.seam import Ring, Transport
-from kvstore.session.saving import Saved
+from kvstore.messages.seam import Ring, Saved, Transport
 from kvstore.transports.in_process import Stage
 
 autograd, gluon = mx.autograd, mx.gluon
