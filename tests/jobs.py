@@ -69,8 +69,8 @@ def main(function: str, folder: str, arguments: str) -> None:
     import importlib
 
     if not function.startswith("tests.stock:"):
-        from kvstore.job import environment as process
-        process.lean = True  # as in `odsgd train`: half of MXNet's import goes to what only scripts ask for
+        import tests.lean  # noqa: F401
+        # isort: split
         import odsgd  # noqa: F401  first, as every script does
 
     rank = int(os.environ.get("ODSGD_WORKER_RANK") or os.environ["DMLC_WORKER_ID"])

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import sys
+import tests.lean
 import odsgd
 import mxnet as mx
 from mxnet.contrib import amp

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import json
 import sys
+import tests.lean
 import odsgd
 import mxnet as mx
 import kvstore

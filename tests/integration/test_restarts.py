@@ -151,6 +151,7 @@ def test_a_worker_that_can_start_again_is_taken_in_at_a_checkpoint(tmp_path: Pat
 
 
 SCRIPT = """
+import tests.lean
 import odsgd
 from mxnet import autograd, gluon, nd
 import mxnet as mx, os, signal, sys

@@ -97,6 +97,7 @@ import time
 
 import torch
 
+import tests.lean
 import odsgd.torch as od
 
 
@@ -164,6 +165,7 @@ def test_a_fault_of_a_worker_ends_the_job_with_its_name(fault: str, code: int, s
 
 SHORT = """
 import time
+import tests.lean
 import odsgd.torch as od
 
 stores = [od.create("dsync", timeout_s=timeout_s) for timeout_s in (2000.0, 3.0)]
@@ -182,6 +184,7 @@ def test_under_torchrun_each_store_waits_as_long_as_it_says(tmp_path: Path) -> N
 
 UNEVEN = """
 import torch
+import tests.lean
 import odsgd.torch as od
 
 store = od.create("ssgd", uneven="join")

@@ -12,6 +12,7 @@ from tests.jobs import launch
 SCRIPT = """
 import json
 import sys
+import tests.lean
 import odsgd
 import mxnet as mx
 import kvstore
@@ -85,6 +86,7 @@ def test_a_worker_that_ends_by_raising_status_0_joins(tmp_path: Path) -> None:
 SHORT = """
 import sys
 import time
+import tests.lean
 import odsgd
 import kvstore
 
