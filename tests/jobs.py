@@ -15,7 +15,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 Result = Dict[str, np.ndarray]
-PATIENCE_S = 300.0
+PATIENCE_S = 500.0
 """How long a job may take, on a machine that is busy with other work: it bounds a hang."""
 
 

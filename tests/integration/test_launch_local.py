@@ -295,10 +295,10 @@ def test_the_secret_is_on_no_command_line() -> None:
 
 @pytest.mark.parametrize("arguments, complaint", [
     (["-n", "2", "--num-server", "1", "x.py"], "unknown option `--num-server`; did you mean `--num-servers`?"),
-    (["-n", "two", "x.py"], "argument -n/--num-workers/--num_workers: got `two`, expected a whole number"),
+    (["-n", "two", "x.py"], "--num-workers: expected a whole number from 1 to 4096, or MIN:MAX, got `two`"),
     (["-n", "2"], "no command"),
     (["-n", "2", "absent.py"], "no such file: absent.py"),
-    (["-n", "2", "--launcher", "sssh", "x.py"], "unknown launcher `sssh`; did you mean `ssh`? Known: "),
+    (["-n", "2", "--launcher", "sssh", "x.py"], "--launcher: unknown launcher `sssh`; did you mean `ssh`? Known: "),
 ])
 def test_a_mistake_is_one_line_and_exit_code_64(arguments: List[str], complaint: str) -> None:
     done = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "launch.py"), *arguments],

@@ -166,9 +166,13 @@ def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline() -> No
 
 
 def test_a_worker_that_does_not_come_is_missed_though_there_is_no_scheduler() -> None:
-    with Launch("-n", 2, "-s", 0, "--startup-timeout", 3, "--env-worker", "MEMBER_WORKER_1:late", MEMBER) as launch:
-        assert launch.wait() == 75
-    assert launch.said.startswith("the job has not come up within 3 s; missing: worker 1 (1 of 2)")
+    for timeout_s in (3, 20, 80):  # how soon the other has come is the machine's affair
+        with Launch("-n", 2, "-s", 0, "--startup-timeout", timeout_s, "--env-worker", "MEMBER_WORKER_1:late",
+                    MEMBER) as launch:
+            assert launch.wait() == 75
+        if "missing: worker 0" not in launch.said:
+            break
+    assert launch.said.startswith(f"the job has not come up within {timeout_s} s; missing: worker 1 (1 of 2)")
 
 
 def test_two_jobs_at_once_do_not_meet() -> None:

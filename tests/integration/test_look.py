@@ -92,8 +92,7 @@ def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_pa
         seen = watched(out)
         while len(cells(seen)) < 3 or any("-" in row[:7] for row in cells(seen)[:2]):  # until rates can be told
             seen = watched(out)
-        deadline = time.monotonic() + PATIENCE_S
-        while job.read(deadline):
+        while job.read(time.monotonic() + PATIENCE_S):
             pass
         assert job.process.wait(PATIENCE_S) == 0, job.text
     finally:

@@ -77,6 +77,7 @@ def test_a_view_is_the_memory_itself() -> None:
 def test_of_arrays_that_are_others_every_time_few_are_kept_alive() -> None:
     """As those of a method that returns a new array in each iteration."""
     views, arrays = engine.ById(engine.view, 8), [mx.nd.full(5, number) for number in range(100)]
+    mx.nd.waitall()  # a view does not wait for what is written
     for number, array in enumerate(arrays):
         assert views.of(array).tolist() == [number] * 5
         assert len(views) <= 8
@@ -108,13 +109,17 @@ def test_an_error_ends_the_process_and_is_told(push: str) -> None:
 
 def test_the_end_of_a_process_waits_for_operations() -> None:
     script = """if True:
-        import threading, time
+        import queue, threading, time
         from kvstore.engine import _mxnet
         from kvstore.engine import engine
-        array = _mxnet.mx.nd.zeros(1)
-        def start(done):
-            threading.Thread(target=lambda: (time.sleep(0.3), print("over"), done())).start()
-        engine.push_async(start, [], [array])
+        array, under_way = _mxnet.mx.nd.zeros(1), queue.Queue()
+        def end():
+            done = under_way.get()
+            time.sleep(0.3)
+            print("over", flush=True)
+            done()
+        threading.Thread(target=end, daemon=True).start()  # now: Python 3.12 starts no thread while it ends
+        engine.push_async(under_way.put, [], [array])
     """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "over\n")
