@@ -19,7 +19,7 @@ def command() -> str:
     return sys.argv[1] if ours and len(sys.argv) > 1 else ""
 
 
-def heard() -> List[signal.Signals]:
+def ending_signals() -> List[signal.Signals]:
     """The signals that end a job: not those that are ignored (nohup, a shell's `&`); off the main thread, no signal."""
     if threading.current_thread() is not threading.main_thread():
         return []
@@ -35,14 +35,14 @@ def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
                 os.write(2, text.encode())
         end(128 + number)
 
-    for number in heard():
+    for number in ending_signals():
         signal.signal(number, ended)
 
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Let a signal raise SystemExit meanwhile, so that what has been begun is taken back."""
-    handlers = {number: signal.getsignal(number) for number in heard()}
+    handlers = {number: signal.getsignal(number) for number in ending_signals()}
     end_on_signals(sys.exit)
     try:
         yield

@@ -15,7 +15,7 @@ MOST_NOISE = 4096
 
 @dataclass(frozen=True)
 class Message:
-    """Any of those below."""
+    """Any message; each class below this one is a kind."""
 
 
 # The first line to an agent: its orders, the job's secret included.
@@ -226,10 +226,11 @@ class Exit(ProcessMessage):
     code: int
 
 
-MESSAGES: Dict[str, Type[Message]] = {kind.__name__: kind for kind in (
-    Ping, Stop, WorkersLost, EndHung, AllMet, MpiAnswer, OpenRemoteSockets, Hello, Beats, AgentSignalled, TunnelListens,
-    RemoteSocketsOpen, HostWarning, Noise, Ended, Started, Unstartable, Output, Report, MpiRequest, Exit)}
-CLASSES = {Orders, ProcessOrders, TunnelOrders, RemoteSocket, *MESSAGES.values()}
+def _kinds(kind: Type[Message]) -> List[Type[Message]]:
+    return [kind, *(one for child in kind.__subclasses__() for one in _kinds(child))]
+
+
+MESSAGES = {kind.__name__: kind for kind in _kinds(Message)}
 
 
 def of_json(kind: Any, value: Any) -> Any:
@@ -237,7 +238,7 @@ def of_json(kind: Any, value: Any) -> Any:
     origin, inner = getattr(kind, "__origin__", None), tuple(getattr(kind, "__args__", ()))
     if origin is Union:  # Optional
         return None if value is None else of_json(inner[0], value)
-    if kind in CLASSES:
+    if hasattr(kind, "__dataclass_fields__"):
         return kind(**{name: of_json(its, value[name]) for name, its in _types(kind).items()})
     expected: Any = (int, float) if kind is float else origin or kind
     if not isinstance(value, expected):

@@ -127,7 +127,7 @@ class Supervisor:
         self.judge = Judge(job, members, time.monotonic(), root)
         self.overview = Overview({member.name: member.host for member in members})
         self.status_file, self.missing_hosts = status_file, missing_hosts
-        self.kept = 0  # the last checkpoint that was looked at
+        self.checkpoint_seen = 0  # the last checkpoint that was looked at
         self.shown_at = self.began_at = time.monotonic()
         self.say_at_s = COMING_SAID_S
         self.signals_seen = 0
@@ -233,11 +233,11 @@ class Supervisor:
         """The end of this attempt at a checkpoint, if a missing host is back."""
         self.missing_hosts.ask(now)
         history = self.judge.history
-        if history.saved in (self.kept, history.resumed):
+        if history.saved in (self.checkpoint_seen, history.resumed):
             return None
-        self.kept = history.saved
+        self.checkpoint_seen = history.saved
         back = ", ".join(dict.fromkeys(host.address for host in self.missing_hosts.back))
-        return Verdict(0, f"back: {back}; the job ends after checkpoint {self.kept} and is started again with all",
+        return Verdict(0, f"back: {back}; the job ends after checkpoint {history.saved} and is started again with all",
                        grows=True) if back else None
 
     def _show_progress(self, now: float) -> None:
@@ -263,7 +263,7 @@ class Supervisor:
     def _starting_text(self, now: float) -> str:
         """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
         coming_s = now - self.began_at
-        text = self.judge.coming(coming_s) if coming_s > COMING_S else ""
+        text = self.judge.startup_text(coming_s) if coming_s > COMING_S else ""
         if text and not self.console.on_terminal["stderr"] and coming_s > self.say_at_s and self.judge.asked_at:
             self.say_at_s = 2 * coming_s
             self.console.say(f"warning: {text}")
@@ -389,7 +389,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Take the signals for the time of the job."""
-        handlers = {number: signal.signal(number, self._signalled) for number in early.heard()}
+        handlers = {number: signal.signal(number, self._signalled) for number in early.ending_signals()}
         try:
             yield
         finally:

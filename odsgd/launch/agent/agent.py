@@ -6,6 +6,7 @@ stays silent for too long, everything is stopped. One thread, no locks: a fork i
 """
 import functools
 import json
+import math
 import os
 import selectors
 import shutil
@@ -27,6 +28,7 @@ MAX_BACKLOG = 1 << 20
 """With more bytes that the launcher has not taken, the processes' output stays in their pipes."""
 ORPHANED_GRACE_S = 1.0
 KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
+"""The launcher must not wait for a process that is beyond SIGKILL, e.g. at a dead disk."""
 BEATS_EVERY_S = 1.0
 
 
@@ -86,7 +88,7 @@ class Agent:
         for process in self.orders.processes:
             self._start(process)
         self._read_channel()  # a stop may have come together with the orders
-        while not (self.stopping and (not self.children or self._hopeless())):
+        while not self.stopping or (self.children and time.monotonic() < (self.give_up_at or math.inf)):
             for key, _ in self.selector.select(self._patience_s()):
                 key.data()
             self._tell_of_signal()
@@ -225,10 +227,6 @@ class Agent:
     def _note_memory(self, of: Callable[[Child], bool]) -> None:
         for child in filter(of, self.children.values()):
             self.mpi_memory |= linux.mpi_memory(child.pid)
-
-    def _hopeless(self) -> bool:
-        """A process can be beyond SIGKILL (waiting for a dead disk); the launcher must not wait for that."""
-        return self.give_up_at is not None and time.monotonic() >= self.give_up_at
 
     def _sweep(self) -> None:
         """Kill the processes that have left their group: on Linux all of them have become our own descendants."""

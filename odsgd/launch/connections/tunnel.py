@@ -167,7 +167,7 @@ class Tunnel:
 
     def _accept_at(self, listener: socket.socket, remote: RemoteSocket) -> None:
         plain, _ = listener.accept()
-        _beside(self._carry_out, plain, remote)
+        _on_thread(self._carry_out, plain, remote)
 
     def _carry_out(self, plain: socket.socket, remote: RemoteSocket) -> None:
         """Lead a connection on to the tunnel beside the remote socket.
@@ -183,7 +183,7 @@ class Tunnel:
                 with guarded:
                     carry(guarded, plain)
 
-    def _way(self, at: str) -> socket.socket:
+    def _connect(self, at: str) -> socket.socket:
         """A connection to another tunnel."""
         address, _, port = at.rpartition(":")
         try:
@@ -199,7 +199,7 @@ class Tunnel:
 
         OSError if there is no way to it, or it is a stranger.
         """
-        way = self._way(at)
+        way = self._connect(at)
         try:
             with contextlib.ExitStack() as closing:
                 guarded = closing.enter_context(self._calling.wrap_socket(way))
@@ -221,7 +221,7 @@ class Tunnel:
         way.settimeout(SHOWN_WITHIN_S)
         guarded = self._taking.wrap_socket(way, server_side=True, do_handshake_on_connect=False)
         self._unproven[guarded] = time.monotonic()
-        if not _beside(self._carry_in, guarded, caller):
+        if not _on_thread(self._carry_in, guarded, caller):
             del self._unproven[guarded]
         if len(self._unproven) >= MOST_UNPROVEN:
             self._full = True
@@ -331,7 +331,7 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
             poll.poll()
 
 
-def _beside(lead: Callable[..., None], end: End, *arguments: object) -> bool:
+def _on_thread(lead: Callable[..., None], end: End, *arguments: object) -> bool:
     """Lead a connection on a thread of its own; where no thread is left close it and return false."""
     try:
         threading.Thread(target=lead, args=(end, *arguments), daemon=True).start()
@@ -369,7 +369,7 @@ def _number(name: str) -> int:
     return int(re.split("[/:]", name)[-1])
 
 
-def _unbound(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
+def _new_socket(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
     """A new socket, and the address that this name stands for."""
     if not _is_port(name):
         return socket.socket(socket.AF_UNIX), name
@@ -378,7 +378,7 @@ def _unbound(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
 
 def bound(name: str) -> socket.socket:
     """A socket bound to this name, not listening yet. Ends the process where the name is taken."""
-    made, address = _unbound(name)
+    made, address = _new_socket(name)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a port, for MPI as well while nobody listens there
     try:
         made.bind(address)
@@ -408,7 +408,7 @@ def _reached(name: str) -> socket.socket:
     """A connection to a socket of this host, whose process may not have made it yet."""
     deadline = time.monotonic() + THERE_WITHIN_S
     while True:
-        plain, address = _unbound(name)
+        plain, address = _new_socket(name)
         try:
             plain.connect(address)
             return plain

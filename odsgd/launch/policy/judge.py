@@ -39,7 +39,7 @@ FAREWELL_S = 5.0
 DESERTED_S = 10.0
 
 
-class Lost(NamedTuple):
+class LostWorkers(NamedTuple):
     """Workers without whom the job goes on."""
 
     ranks: List[int]
@@ -47,14 +47,14 @@ class Lost(NamedTuple):
 
 
 @dataclass
-class History:
+class CheckpointHistory:
     """How far a job has come, by its workers' reports of checkpoints."""
 
     since: float  # the time of `saved`
     resumed: int = 0
     saved: int = 0
 
-    def kept(self, event: str, iteration: object, now: float) -> None:
+    def note(self, event: str, iteration: object, now: float) -> None:
         """A checkpoint has been completed, or the job has resumed from it."""
         if isinstance(iteration, int) and not isinstance(iteration, bool):
             self.saved, self.since = iteration, now
@@ -84,8 +84,8 @@ class Judge:
         self.goes_on = job.on_worker_loss == "continue"
         self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
         self.failures: List[Failure] = []
-        self.history = History(now)
-        self.lost: List[Lost] = []
+        self.history = CheckpointHistory(now)
+        self.lost: List[LostWorkers] = []
         self.hung: List[str] = []
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
@@ -116,7 +116,7 @@ class Judge:
             if event == "done":
                 self.liveness.leaving(name)
         elif event in ("saved", "resumed"):
-            self.history.kept(event, report.get("iteration"), now)
+            self.history.note(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
             member.error = str(report.get("error") or "no reason given")
             self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
@@ -202,7 +202,7 @@ class Judge:
         absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
         return [member.name for member in absent if member.code != EXIT_USAGE]
 
-    def coming(self, seconds: float) -> str:
+    def startup_text(self, seconds: float) -> str:
         """What the job has been waiting for since its start, in words; empty when it is up."""
         waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
         late = [member for member in waited_for if member.missing] or waited_for
@@ -212,7 +212,7 @@ class Judge:
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
         return f"starting for {seconds:.0f} s: waiting for {first.name} on {first.host}{rest} ({first.state_text})"
 
-    def take_lost(self) -> List[Lost]:
+    def take_lost(self) -> List[LostWorkers]:
         """The workers lost since the last call; the job goes on without them."""
         lost, self.lost = self.lost, []
         return lost
@@ -224,7 +224,7 @@ class Judge:
 
     def _watch(self, now: float) -> None:
         """Look for processes that hang, unless there is a failure already."""
-        hung = None if self.failures else self.liveness.look(now)
+        hung = None if self.failures else self.liveness.find_hung(now)
         if hung is None:
             return
         if hung.host is not None:
@@ -298,7 +298,8 @@ class Judge:
             text = failure.text
             if failure.member:
                 text = f"{failure.member.name} was lost ({failure.member.where}): {failure.member.how_it_ended[0]}"
-            self.lost.append(Lost([member.rank for member in failure.members], failure.message(f"{text}; {how}")))
+            ranks = [member.rank for member in failure.members]
+            self.lost.append(LostWorkers(ranks, failure.message(f"{text}; {how}")))
         self.failures, self.failed_at = [], None
         if self._workers_ended():
             self.workers_ended_at = now

@@ -135,7 +135,7 @@ class LivenessMonitor:
 
     # Decisions
 
-    def look(self, now: float) -> Optional[Hung]:
+    def find_hung(self, now: float) -> Optional[Hung]:
         """The first failure, if there is one."""
         held_up_s, self._looked_at = now - self._looked_at, now
         if held_up_s > HELD_UP_S:
@@ -143,9 +143,10 @@ class LivenessMonitor:
                 process.moved_at += held_up_s
                 process.agent_at = None if process.agent_at is None else process.agent_at + held_up_s
         self._compare_lengths(now)
-        return self._silent_agent(now) or self._silent(now) or self._still(now) or self._all_wait(now)
+        return (self._find_silent_agent(now) or self._find_silent(now) or self._find_still(now)
+                or self._find_deadlock(now))
 
-    def _silent_agent(self, now: float) -> Optional[Hung]:
+    def _find_silent_agent(self, now: float) -> Optional[Hung]:
         agents: Dict[str, List[_ProcessState]] = {}
         for process in self._processes.values():
             agents.setdefault(process.agent, []).append(process)
@@ -164,7 +165,7 @@ class LivenessMonitor:
                 self._warnings.append(f"the agent on host {host} answers again")
         return None
 
-    def _silent(self, now: float) -> Optional[Hung]:
+    def _find_silent(self, now: float) -> Optional[Hung]:
         for process in self._fresh(now):
             times = SLOW if process.leaving and process.state not in ("T", "t") else 1
             if process.silent_s is None or process.silent_s <= min(FRESH_S, self._warn_s):
@@ -176,7 +177,7 @@ class LivenessMonitor:
                 self._warn(process, "answer", text)
         return None
 
-    def _still(self, now: float) -> Optional[Hung]:
+    def _find_still(self, now: float) -> Optional[Hung]:
         for process in self._answering(now):
             if not process.activity or process.waits_s is not None:
                 continue
@@ -191,7 +192,7 @@ class LivenessMonitor:
                 self._recovered(process, "move")
         return None
 
-    def _all_wait(self, now: float) -> Optional[Hung]:
+    def _find_deadlock(self, now: float) -> Optional[Hung]:
         """A deadlock, or messages that do not come through."""
         workers = [process for process in self._processes.values() if process.name.startswith("worker")]
         answering = self._answering(now)

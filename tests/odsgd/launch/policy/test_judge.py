@@ -5,7 +5,7 @@ from typing import List, Optional, Sequence
 import pytest
 
 from odsgd.launch.policy.failures import TAIL_LINES, Member
-from odsgd.launch.policy.judge import DESERTED_S, FAREWELL_S, LAST_WORDS_S, SETTLE_S, Judge, Lost, Verdict
+from odsgd.launch.policy.judge import DESERTED_S, FAREWELL_S, LAST_WORDS_S, SETTLE_S, Judge, LostWorkers, Verdict
 from tests.odsgd.launch.jobs import job
 
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
@@ -331,7 +331,7 @@ def going_on(*joined: str) -> Judge:
     return running(*(joined or FIVE), names=FIVE, on_worker_loss="continue")
 
 
-def lost_at(judge: Judge, now: float) -> List[Lost]:
+def lost_at(judge: Judge, now: float) -> List[LostWorkers]:
     assert judge.tick(now) is None
     return judge.take_lost()
 
@@ -341,7 +341,7 @@ def test_a_worker_is_lost_and_the_job_goes_on() -> None:
     judge.output("worker 1", "its last line")
     judge.exited("worker 1", -signal.SIGKILL, 10.0)
     assert lost_at(judge, 10.0 + SETTLE_S / 2) == []
-    assert lost_at(judge, 10.0 + SETTLE_S) == [Lost([1], (
+    assert lost_at(judge, 10.0 + SETTLE_S) == [LostWorkers([1], (
         "worker 1 was lost (host hostA, pid 103): killed by SIGKILL (kill -9, or the kernel ran out of memory); "
         "the job goes on with 2 of 3 workers\n  the last lines of worker 1:\n    | its last line"))]
     assert lost_at(judge, 1e5) == []
@@ -429,7 +429,7 @@ def test_a_worker_that_reports_a_failure_and_stays_ends_the_job() -> None:
 def test_a_lost_host_of_workers_can_be_spared_and_one_with_a_server_cannot() -> None:
     judge = going_on()
     judge.host_lost("hostB", ["worker 1", "worker 2"], "ssh ended with exit code 255", ["Connection reset"], 10.0)
-    assert lost_at(judge, 11.0) == [Lost([1, 2], (
+    assert lost_at(judge, 11.0) == [LostWorkers([1, 2], (
         "lost host hostB (worker 1, worker 2): ssh ended with exit code 255: Connection reset; the job goes on with 1 "
         "of 3 workers"))]
     judge = going_on()

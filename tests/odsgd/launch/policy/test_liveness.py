@@ -36,7 +36,7 @@ class Story:
             for name in self.states:
                 if "silent_s" in self.states[name]:
                     self.states[name]["silent_s"] += 1.0
-            hung = self.liveness.look(self.now)
+            hung = self.liveness.find_hung(self.now)
             if hung:
                 return hung
         return None
@@ -121,7 +121,7 @@ def test_a_script_without_a_pulse_is_not_missed() -> None:
     for second in range(1000):
         liveness.heard(HOSTS, float(second))
         liveness.beats({}, float(second))
-        assert liveness.look(float(second)) is None
+        assert liveness.find_hung(float(second)) is None
 
 
 @pytest.mark.parametrize("name, state, text", [
@@ -201,7 +201,7 @@ def test_a_launcher_that_was_held_up_blames_nobody() -> None:
     story = Story()
     story.goes_on(20)
     story.now += 500
-    assert story.liveness.look(story.now) is None
+    assert story.liveness.find_hung(story.now) is None
     assert story.goes_on(20) is None
     assert story.liveness.take_warnings() == []
 
@@ -219,7 +219,7 @@ def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
     liveness = LivenessMonitor(HOSTS, 60.0, 0.0)
     liveness.heard(HOSTS, 1.0)
     liveness.beats({"worker 0": beat, "nobody": beat}, 1.0)
-    assert liveness.look(1.0) is None
+    assert liveness.find_hung(1.0) is None
 
 
 # --- data that are not of one length ----------------------------------------------------------------------------------
