@@ -54,7 +54,7 @@ def _time(value: Any) -> Quantity:
 
 
 def _rate(value: Any) -> Quantity:
-    rate = _quantity(value, _RATES)
+    rate = _quantity(value if isinstance(value, Quantity) else re.sub(r"/s$", "", as_text(value).strip()), _RATES)
     if not rate > 0:
         raise ValueError
     return rate

@@ -1,6 +1,7 @@
 """``odsgd advise``."""
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import List, Sequence
@@ -18,6 +19,7 @@ from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
 from odsgd.tools import pyplot, say
+from odsgd.virtual.description import of
 
 TIE = 0.01
 """Of the fastest time: a smaller difference is none, and what is least stale comes first, then what needs least memory.
@@ -43,13 +45,16 @@ def main(argv: Sequence[str]) -> int:
 
 def of_profile(config: AdviseConfig) -> Oracle:
     """The cluster and the model that are asked for."""
-    cluster = read_cluster(config.profile)
+    cluster = read_cluster(config.profile) if config.profile else of({})
+    if config.compute is not None:
+        compute = dataclasses.replace(cluster.compute, iteration=config.compute, layers={})
+        cluster = dataclasses.replace(cluster, compute=compute)
     return Oracle(linked(cluster, config.rate) if config.rate else cluster, _parameters(config))
 
 
 def _parameters(config: AdviseConfig) -> List[Parameter]:
     if config.model is None:
-        raise ConfigError(f"`{config.profile}` says nothing of the model's parameters; say --model 25.6M, or name one")
+        raise ConfigError("how many parameters has the model? Say --model 25.6M, or name one")
     return models.parameters(config.model)
 
 
@@ -77,4 +82,5 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
     now = oracle.predict(config.now, workers) if config.now else predictions[0]
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
-    return Advice(workers, predictions, now, changes(oracle, now, predictions), outside)
+    compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
+    return Advice(workers, predictions, now, changes(oracle, now, predictions), outside, compute_s)

@@ -16,12 +16,14 @@ from odsgd.config.flags import parse_flags
 from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import AUTO, OURS, System, parse
-from odsgd.virtual.description import PAYLOAD, RATE
+from odsgd.virtual.description import PAYLOAD, RATE, TIME
 
 DESCRIPTION = """\
 Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what
 limits it. PROFILE describes the cluster and how long its parts take (docs/how-to/virtual.md); only a simulation is run.
+Without one, say how long a worker computes.
 
+  odsgd advise --compute 400ms --model 25.6M --workers 2 --rate 1gbit --batch-size 32
   odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit --batch-size 32
   odsgd advise cluster.yaml --model cnn --now odsgd@1"""
 
@@ -69,6 +71,8 @@ class AdviseConfig:
         "`odsgd train`", group="The cluster")
     workers: Tuple[int, ...] = option((), integers(1), "numbers of workers", group="The cluster",
                                       otherwise="the profile's")
+    compute: Optional[float] = option(None, TIME, "of an iteration's passes, as 400ms, in place of a profile or of its "
+                                      "own", group="The cluster", otherwise="the profile's")
     rate: Optional[float] = option(None, RATE, f"rate of all hosts' links, of which {100 * PAYLOAD:.0f} % are payload",
                                    group="The cluster", otherwise="the profile's goodput")
     batch_size: int = option(0, integer(0), "samples per worker and iteration; 0: tells gradients per second",
@@ -97,7 +101,7 @@ class AdviseConfig:
         fields = {field.name: field for field in dataclasses.fields(cls) if "kind" in field.metadata}
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
         flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)
-        if not profile:
+        if not profile and "compute" not in flags:
             raise ConfigError("no profile: name the file that describes the cluster first, as `odsgd advise "
                               "cluster.yaml --model 25.6M`")
         return cls(profile, **{**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags})

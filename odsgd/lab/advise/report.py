@@ -21,6 +21,7 @@ class Advice(NamedTuple):
     predictions : the fastest first
     now : the one that `changes` are told of
     beyond : in what the cluster lies outside of what was checked
+    compute_s : how long the passes of an iteration take
     """
 
     workers: int
@@ -28,6 +29,7 @@ class Advice(NamedTuple):
     now: Prediction
     changes: List[Change]
     beyond: List[str]
+    compute_s: float
 
 
 Column = Tuple[str, Callable[[Prediction], str]]
@@ -51,10 +53,33 @@ def text(advice: Advice, batch_size: int, lines: int) -> str:
     left = len(advice.predictions) - len(shown)
     cells = [[heading for heading, _ in columns(batch_size)],
              *([cell(prediction) for _, cell in columns(batch_size)] for prediction in shown)]
-    said = [f"{advice.workers} worker{'s' * (advice.workers != 1)}", textwrap.indent(aligned(cells), "  ")]
+    alone = [(batch_size or 1) / advice.compute_s, 1000 * advice.compute_s]
+    cells.insert(1, ["one worker alone", f"{alone[1]:.4g}", f"{alone[0]:.4g}", *[""] * (len(cells[0]) - 3)])
+    said = [f"{advice.workers} worker{'s' * (advice.workers != 1)}", *sentences(advice),
+            textwrap.indent(aligned(cells), "  ")]
     said += [f"  … and {left} slower ones (--lines 0 shows all)"] if left else []
-    said += [f"{advice.now.system.label}: " + "; ".join(map(str, advice.changes)) + "."]
+    said += [f"What would change {advice.now.system.label}:", *(f"  {change}" for change in advice.changes)]
     return "\n".join([*said, *(f"Not checked: {what}." for what in advice.beyond)])
+
+
+def sentences(advice: Advice) -> List[str]:
+    """What limits it, what OD-SGD gains, and whether more than one worker is worth it."""
+    first, times = advice.predictions[0], advice.workers * advice.compute_s / advice.predictions[0].iteration_s
+    lines = [f"{first.system.label} is the fastest, {times:.2f} times one worker alone. Its limit: {first.resource}."]
+    if advice.workers > 1 and times <= 1:
+        lines = [f"Not worth it: {advice.workers} workers are slower than one alone, at best {times:.2f} times as fast "
+                 f"({first.system.label}). Its limit: {first.resource}. Send fewer bytes (--codecs float16), or "
+                 "exchange less often (--intervals 10)."]
+    best = {name: min((one for one in advice.predictions if one.system.name == name), default=None,
+                      key=lambda one: one.iteration_s) for name in ("ssgd", "odsgd")}
+    ssgd, odsgd = best["ssgd"], best["odsgd"]
+    if ssgd is not None and odsgd is not None:
+        gain_s = ssgd.iteration_s - odsgd.iteration_s
+        lines.append(f"OD-SGD takes {_ms(odsgd.iteration_s)} ms for SSGD's {_ms(ssgd.iteration_s)}: "
+                     f"{100 * gain_s / ssgd.iteration_s:.0f} % less. Its gradients are a step late: "
+                     "train a control with ssgd to see what that costs.")
+    return [*lines, *([f"To change first: {advice.changes[0]}."] if advice.changes and advice.changes[0].gain > 0.01
+                      else [])]
 
 
 def as_json(advices: Sequence[Advice], config: AdviseConfig) -> str:

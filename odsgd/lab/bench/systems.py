@@ -103,6 +103,8 @@ def parse(text: str) -> System:
         return _on_torch(text)
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")
+    if f"torch/{name}" in OPTIONS:
+        raise ConfigError(f"unknown system `{name}`; did you mean `torch/{name}`?")
     if name not in OPTIONS:
         raise unknown("system", name, OPTIONS)
     # A delayed method is measured as it runs after its warm-up, whose iterations are SSGD's.

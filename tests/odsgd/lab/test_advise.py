@@ -157,9 +157,20 @@ def test_the_fastest_comes_first_and_the_table_is_as_long_as_asked_for(profile: 
     said = advice(profile, "--stores", "ssgd,odsgd,dsync", "--servers", "1,auto")
     times = [prediction.iteration_s for prediction in said.predictions]
     assert times[0] <= 1.01 * min(times) and times[2:] == sorted(times[2:]) and said.now is said.predictions[0]
+    sentences = report.sentences(said)
     lines = report.text(said, batch_size=32, lines=2).splitlines()
-    assert lines[1].split()[:7] == ["system", "iteration,", "ms", "samples/s", "of", "all", "workers"]
-    assert lines[2].split()[0] == said.predictions[0].system.label and "slower ones" in lines[4]
+    assert lines[1:1 + len(sentences)] == sentences
+    head, alone, first, _, more = lines[1 + len(sentences):][:5]
+    assert head.split()[:7] == ["system", "iteration,", "ms", "samples/s", "of", "all", "workers"]
+    assert alone.split()[:5] == ["one", "worker", "alone", "100", "320"]
+    assert first.split()[0] == said.predictions[0].system.label and "slower ones" in more
+
+
+def test_it_is_said_whether_more_than_one_worker_is_worth_it_and_what_od_sgd_gains(profile: str) -> None:
+    slow = advice(profile, "--stores", "ssgd,odsgd", "--servers", "auto", "--rate", "100Mbit/s")
+    assert report.sentences(slow)[0].startswith("Not worth it: 4 workers are slower than one alone")
+    fast = advice(profile, "--stores", "ssgd,odsgd", "--servers", "auto", "--rate", "10gbit", "--compute", "100ms")
+    assert "times one worker alone" in report.sentences(fast)[0] and "% less" in report.sentences(fast)[1]
 
 
 def test_what_ties_with_the_fastest_is_ordered_by_staleness_and_then_by_memory(profile: str) -> None:
@@ -244,6 +255,8 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
     ([], "no profile"), (["nowhere.yaml", "--model", "cnn"], "nowhere.yaml"), (["PROFILE"], "--model 25.6M"),
     (["PROFILE", "--model", "cnn", "--stores", "odsdg"], "did you mean `odsgd`"),
     (["PROFILE", "--model", "cnn", "--systems", "torch/ddp"], "is no store of ours"),
+    (["PROFILE", "--model", "cnn", "--now", "ddp"], "did you mean `torch/ddp`"),
+    (["PROFILE", "--model", "resnet50"], "did you mean `resnet50_v1`"),
     (["PROFILE", "--model", "cnn", "--servers", "0"], "numbers of servers"),
     (["PROFILE", "--model", "cnn", "--rate", "fast"], "expected a rate"),
     (["PROFILE", "--model", "cnn", "--workers", "1", "--stores", "ssgd", "--servers", "4"], "")])
