@@ -124,9 +124,12 @@ def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
         if rows:
             head = ["of learning" if about == "learning" else "of times, in the simulator", "the paper", "ours (95 %)"]
             parts.append(words.left([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows]))
-    if forest(paper, runs):
-        parts.append(f"![{paper.title}: the interval of each claim]({forest_file(paper)})")
-    return parts
+    return parts + intervals(paper, runs)
+
+
+def intervals(paper: Paper, runs: Runs) -> List[str]:
+    """The picture of all claims."""
+    return [f"![{paper.title}: the interval of each claim]({forest_file(paper)})"] if forest(paper, runs) else []
 
 
 def _row(one: Ruled, runs: Runs) -> List[str]:

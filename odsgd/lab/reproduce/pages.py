@@ -98,7 +98,8 @@ def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Pat
 # --- one paper --------------------------------------------------------------------------------------------------------
 
 def _page(paper: Paper, runs: Runs) -> str:
-    parts = [f"# {paper.title}", paper.cite, HOW_TO_READ, *_side_by_side(paper, runs)]
+    own = front.intervals(paper, runs) if paper.name == BEYOND else []  # those of papers stand on the front page
+    parts = [f"# {paper.title}", paper.cite, HOW_TO_READ, *own, *_side_by_side(paper, runs)]
     for item in paper.items.values():
         if item.state != "drawing":
             parts += _section(paper, item, runs)

@@ -255,11 +255,10 @@ def _bars(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], cel
     axes.set_yticks(range(len(names)))
     axes.set_yticklabels([*names.values()])
     axes.invert_yaxis()
-    bases = dict.fromkeys(item.cells[base].label for base in picture.over.values())
+    bases = {item.cells[base].label.partition(", ")[0] for base in picture.over.values()}
     if bases:
         axes.axvline(1, color="grey", linewidth=0.8)
-    over = next(iter(bases)) if len(bases) == 1 else "SSGD's of the same cluster"
-    label = f"{measure.label}, times that of {over}" if bases else measure.label
+    label = f"{measure.label}, times that of {' or '.join(sorted(bases))}" if bases else measure.label
     axes.set_xlabel(textwrap.fill(picture.label or label, 60))
 
 

@@ -858,6 +858,44 @@ def test_a_smaller_scale_says_what_differs_at_every_scale_too(tmp_path: Path) ->
     assert "- all of it\n\nAnd, unless that says otherwise, what differs at every scale:\n\n- the data\n" in text
 
 
+def test_every_picture_is_on_a_page() -> None:
+    folder = ROOT / "docs" / "results"
+    texts = [page.read_text(encoding="utf-8") for page in folder.glob("*.md")]
+    shown = {name for text in texts for name in re.findall(r"\((pictures/.*?)\)", text)}
+    assert shown == {f"pictures/{path.name}" for path in (folder / "pictures").iterdir()}
+
+
+def test_a_verdict_about_times_is_the_simulators_and_stands_with_its_size(tmp_path: Path) -> None:
+    text = TINY.replace("      rest: {", """\
+      fast: {says: Fast., where: "4", tests: [{of: asgd.speed, above: 0, paper: 7}]}
+      sure: {says: Sure., where: "5", certain: true, tests: [{of: asgd.hours, above: 0}]}
+      rest: {""")
+    paper = declared(tmp_path, text.replace("    state: run\n", "    state: run\n    examples: 9600\n", 1))
+    for seed in (0, 1):
+        trial = paper.trial("figure-1", "small", "asgd", seed)
+        assert trial
+        results.add(made(trial, [0.9]), tmp_path / trial.file)
+    texts = pages.pages([paper], tmp_path, [])
+    page, overview = texts[tmp_path / "tiny.md"], texts[tmp_path / "README.md"]
+    assert "| Fast. | 4 | **reproduced in the simulator** |" in page and "| It learns. | 1 | **holds** |" in page
+    assert "| Sure. | 5 | **reproduced in the simulator, where it cannot fail** |" in page
+    row = next(line for line in overview.splitlines() if "Fast." in line)
+    assert row.startswith("| [Figure 1](tiny.md#figure-1): Fast. | 7 |") and row.endswith("| 2 | ✓ |")
+    assert next(line for line in overview.splitlines() if "It learns." in line).endswith(" % | 2 | ✓ |")
+
+
+def test_predictions_have_an_error_and_what_was_fitted_says_so(tmp_path: Path) -> None:
+    text = TINY.replace("    measures: [accuracy, staleness]\n", "    measures: [accuracy]\n    fitted: ssgd\n")
+    paper = declared(tmp_path, text.replace("SSGD, options", "SSGD, paper: {accuracy: 50}, options"))
+    for cell in ("asgd", "ssgd"):
+        trial = paper.trial("figure-1", "small", cell, 0)
+        assert trial
+        results.add(made(trial, [0.495]), tmp_path / trial.file)
+    page = pages.pages([paper], tmp_path, [])[tmp_path / "tiny.md"]
+    assert "| ASGD | 99.00 | 49.50 | -50 % | 1 |\n| SSGD | 50.00 | 49.50 | -1 %, fitted | 1 |" in page
+    assert "Of the 1 numbers that were fitted the median error is 1 %, at most 1 %; of the 1 predictions 50 %" in page
+
+
 def test_another_number_in_a_file_is_another_page(tmp_path: Path, tiny: Paper, trial: Trial) -> None:
     texts = []
     for accuracy in (0.5, 0.5001):
