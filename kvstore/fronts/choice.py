@@ -2,8 +2,7 @@
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
-from kvstore.errors import ConfigError
-from kvstore.messages.seam import Transport, kind_of
+from kvstore.messages.seam import Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
@@ -34,17 +33,4 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
     given = fit.options_of(methods.find(name), options)
     if not isinstance(transport, Transport):
         transport = reach(name, transport, given.timeout_s)
-    return fitting(name, given, transport), given, transport
-
-
-def fitting(name: str, options: Options, transport: Transport) -> Type[Method]:
-    """The method of this name; ConfigError unless it runs on this transport with these options."""
-    method = methods.find(name)
-    kind = kind_of(transport)
-    if not kind:
-        raise ConfigError(f"store {name}: the transport given is a {type(transport).__name__}, expected servers, a "
-                          "ring or workers with parts (kvstore.messages.seam)")
-    if method.transports != ("process",):
-        fit.transport_of(method, kind)
-    fit.check(method, options, kind)
-    return method
+    return fit.fitting(methods.find(name), given, transport), given, transport

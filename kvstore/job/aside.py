@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Callable, Iterator, Optional, Set
 
-_told: Set[str] = set()
+_failed: Set[str] = set()
 
 
 def tell(line: str) -> None:
@@ -26,8 +26,8 @@ def guarded(what: str, say: Callable[[str], None] = tell) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if what not in _told:
-            _told.add(what)
+        if what not in _failed:
+            _failed.add(what)
             say(f"warning: {what} failed, and the job goes on without: {type(error).__name__}: {error}")
 
 

@@ -54,7 +54,6 @@ class Pulse:
             self._thread.start()
 
     def moved(self, at: int) -> None:
-        """The work has come to `at`."""
         self.at = at
         self.moves += 1
 

@@ -31,7 +31,7 @@ class Header(NamedTuple):
 
     @property
     def worker_rank(self) -> int:
-        """Of a push by one worker."""
+        """The rank, if this is the push of one worker."""
         return self.rank_sum
 
 

@@ -80,6 +80,5 @@ class CodedOptions(Options):
 
 
 def warmup(iterations: int) -> Any:
-    """The option of this name."""
     return option(TrainingLength(iterations), LENGTH, "synchronous iterations before the delay, e.g. 200, or 2epochs",
                   tunes=True)

@@ -1,8 +1,8 @@
 """OD-SGD, one-step-delay SGD, and the delayed weight update it grew from.
 
 Xu et al., "OD-SGD: One-step Delay Stochastic Gradient Descent for Distributed Training", arXiv:2005.06728: Algorithm 2
-(worker), Eq. 4-6, Fig. 5 and 8. The server is that of SSGD, unchanged (Algorithm 1). On a ring an allreduce takes its
-place, and every worker applies the global optimizer to a copy of W of its own.
+(worker), Eq. 4-6, Fig. 5 and 8. The server is the same as in SSGD (Algorithm 1). On a ring an allreduce replaces it,
+and every worker applies the global optimizer to its own copy of W.
 
 A worker does not wait for the exchange it has just started: it takes a local step from the global weights it
 already has and begins the next batch, so exchange t runs beside computation t + 1. For the first `warmup` iterations it

@@ -3,7 +3,7 @@ from typing import Any, Iterable, Mapping, Optional, Type
 
 from kvstore.errors import ConfigError, unknown
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
-from kvstore.messages.seam import KINDS
+from kvstore.messages.seam import KINDS, Transport, kind_of
 from kvstore.methods.common import CodedOptions, Options
 from kvstore.methods.contract import Method
 
@@ -36,6 +36,18 @@ def transport_of(method: Type[Method], asked: Optional[str]) -> str:
     if kind not in KINDS:
         raise unknown(f"transport of store {method.name}", kind, method.transports)
     raise ConfigError(f"store {method.name} runs on transport {' or '.join(method.transports)}, not on `{kind}`")
+
+
+def fitting(method: Type[Method], options: Any, transport: Transport) -> Type[Method]:
+    """The method itself; ConfigError unless it runs on this transport with these options."""
+    kind = kind_of(transport)
+    if not kind:
+        raise ConfigError(f"store {method.name}: the transport given is a {type(transport).__name__}, expected "
+                          "servers, a ring or workers with parts (kvstore.messages.seam)")
+    if method.transports != ("process",):
+        transport_of(method, kind)
+    check(method, options, kind)
+    return method
 
 
 def check(method: Type[Method], options: Any, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Optimizers by name: MXNet's, and those with delay compensation, with the options of these and their defaults.
+"""Optimizers by name: MXNet's, and ours with delay compensation, with their options and defaults.
 
 A worker of OD-SGD takes any of them for its local step; with `dcasgd_c` or `dcasgd_a` it has the options of the store
 of that name (`dcasgd`).

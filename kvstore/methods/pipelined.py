@@ -12,7 +12,7 @@ no server. For the first `warmup` iterations K is 1.
     g_local[t]     grad        this worker's gradient, taken at w[t]
     g_sum[t]       in_flight   sums of all workers' gradients, under way or waiting: the oldest first
     K              K           iteration dependency
-    gamma          lr, rates   learning rate; those of the sums in flight
+    gamma          lr, rates   learning rate; the rates of the sums in flight
 
 How the two threads are cut. A pass of `iterate` begins where the gradient is there, and holds l.3-5 of the next pass:
 
@@ -86,7 +86,6 @@ class Pipelined(Worker):
 
 
 def codec() -> Any:
-    """The option of this name."""
     return option("none", common.CODEC, "how gradients travel: none (as they are), float16, truncate (the upper 16 "
                   "bits of each float), quantize (8 bits each and a scale per block)", tunes=True)
 

@@ -127,7 +127,6 @@ class QueuedOptimizer(Applied):
         return out
 
     def copy(self, w: NDArray, out: NDArray) -> None:
-        """out <- w"""
         w.copyto(out)
 
     def _queue(self, step: Apply, w: NDArray, grad: NDArray, out: NDArray) -> None:

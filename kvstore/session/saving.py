@@ -189,10 +189,10 @@ def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays
     kind = described.kind_of(described.describe(optimizer)["class"])
     saved = described.kind_of(facts["optimizer"].get("class", kind))
     if saved != kind or its != mine:
-        def told(kind: str, arrays: List[str]) -> str:
+        def said(kind: str, arrays: List[str]) -> str:
             return f"{kind if its == mine else kind.rpartition(':')[2]} with {', '.join(arrays) or 'no arrays'}"
 
-        raise ConfigError(f"the saved state is of {told(saved, its)}, the global optimizer is {told(kind, mine)}; make "
+        raise ConfigError(f"the saved state is of {said(saved, its)}, the global optimizer is {said(kind, mine)}; make "
                           "it as it was when the state was saved")
 
 

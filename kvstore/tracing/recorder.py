@@ -5,10 +5,10 @@ wrapped from outside (`wraps`), with a bar added after the operation has been qu
 
     recorder.span("gather", bucket, reads=grads, writes=[flat])
 
-Times are the engine's, not those at which Python queues. An operation's bar begins when all that it reads has been
-written and, in its lane, the bar before has ended; it ends when what it writes has been written. Probes see to that:
-operations that read these arrays and look at the clock. They can hold up only what writes the same arrays next, and on
-the data path that is an iteration later. What one operation writes and another reads is looked at once.
+Times are the engine's, not the times at which Python queues. An operation's bar begins when its inputs have been
+written and the bar before in its lane has ended; it ends when its outputs have been written. Probes measure this:
+operations that read these arrays and look at the clock. They delay only the next writer of the same arrays, on the data
+path an iteration later. An array that one operation writes and another reads has one probe.
 
 A recorder writes its `trace.Trace` a quarter of a second behind.
 """
@@ -30,7 +30,7 @@ from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.tracing.trace import Event, Trace
 
 BEHIND_S = 0.25
-ARRAYS = 32  # of a bucket, of which it is known when they were written
+ARRAYS = 32  # of a bucket whose times of writing are kept
 WRITTEN_WITHIN_S = 10.0
 
 folder: Optional[str] = os.environ.get("ODSGD_TRACE") or None
@@ -58,7 +58,7 @@ atexit.register(mx.nd.waitall)  # and before that
 
 
 class Moment:
-    """When something had been written, once it has."""
+    """When something was written; 0 until then."""
 
     def __init__(self) -> None:
         self.s = 0.0
@@ -189,7 +189,7 @@ class Passes:
 
 
 def boot() -> str:
-    """The same on all processes that share a monotonic clock."""
+    """A text that is the same on all processes of one monotonic clock."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -197,5 +197,5 @@ def boot() -> str:
 
 
 def job() -> str:
-    """The same on all processes of a job."""
+    """A text that is the same on all processes of a job."""
     return hashlib.sha256(b"trace " + commands.job_key()).hexdigest()[:12]

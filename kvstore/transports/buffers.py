@@ -85,7 +85,6 @@ class Window:
         return list(self._gone.values())
 
     def add(self, bucket_id: int, message: Buffer) -> None:
-        """It leaves when there is room."""
         self._under_way[bucket_id] = message
 
 

@@ -227,7 +227,6 @@ class _PartTerm(_Term):
         self._update = update
 
     def _turn(self) -> None:
-        """What the round pauses for."""
         self._update(mx.nd.array(self.round.part if self.round.part.size else np.zeros(1)))
         self.round.total = self.out.asnumpy()
 

@@ -27,12 +27,13 @@ import numpy as np
 
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_FAILURE, EXIT_USAGE, ConfigError, DivergedError, KVStoreError, RoundTimeoutError
-from kvstore.fronts.choice import connect, fitting
+from kvstore.fronts.choice import connect
 from kvstore.fronts.gluon.legacy import LegacyStore
 from kvstore.job import agreement, ending
 from kvstore.job.aside import guarded
 from kvstore.job.pulse import pulse
 from kvstore.messages.seam import Transport
+from kvstore.methods import fit
 from kvstore.tracing import recorder
 from odsgd import timeline
 from odsgd.config.train import TrainConfig
@@ -97,7 +98,7 @@ class Training:
         self.data = data.load(config, transport.worker_rank, transport.num_workers, arrays)
         self.net = models.create(config)  # the same weights on every worker: the first gradients are computed on them
         options = config.options.in_iterations(self.data.batches_per_epoch)
-        self.store = LegacyStore(fitting(config.kvstore, options, transport), options, transport)
+        self.store = LegacyStore(fit.fitting(config.method, options, transport), options, transport)
         self.frozen = models.frozen(self.net, config)
         self.trainer = self._trainer()
         self.store.session.lr_given = config.lr

@@ -49,8 +49,8 @@ class Keyed:
 class Lane:
     """The way of one bucket between the caller's arrays and the flat ones.
 
-    A device that is not the flat arrays' own CPU context gets a flat array of its own, so that one transfer crosses
-    between them. `forget` when the caller's arrays are others than in the last iteration.
+    A device other than the flat arrays' CPU context has a flat array of its own, so that one transfer crosses between
+    them. Call `forget` when the caller's arrays are others than in the last iteration.
     """
 
     def __init__(self, bucket: Bucket, keyed: Sequence[Keyed]) -> None:
@@ -70,7 +70,7 @@ class Lane:
         return mx.nd.zeros(self.bucket.size, ctx=self.context)
 
     def forget(self) -> None:
-        """The caller's arrays are others from now on."""
+        """The caller has other arrays from now on."""
         self._weights: Optional[List[List[NDArray]]] = None
         self._grads: Optional[List[List[NDArray]]] = None
         self._gathering = [engine.ById(self._gathers, FLATS) for _ in self.devices]

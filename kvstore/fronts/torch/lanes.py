@@ -1,8 +1,7 @@
 """Between a model's tensors and a bucket's flat array: gradients there, weights back, one copy each way.
 
-A flat array is MXNet's memory. A tensor on the same memory (no copy) is what PyTorch writes to and reads from, on the
-thread of the script: nothing of PyTorch's is touched while the script computes. Before that the engine is waited for:
-until nothing uses the flat array any more, or until it has been written.
+A flat array is MXNet's memory. PyTorch reads and writes it through a tensor on the same memory, only on the script's
+thread. Before that the script waits for the engine: until nothing uses the flat array any more, or until it is written.
 """
 from typing import Dict, List, Optional, Sequence, Tuple
 
@@ -57,7 +56,6 @@ class Trained:
         return self.tensor._version != self._version
 
     def forget(self) -> None:
-        """The gradient will be another one."""
         self.flat_grad = self._sent = None
 
 
