@@ -43,7 +43,7 @@ def system(options: Mapping[str, Any]) -> Optional[str]:
 
 def checked() -> Dict[str, List[Any]]:
     """The range of each property of the configurations, and the stores that ran on them."""
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((DATA / "advice").glob("*.json"))]
+    results = list(json.loads((DATA / "advice.json").read_text(encoding="utf-8"))["configurations"].values())
     drawn = [result["configuration"] for result in results]
     values = {"workers": [of["workers"] for of in drawn],
               "floats": [models.size(of["model"]) for of in drawn],

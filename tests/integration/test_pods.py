@@ -96,7 +96,8 @@ def test_a_job_trains_with_nothing_but_the_environment_of_its_manifest(pods: Pod
     first, second = pods.wait()
     assert (first.returncode, second.returncode) == (0, 0), first.stdout + first.stderr + second.stderr
     assert list((tmp_path / "runs").rglob("metrics.jsonl"))
-    assert "worker 0 | " in first.stdout and second.stdout == "" and "odsgd launch: " not in first.stderr
+    assert "worker 0 | " in first.stdout and second.stdout == ""
+    assert set(re.findall("odsgd launch: (.{13})", first.stderr)) <= {"warning: star"}  # of a start that takes long
 
 
 def test_kill_9_of_a_worker_in_another_pod_fails_the_job_and_names_it(pods: Pods) -> None:

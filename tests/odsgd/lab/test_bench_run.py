@@ -228,7 +228,7 @@ def test_the_table_has_the_columns_asked_for(measured: run.Measured) -> None:
     lines = report.table(asked, results.findings(asked, measured), measured).splitlines()
     assert lines[0] == ("cnn (0.51 M parameters in 10 tensors), 2 workers, T_cop 20.0 ms, links of 1gbit "
                         "(B = 800 Mbit/s)")
-    assert lines[2].split() == ["odsgd@1", "50.0", "50.0", "–", "50.0", "40.4", "0.81", "200.0", "+0", "%", "99.00",
+    assert lines[2].split() == ["odsgd@1", "50.0", "50.0", "–", "50.0", "40.4", "0.81", "400.0", "+0", "%", "99.00",
                                 "5.0", "3.0", "200", "100", "103.8", "51.9"]
     assert lines[3].split()[:5] == ["ssgd", "50.0", "40.0", "–", "100"]
 
