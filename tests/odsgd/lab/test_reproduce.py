@@ -613,7 +613,7 @@ def test_results_of_an_unknown_source_are_run_again_and_replaced(tmp_path: Path,
     old = made(trial, [0.5])
     del old.versions["tree"]
     results.add(old, folders.results / trial.file)
-    assert "| unknown source | 1 runs" in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
+    assert "; of 1 runs it is not known." in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
     assert cli.stale(folders.results) == [trial]
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
     assert said[-1].endswith("; other numbers than before, from epoch 1 on") and cli.stale(folders.results) == []
@@ -669,7 +669,7 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     assert result and result.numbers() == whole.numbers() and result.starts == 3
     assert (whole.versions["commit"], whole.versions["tree"]) == ("a1", "7e")
     assert (result.versions["commit"], result.versions["tree"]) == ("a1, b2", "7e, 8f")
-    assert "| commit | a1, b2 |" in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
+    assert "Their source had 2 states" in pages.pages([tiny], folders.results, [])[folders.results / "tiny.md"]
 
 
 def test_a_trial_that_another_command_runs_is_left_to_it(tmp_path: Path, trial: Trial) -> None:
