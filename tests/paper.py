@@ -285,6 +285,65 @@ def pipe_sgd(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: 
     return [[one] * num_workers for one in ws], ws
 
 
+# -- weights that travel ---------------------------------------------------------------------------------------------
+
+@dataclass
+class Nesterov:
+    """OuterOpt: torch.optim.SGD(nesterov=True)."""
+
+    eta: float
+    mu: float
+    v: Any = 0.0
+
+    def __call__(self, theta: np.ndarray, delta: np.ndarray) -> np.ndarray:
+        self.v = F(self.mu) * self.v + delta
+        return (theta - F(self.eta) * (delta + F(self.mu) * self.v)).astype(F)
+
+
+def mean(parts: List[np.ndarray]) -> np.ndarray:
+    return (sum(parts[1:], parts[0]) / F(len(parts))).astype(F)
+
+
+def diloco(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, inner: List[Any], H: int,
+           eta: float, mu: float) -> Path:
+    """Douillard et al. 2023, Algorithm 1. `inner[m]` is worker m's InnerOpt; `path_global`: theta after t steps."""
+    outer, theta, x = Nesterov(eta, mu), w_0, [w_0] * num_workers
+    path, path_global = [list(x)], [w_0]
+    for t in range(iterations):
+        x = [inner[m](x[m], gradient(m, t, x[m]), t, x[m]) for m in range(num_workers)]         # l.4-8
+        if (t + 1) % H == 0:
+            theta = outer(theta, mean([theta - one for one in x]))                                # l.10, 12
+            x = [theta] * num_workers                                                             # l.3
+        path.append(list(x))
+        path_global.append(theta)
+    return path, path_global
+
+
+def eager(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, inner: List[Any], H: int,
+          eta: float, mu: float, local_scale: Any = None) -> Path:
+    """Kale et al. 2025, as the paper has it: every worker has weights and an OuterOpt of its own.
+
+        Delta~_m(t) = Delta(t - H) + local_scale (Delta_m(t) - Delta_m(t - H))
+
+    `path_global[t]` is no part of the paper: OuterOpt of the means of all that has been sent.
+    """
+    M = num_workers
+    scale = F(1 / M if local_scale is None else local_scale)
+    outers, apart = [Nesterov(eta, mu) for _ in range(M)], Nesterov(eta, mu)
+    theta, x, W = [w_0] * M, [w_0] * M, w_0
+    late = [np.zeros_like(w_0)] * M
+    path, path_global = [list(x)], [w_0]
+    for t in range(iterations):
+        x = [inner[m](x[m], gradient(m, t, x[m]), t, x[m]) for m in range(M)]
+        if (t + 1) % H == 0:
+            own = [theta[m] - x[m] for m in range(M)]
+            theta = [outers[m](theta[m], (mean(late) + scale * (own[m] - late[m])).astype(F)) for m in range(M)]
+            W, late, x = apart(W, mean(own)), own, list(theta)
+        path.append(list(x))
+        path_global.append(W)
+    return path, path_global
+
+
 OPTIMIZERS: Dict[str, Any] = {"sgd": Sgd, "dcasgd_c": DcAsgdC, "dcasgd_a": DcAsgdA}
 
 

@@ -241,6 +241,30 @@ DECAY = {"learning_rate": 0.1, "wd": 0.01}
 BARE = {"learning_rate": 0.1, "momentum": 0.9}
 MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 
+#: Of methods that take weights: in eight iterations two exchanges, and two steps after them.
+OUTER = {"H": 3, "lr_outer": 0.7, "momentum_outer": 0.9}
+AVERAGE = {"H": 3, "lr_outer": 1.0, "momentum_outer": 0.0}
+WEIGHTS: Dict[str, Scenario] = {
+    "diloco": Scenario("diloco", OUTER, optimizer_params=MOMENTUM),
+    "diloco_tiny": Scenario("diloco", {**OUTER, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "diloco_rates": Scenario("diloco", OUTER, optimizer_params=DECAY, multipliers=MULT, lr_at={"4": 0.02}),
+    "diloco_replaced": Scenario("diloco", OUTER, optimizer_params=MOMENTUM, optimizer_at=CHANGES),
+    "diloco_adamw": Scenario("diloco", OUTER, optimizer="adamw", optimizer_params=DECAY),
+    "diloco_two_devices": Scenario("diloco", OUTER, optimizer_params=MOMENTUM, devices=2),
+    "diloco_average": Scenario("diloco", AVERAGE, optimizer_params=DECAY),
+    "diloco_1": Scenario("diloco", {**OUTER, "H": 1}, optimizer_params=PLAIN),
+    "diloco_no_momentum": Scenario("diloco", {"H": 2}, optimizer_params=PLAIN),
+    "eager": Scenario("eager", OUTER, optimizer_params=MOMENTUM),
+    "eager_tiny": Scenario("eager", {**OUTER, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
+    "eager_naive": Scenario("eager", {**OUTER, "local_scale": 0.0}, optimizer_params=MOMENTUM),
+    "eager_1": Scenario("eager", {"H": 1, "lr_outer": 0.1, "local_scale": 0.5}, optimizer_params={
+        "learning_rate": 1.0}),
+}
+SCENARIOS.update(WEIGHTS)
+SCENARIOS.update({
+    "ssgd_nag": Scenario("ssgd", optimizer="nag", optimizer_params={"learning_rate": 0.07, "momentum": 0.9}),
+    "odsgd_half": Scenario("odsgd", {"warmup": 0, "lr_local": 0.05}, optimizer_params=PLAIN)})
+
 ASYNC: Dict[str, Scenario] = {
     "asgd": Scenario("asgd", optimizer_params=MOMENTUM, order=ORDER),
     "asgd_tiny": Scenario("asgd", {"bucket_nbytes": 16}, optimizer_params=MOMENTUM, order=ORDER),
@@ -312,7 +336,7 @@ RING: Dict[str, Scenario] = {
                               lr_at={"3": 0.02, "5": 0.2}),
     **{name: dataclasses.replace(SCENARIOS[name], options={**SCENARIOS[name].options, "transport": "ring"})
        for name in ("odsgd", "odsgd_sum", "odsgd_none", "odsgd_schedule", "odsgd_a", "odsgd_mult", "odsgd_tiny",
-                    "odsgd_replaced", "odsgd_states")},
+                    "odsgd_replaced", "odsgd_states", *WEIGHTS)},
 }
 CODED: Dict[str, Scenario] = {
     f"{name}_{codec}": Scenario(store, {**options, "codec": codec}, optimizer_params=MOMENTUM)

@@ -151,10 +151,10 @@ class FrontEnd(Generic[L]):
                               "uneven=\"join\"")
         self.begin()
         self._check_between("join")
-        self._joined = True
+        self._joined = self.session.joined = True
         while self._iterate():
             self.session.wait()
-        self._joined = False
+        self._joined = self.session.joined = False
         self.wait()
 
     @contextlib.contextmanager
@@ -192,6 +192,7 @@ class FrontEnd(Generic[L]):
     def showing(self, snapshot: Snapshot) -> Iterator[None]:
         """Inside, this worker's parameters hold what a `snapshot` has. Not collective; waits for nobody else."""
         before, aux = self._shown, self._aux()
+        own_weights = self._own_weights() if before is None else before.weights
         try:
             self._shown = snapshot
             for lane, flat in zip(self.lanes, snapshot.weights):
@@ -201,18 +202,20 @@ class FrontEnd(Generic[L]):
         finally:
             self._shown = before
             try:
-                for lane, own in zip(self.lanes, self._own_weights() if before is None else before.weights):
+                for lane, own in zip(self.lanes, own_weights):
                     lane.show(own)
             finally:
                 self._set_aux(aux)
 
     def _own_weights(self) -> List[NDArray]:
+        """This worker's, by bucket, as the session has them, too."""
         return [self.session.w_local[lane.bucket.id] for lane in self.lanes]
 
     @property
     def shows_own(self) -> bool:
         """Whether parameters may hold this worker's own weights now, and not the global ones."""
-        return bool(self.lanes) and not (self._closed or self._shown is not None or self.session.method.waits)
+        return bool(self.lanes) and not (self._closed or self._shown is not None or (
+            self.session.method.waits and max(self.session.method.intervals(self.options)) == 1))
 
     def statistics(self) -> Staleness:
         """What the servers of an asynchronous job have counted so far. Waits for them alone; any worker may ask."""
@@ -240,6 +243,7 @@ class FrontEnd(Generic[L]):
         self._check_begun("worker_state")
         self._meet()
         self._idle()
+        self._own_weights()
         arrays, meta = saving.worker_state(self.session)
         arrays.update({f"aux/{device}/{name}": self._numbers(array) for name, mine in self._aux().items()
                        for device, array in enumerate(mine)})

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Type
 
 from kvstore.errors import ConfigError, unknown
+from kvstore.methods import form
 from kvstore.methods.asgd import ASGD
 from kvstore.methods.contract import Method
 from kvstore.methods.dcasgd import DCASGDA, DCASGDC
 from kvstore.methods.delayed import ODSGD, Delayed
+from kvstore.methods.diloco import DiLoCo
 from kvstore.methods.downpour import Downpour
+from kvstore.methods.eager import Eager
 from kvstore.methods.elastic import EAMSGD, EASGD
 from kvstore.methods.pipelined import DSync, PipeSGD
 from kvstore.methods.sasgd import SASGD
@@ -23,13 +26,13 @@ from kvstore.methods.softsync import SoftsyncSGD
 from kvstore.methods.sync import SSGD, Local
 
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
-    Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD)}
+    Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD,
+    DiLoCo, Eager)}
 
 
 def register_method(method: Type[Method]) -> Type[Method]:
     """Make a Method known by its `name`. A decorator; a second call with the same class does nothing."""
-    if not getattr(method, "name", None):
-        raise ConfigError(f"{where(method)} has no name; write `name = ...` in the class")
+    form.check(method, where(method))
     known = METHODS.setdefault(method.name, method)
     if where(known) != where(method):
         raise ConfigError(f"method `{method.name}` is {where(known)} already; give {where(method)} another name")

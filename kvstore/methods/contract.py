@@ -173,6 +173,9 @@ class Method:
     transports: ClassVar[Tuple[str, ...]] = ("server",)
     """What it runs on: `server`, `ring`, `sharded`, or several; the first is the default. A method with a rule of its
     own runs on servers, which alone know rules, unless it says otherwise."""
+    takes: ClassVar[str] = "gradients"
+    """What a `Worker.iterate` is given: `gradients`, in every iteration; or `weights`, every `intervals` iterations, as
+    the trainer's optimizer has made them on this worker meanwhile. U is `outer_sgd` then."""
     asynchronous: ClassVar[bool] = False  # whether workers wait for nobody while they train
     reduces: ClassVar[bool] = True  # whether one update takes several gradients
     waits: ClassVar[bool] = False  # whether the next iteration waits for this one's exchange
@@ -203,6 +206,23 @@ class Method:
     @classmethod
     def local_optimizer(cls, options: Any) -> Optional[Tuple[str, Dict[str, Any]]]:
         """Name and settings of the optimizer of the worker's own steps. A setting that is None is the trainer's."""
+        return None
+
+    @classmethod
+    def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:
+        """Rate and Nesterov's momentum of U, where the method takes weights and the trainer's optimizer steps locally.
+
+            v <- momentum v + g,    w <- w - lr (g + momentum v)        g: the mean of what workers send
+        """
+        return None
+
+    @classmethod
+    def due(cls, options: Any, t: int) -> bool:
+        """Whether `Worker.iterate` has its turn in iteration `t`."""
+        return cls.takes == "gradients" or t % cls.intervals(options)[0] == 0
+
+    def advice(self) -> Optional[str]:
+        """What worker 0 says before the first step, in a line; None: nothing."""
         return None
 
     @classmethod

@@ -92,7 +92,7 @@ class ODSGD(Delayed):
     class Options(Delayed.Options):
         warmup: TrainingLength = common.warmup(200)
         optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
-                                      "none, sgd, dcasgd_c, dcasgd_a, or another optimizer of MXNet", tunes=True)
+                                      "none, sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
                                            otherwise="that of the global optimizer, as scheduled")
         momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",

@@ -21,7 +21,10 @@ COMPENSATED: Dict[str, Any] = {store.name: store.Options for store in (dcasgd.DC
 COMPENSATION = tuple(field.name for field in dataclasses.fields(dcasgd.DCASGDA.Options)
                      if field.name not in common.CodedOptions.__dataclass_fields__)
 
-NAMES = (*MXNET, *COMPENSATED)
+FORMULAS = ("adamw",)
+"""PyTorch's, by the names that MXNet knows them by (`kvstore.optimizers.torch_formulas`)."""
+
+NAMES = (*MXNET, *FORMULAS, *COMPENSATED)
 
 WITH_MOMENTUM = ("dcasgd", "lars", "lbsgd", "nag", "sgd", "signum", *COMPENSATED)
 """Their constructors take `momentum`; for the others the option is an error, not a silent nothing."""

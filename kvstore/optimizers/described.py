@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, unknown
 from kvstore.optimizers import compensated  # noqa: F401  registers its two
-from kvstore.optimizers.torch_formulas import Formula
+from kvstore.optimizers.torch_formulas import Formula, HeavyBall
 
 
 def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
@@ -28,6 +28,11 @@ def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
         raise ConfigError(f"optimizer_local `{name}` does not take these options: {error}") from None
     _check_works(optimizer)
     return optimizer
+
+
+def outer_sgd(lr: float, momentum: float) -> mx.optimizer.Optimizer:
+    """The optimizer of a method that has one of its own: SGD with Nesterov's momentum."""
+    return HeavyBall(momentum, nesterov=True, learning_rate=lr) if momentum else mx.optimizer.SGD(learning_rate=lr)
 
 
 def _check_works(optimizer: mx.optimizer.Optimizer) -> None:

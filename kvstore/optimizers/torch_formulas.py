@@ -106,6 +106,7 @@ class Adam(Formula):
         return lr / (1 - self.beta1 ** t) * (m / norm)
 
 
+@mx.optimizer.register
 class AdamW(Adam):
     """``torch.optim.AdamW``: Adam with w <- (1 - lr wd) w before it, in place of the decay in g."""
 

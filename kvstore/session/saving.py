@@ -162,16 +162,15 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
     does not go with them.
     """
     arrays, facts, names = saved[0], *_facts_and_names(saved)
-    assert session.optimizer is not None
     for label, one in facts.items():
-        _check_fits(session.optimizer, one, names[label])
+        _check_fits(session.global_optimizer, one, names[label])
     alike = {label: [one.get("rule"), names[label]] for label, one in facts.items()}
     anew = "rule" not in _any(facts)  # `optimizer_alone`
     state: State = {}
     for bucket in session.buckets:
         label = bucket.label if anew and bucket.label in facts else _label(session, bucket, alike, anew)
         state[bucket.id] = {name: layout.join(bucket, arrays, name + "/") for name in names[label]}, facts[label]
-    return state, _any(facts)["optimizer"]["count"] - session.optimizer.begin_num_update
+    return state, _any(facts)["optimizer"]["count"] - session.global_optimizer.begin_num_update
 
 
 def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]]:

@@ -32,7 +32,7 @@ from kvstore.messages.seam import (
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step, Update, Worker
-from kvstore.methods.local_optimizers import MXNET, PLAIN, SCALED
+from kvstore.methods.local_optimizers import FORMULAS, MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
 from kvstore.optimizers import torch_formulas
 from kvstore.optimizers.apply import QueuedOptimizer, formula_of
@@ -74,20 +74,48 @@ class Session:
         self.buckets: List[Bucket] = []
         self.workers: Dict[int, Worker] = {}
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
+        self.joined = False
+        """Whether this worker's data have ended, so that it takes no step of its own."""
         self.optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.outer: Optional[mx.optimizer.Optimizer] = None  # U, where the method has its own
+        self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
 
     # -- before the first step -----------------------------------------------------------------------------------
 
-    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
-        """The global optimizer. Its settings travel to the servers, if there are any."""
+    def use(self, optimizer: Optional[mx.optimizer.Optimizer]) -> None:
+        """The global optimizer. Its settings travel to the servers, if there are any.
+
+        Where the method takes weights, it is that of this worker's own steps; None: the script takes them.
+        """
+        outer = self.method.outer_sgd(self.method.options)
+        if outer is not None:
+            self.outer = optimizers.outer_sgd(*outer)
+            self._check_optimizer(self.outer)
+            self.optimizer = self.outer if optimizer is None else optimizer
+            self._use_within(optimizer)
+            return
+        assert optimizer is not None
         self._check_optimizer(optimizer)
         self.optimizer = optimizer
         local = self.method.local_optimizer(self.method.options)
         if local is not None:
             self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()})
             self._check_skips(self.local_optimizer)
+
+    def _use_within(self, optimizer: Optional[mx.optimizer.Optimizer]) -> None:
+        """This worker's steps are those of a copy: the trainer goes on setting the rate and the scale of its own."""
+        if optimizer is not None:
+            self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
+            self._check_skips(self.local_optimizer)
+
+    @property
+    def global_optimizer(self) -> mx.optimizer.Optimizer:
+        """U: the trainer's, unless the method has its own."""
+        optimizer = self.outer or self.optimizer
+        assert optimizer is not None
+        return optimizer
 
     def _wd_local(self) -> float:
         """Weight decay of local steps: the trainer's, unless the method has one."""
@@ -133,8 +161,7 @@ class Session:
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
         """Lay out the buckets. The last parameters come first, since their gradients appear first."""
-        assert self.optimizer is not None
-        used = [self.optimizer] if self.local_optimizer is None else [self.optimizer, self.local_optimizer]
+        used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
         return self.buckets
@@ -155,6 +182,8 @@ class Session:
         for bucket in self.buckets:
             own = first_answers[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own
+            if self.outer is not None and self.local_optimizer is not None:
+                self._stepped[bucket.id] = own.copy()
             self.workers[bucket.id] = method.worker(
                 options=method.options, num_workers=method.num_workers, bucket=bucket,
                 weights_holder=self.weights_holder, last_exchange=first_answers[bucket.id],
@@ -163,12 +192,11 @@ class Session:
                 local_optimizer=self._local_step(bucket, own), update=self._update(bucket), w_local=own)
 
     def _setup(self) -> Setup:
-        assert self.optimizer is not None
-        described = optimizers.describe(self.optimizer)
+        described = optimizers.describe(self.global_optimizer)
         if not self.method.update_decays:
             described["settings"]["wd"] = 0.0
         return Setup(methods.where(type(self.method)), self.method.options.plain(), described, self.buckets,
-                       self._traffic)
+                     self._traffic, outer=self.outer is not None)
 
     def _local_step(self, bucket: Bucket, w: NDArray) -> Optional[Update]:
         if self.local_optimizer is None:
@@ -190,11 +218,14 @@ class Session:
         return update if self.recorder is None else wraps.update(self.recorder, update, bucket, "update")
 
     def advice(self) -> Optional[str]:
-        """A warning where local steps at the global optimizer's rate would be far smaller than its own; else None."""
+        """The method's, or a warning where local steps at the global optimizer's rate would be far smaller than its
+        own; else None."""
+        if self.method.advice() is not None:
+            return self.method.advice()
         mine, theirs = type(self.local_optimizer).__name__.lower(), type(self.optimizer).__name__.lower()
         if mine not in PLAIN or theirs not in SCALED:
             return None
-        same = theirs if theirs in MXNET else "adam"
+        same = theirs if theirs in {*MXNET, *FORMULAS} else "adam"
         instead = f"make the store with optimizer_local=\"{same}\", or give " if (
             "optimizer_local" in self.method.option_names()) else "give "
         return (f"`{self.method.name}` takes local steps by {mine} at the rate of {theirs}, which are far smaller than "
@@ -217,6 +248,12 @@ class Session:
         the state they have, and rules and workers with what they hold.
         """
         self.optimizer = optimizer
+        if self.outer is not None:
+            self._use_within(optimizer)
+            for bucket in self.buckets:
+                self.workers[bucket.id].local_optimizer = self._local_step(bucket, self.w_local[bucket.id])
+            self.counts(optimizer.num_update - optimizer.begin_num_update)
+            return
         servers_told = False
         while not servers_told:  # else the one that tells the servers was lost before it had
             leads = self.leads
@@ -273,7 +310,26 @@ class Session:
 
     def iterate(self, bucket: Bucket, grad: NDArray, step: Step) -> NDArray:
         """One bucket's part of the iteration; returns the weights of the next one, at once. They are the session's."""
-        w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
+        if self.outer is None:
+            w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
+            return w
+        self._step_within(bucket, grad, step)
+        return self.iterate_weights(bucket, self.w_local[bucket.id], step) if self.due else self.w_local[bucket.id]
+
+    def _step_within(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
+        """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
+        update = self.workers[bucket.id].local_optimizer
+        if not self.joined and update is not None:
+            self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
+
+    @property
+    def due(self) -> bool:
+        """Whether the method has its turn in this iteration."""
+        return self.method.due(self.method.options, self.step.t)
+
+    def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
+        """The same where the method takes weights and its turn has come: `x` are this worker's."""
+        w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w
 
     # -- of all workers ------------------------------------------------------------------------------------------
@@ -321,6 +377,7 @@ class Session:
         for key, worker in self.workers.items():
             for name, meaning in worker.arrays.items():
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
+            self._count(counted, "local weights: what the trainer's optimizer makes of them", self._stepped.get(key))
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
             for name, array in self.weights_holder.codec_state(worker.bucket).items():

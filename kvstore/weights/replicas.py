@@ -52,8 +52,8 @@ class Resident(GlobalWeights):
         if setup.options.get("reduction") == "sum":
             self.gradient_weight = 1.0
         optimizer = described.build(setup.optimizer, trusted=True)  # this process's own
-        optimizer.set_lr_mult({bucket.id: bucket.first.lr_mult for bucket in setup.buckets})
-        optimizer.set_wd_mult({bucket.id: bucket.first.wd_mult for bucket in setup.buckets})
+        optimizer.set_lr_mult({bucket.id: setup.multipliers(bucket)[0] for bucket in setup.buckets})
+        optimizer.set_wd_mult({bucket.id: setup.multipliers(bucket)[1] for bucket in setup.buckets})
         return optimizer
 
     def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:

@@ -54,7 +54,7 @@ class Programs:
 
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
-        self._options, self._buckets = options, list(buckets)
+        self._method, self._options, self._buckets = method, options, list(buckets)
         self._holder = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
         self._workers = [recorded(method, options, num_workers, bucket, self._holder, mx.nd.zeros(1), local, ring)
@@ -80,8 +80,9 @@ class Programs:
         self._made = {number: program for number, program in self._made.items() if number > t}
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
-        self._holder.ops = []
-        worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
+        self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
+        if self._method.due(self._options, t):
+            worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
         return self._holder.ops
 
 

@@ -1,5 +1,6 @@
 """Every algorithm, on every transport, against the papers' in NumPy; and the identities between algorithms."""
-from typing import Any, Dict, Tuple
+import copy
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ IN_NUMPY = ["ssgd", "ssgd_sum", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssg
             "odsgd_sum", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
             "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum",
-            "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
+            "diloco", "diloco_rates", "diloco_average", "diloco_1", "diloco_no_momentum", "eager", "eager_naive",
+            "eager_1", "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
 
 
 def rates(first: float, changes: Dict[str, float]) -> Any:
@@ -72,6 +74,8 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     update = changing(scenario, sgd)
     common = (gradient, initial(), workers, scenario.iterations, update)
     codes["adds"] = scenario.options.get("reduction") == "sum"
+    if scenario.store in ("diloco", "eager"):
+        return of_weights(scenario, workers, [copy.deepcopy(sgd) for _ in range(workers)])
     if scenario.store == "ssgd":
         return paper.synchronous(*common, **codes)
     options = dict(scenario.options)
@@ -88,6 +92,15 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     return paper.one_step_delay(*common, warmup, updates, **codes)
 
 
+def of_weights(scenario: Scenario, workers: int, inner: List[paper.Sgd]) -> paper.Path:
+    """The same for methods that take weights."""
+    options = dict(scenario.options)
+    more = {"local_scale": options["local_scale"]} if "local_scale" in options else {}
+    made = paper.diloco if scenario.store == "diloco" else paper.eager
+    return made(gradient, initial(), workers, scenario.iterations, inner, options["H"], options.get("lr_outer", 0.7),
+                options.get("momentum_outer", 0.0), **more)
+
+
 @pytest.mark.parametrize("job, name", on(TRANSPORTS, "sync", IN_NUMPY), indirect=["job"])
 def test_every_iteration_of_every_worker_follows_the_paper(job: Job, name: str) -> None:
     path, path_global = by_the_paper(SCENARIOS[name], len(job))
@@ -101,7 +114,8 @@ def test_the_scenarios_tell_neighbouring_methods_apart(whole_job: Job) -> None:
     """A suite in which two methods happen to walk the same path would prove nothing."""
     different = ["ssgd", "odsgd", "odsgd_no_warmup", "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "odsgd_c",
                  "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb",
-                 "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
+                 "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states", "diloco_average", "diloco_1",
+                 "diloco_no_momentum", "eager_1", "eager_naive", "diloco_replaced"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(whole_job[0][f"{one}/path"] - whole_job[0][f"{other}/path"]).max()
@@ -124,6 +138,8 @@ IDENTITIES = [
 LAYOUTS = [
     ("ssgd_tiny", "ssgd"),                  # 9  one bucket or many per parameter
     ("odsgd_tiny", "odsgd"),
+    ("diloco_tiny", "diloco"),
+    ("eager_tiny", "eager"),
 ]
 
 
@@ -184,7 +200,17 @@ def test_virtual_time_changes_no_bit(named_job: NamedJob, workers: int) -> None:
             assert_same_path(virtual[m], in_process[m], (name, name), workers=1)
 
 
-@pytest.mark.parametrize("store", ["ssgd", "odsgd"])
+@pytest.mark.parametrize("one, other", [("diloco_1", "ssgd_nag"), ("eager_1", "odsgd_half")])
+def test_of_one_step_and_plain_sgd(whole_job: Job, one: str, other: str) -> None:
+    """DiLoCo is SSGD with Nesterov's momentum; eager DiLoCo is OD-SGD whose lr_local is lr / M."""
+    if one == "eager_1" and len(whole_job) != 2:
+        pytest.skip("local_scale and lr_local are those of two workers")
+    for result in whole_job:
+        for part in ("path", "final"):
+            np.testing.assert_allclose(result[f"{one}/{part}"], result[f"{other}/{part}"], **CLOSE)
+
+
+@pytest.mark.parametrize("store", ["ssgd", "odsgd", "diloco"])
 def test_two_devices_are_one_device_with_the_whole_batch(job: Job, store: str) -> None:
     """Identity 9, to rounding."""
     for result in job:

@@ -19,7 +19,7 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
     options, params = dict(scenario.options), scenario.optimizer_params
     for key in ("bucket_nbytes", "transport", "codec"):
         options.pop(key, None)
-    if scenario.store in ("odsgd", "delayed"):  # what carries the gradients is nothing to the algorithm
+    if scenario.store in ("odsgd", "delayed", "diloco", "eager"):  # what carries messages is nothing to the algorithm
         return by_the_paper(Scenario(scenario.store, options, **{
             key: getattr(scenario, key) for key in ("optimizer_params", "multipliers", "schedule", "lr_at",
                                                     "optimizer_at", "states_at")}), workers)
@@ -127,6 +127,12 @@ def test_layouts_make_no_difference(ring_job: Job, names: Tuple[str, str]) -> No
     for result in ring_job:
         same = np.testing.assert_array_equal if len(ring_job) < 3 and "devices" not in one else closely
         same(result[f"{one}/path"], result[f"{other}/path"])
+
+
+@pytest.mark.parametrize("ring_job", WHOLE, indirect=True)
+def test_diloco_of_rate_1_without_momentum_averages_models_as_sasgd_does(ring_job: Job) -> None:
+    for result in ring_job:
+        closely(result["diloco_average/path"], result["sasgd_3/path"])
 
 
 def closely(got: Any, expected: Any, err_msg: str = "") -> None:

@@ -114,8 +114,9 @@ class TensorLane:
         self._own: List[NDArray] = []  # flat gradients, in turn, where they have no better place
         self._views = engine.ById(self._tensors, FLATS)
 
-    def weights(self) -> NDArray:
-        flat = mx.nd.zeros(self.bucket.size)
+    def weights(self, anew: bool = True) -> NDArray:
+        """A flat array of what the parameters hold now; `anew`: one that nobody writes again."""
+        flat = mx.nd.zeros(self.bucket.size) if anew else self._next()
         engine.wait_to_write(flat)
         for view, (segment, one) in zip(self._views.of(flat), self.parts):
             view.copy_(_part(one.tensor.detach(), segment))

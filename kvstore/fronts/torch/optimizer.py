@@ -72,10 +72,18 @@ class Optimizer(torch.optim.Optimizer):
     model
         whose weights and buffers become worker 0's here; one that ``torch.compile`` has returned as well
     store
-        made by `odsgd.torch.create`, one for each model
+        made by `odsgd.torch.create`, one for each model; where its method takes weights (`diloco`), `optimizer` may be
+        any of PyTorch's, and it takes the steps itself (`stepping.Stepping`)
     """
 
     _step_supports_amp_scaling = True  # a scaler of PyTorch's leaves unscaling and skipping to `step`, which refuses
+
+    def __new__(cls, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> "Optimizer":
+        """The kind that the store's method needs."""
+        if cls is Optimizer and isinstance(store, TorchStore) and store.takes_weights:
+            from kvstore.fronts.torch.stepping import Stepping
+            return super().__new__(Stepping)
+        return super().__new__(cls)
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
         if not isinstance(store, TorchStore):
@@ -84,11 +92,13 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(optimizer).__name__}; expected one of torch.optim's, then the "
                               "model, then the store")
         _refuse_wrapped(model)
-        translated = translation.translated(optimizer)
+        translated = self._translated(optimizer)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._store, self._model = store, model
         self._names = _names(model)
-        self._multipliers = translation.multipliers(self.param_groups)
+        self._multipliers = [(1.0, 1.0)] * len(self.param_groups)
+        if translated is not None:
+            self._multipliers = translation.multipliers(self.param_groups)
         self._fixed = translation.fixed(self.param_groups)
         self._syncing = True
         self._order: Dict[str, None] = {}  # as gradients appeared first
@@ -101,8 +111,7 @@ class Optimizer(torch.optim.Optimizer):
         self._at_step: List[TensorLane] = []
         self._lanes_of: Dict[str, List[TensorLane]] = {}  # by parameter
         store.take(_tensors(model), self._described(), translated)
-        self._watch_gradients()
-        self._before = self._watch_modules()
+        self._watch()
 
     # -- what a script calls -----------------------------------------------------------------------------------
 
@@ -187,7 +196,7 @@ class Optimizer(torch.optim.Optimizer):
         if saved is None and state_dict["state"]:
             raise ConfigError("the state is one of torch.optim's alone; a store goes on from what "
                               "odsgd.torch.Optimizer.state_dict gave")
-        super().load_state_dict({name: state_dict[name] for name in ("state", "param_groups")})
+        self._load_own({name: state_dict[name] for name in ("state", "param_groups")})
         if saved is not None:
             self._store.load_state(*(None if saved[part] is None else (
                 {name: tensor.numpy() for name, tensor in saved[part]["arrays"].items()}, saved[part]["facts"])
@@ -223,15 +232,19 @@ class Optimizer(torch.optim.Optimizer):
         if translation.fixed(self.param_groups) != self._fixed:
             raise ConfigError("a setting of the optimizer was changed after the first step; of parameter groups only "
                               "the learning rate may change")
+        self._check_trained()
+        if hasattr(self, "found_inf"):
+            raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
+                              "odsgd.torch.GradScaler in its place, with the same arguments")
+
+    def _check_trained(self) -> None:
+        """ConfigError if other parameters are trained than in the beginning."""
         for name, tensor, frozen in self._own:
             if frozen == tensor.requires_grad:
                 was, now = ("frozen", "no longer") if frozen else ("trained", "frozen now")
                 raise ConfigError(f"{name} was {was} when od.Optimizer was made, and is {now}: a store trains what it "
                                   "began with. Leave requires_grad as it is, and let a parameter group have the rate 0 "
                                   "while it stands still (docs/how-to/pytorch.md)")
-        if hasattr(self, "found_inf"):
-            raise ConfigError("torch.amp.GradScaler knows the overflows of this worker alone; take "
-                              "odsgd.torch.GradScaler in its place, with the same arguments")
 
     # -- before the first step ---------------------------------------------------------------------------------
 
@@ -258,6 +271,32 @@ class Optimizer(torch.optim.Optimizer):
             raise ConfigError("the optimizer has no parameter that requires a gradient, so there is nothing to train")
         return described
 
+    @staticmethod
+    def _translated(optimizer: torch.optim.Optimizer) -> Any:
+        """What is applied in its place; None: nothing is."""
+        return translation.translated(optimizer)
+
+    def _load_own(self, saved: Dict[str, Any]) -> None:
+        """Parameter groups, and the optimizer's own state where it has one."""
+        super().load_state_dict(saved)
+
+    def _watch(self) -> None:
+        """What a script does, where the store must know of it."""
+        self._watch_gradients()
+        self._before = self._watch_modules()
+        self._watch_saving()
+
+    def _watch_saving(self) -> None:
+        """What is saved are this worker's weights of now; if these are not the global ones, a line says so."""
+        root = getattr(self._model, "_orig_mod", self._model)
+
+        def saved(module: torch.nn.Module, *_: Any) -> None:
+            self.synchronize()
+            if module is root and self._store.shows_own:
+                warn_of_own(self._store.name)
+
+        root.register_state_dict_pre_hook(saved)
+
     def _watch_gradients(self) -> None:
         trained = {one.name for one in self._described()}
         for tensor in self._model.parameters():
@@ -268,21 +307,13 @@ class Optimizer(torch.optim.Optimizer):
     def _watch_modules(self) -> Dict[torch.nn.Module, Any]:
         """What is called before a module's forward pass, as handles. They are functions, which a deep copy of the model
         shares, and which know nothing of the copy."""
-        root = getattr(self._model, "_orig_mod", self._model)
-
         def before(module: torch.nn.Module, _: Any) -> None:
             if self._arrivals is None:
                 self._ran.add(module)
             self._store.show(self._awaits.get(module, ()))
 
-        def saved(module: torch.nn.Module, *_: Any) -> None:
-            self.synchronize()
-            if module is root and self._store.shows_own:
-                warn_of_own(self._store.name)
-
         # Where nothing has been compiled yet, asking for it would import the compiler, which takes seconds.
         wait = torch.compiler.disable(before) if "torch._dynamo" in sys.modules else before
-        root.register_state_dict_pre_hook(saved)
         modules = [self._model] if _compiled(self._model) else self._model.modules()
         return {module: module.register_forward_pre_hook(wait, prepend=True) for module in modules}
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvstore import methods
-from kvstore.engine._mxnet import mx
+from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
@@ -80,8 +80,13 @@ class TorchStore(FrontEnd[TensorLane]):
 
     # -- before the first step ---------------------------------------------------------------------------------
 
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the script's own optimizer steps, and the store sees what comes of it."""
+        return self.session.method.takes == "weights"
+
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
-             optimizer: mx.optimizer.Optimizer) -> None:
+             optimizer: Optional[mx.optimizer.Optimizer]) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:
@@ -174,7 +179,7 @@ class TorchStore(FrontEnd[TensorLane]):
 
         A script may put other weights in place for a while and then put the store's back.
         """
-        if self._shown is None:
+        if self._shown is None and not self.takes_weights:
             written = [lane for lane in self.lanes if lane.due is None and lane.written()]
             for lane in written:
                 if not lane.holds(self.session.w_local[lane.bucket.id]):
@@ -210,11 +215,35 @@ class TorchStore(FrontEnd[TensorLane]):
         self._check_usable()
         if self.options.uneven == "join":
             self.begin()  # as those that have joined do first
-            self._announce(mine.size, *[0.0] * self._groups)
+            self._announce(mine.size, *([] if self.takes_weights else [0.0] * self._groups))
         return self.session.transport.total(mine)
+
+    def stepped(self) -> bool:
+        """The script's optimizer has taken a step; where it is due, the method makes other weights of this worker's.
+        Returns whether any worker has taken one. Collective where it is due, and then it waits.
+        """
+        self._check_usable()
+        if not self._counts()[0]:
+            return False
+        step = self.session.next_step(0.0, None)
+        if self.session.due:
+            with self.session.deadline():
+                for lane in self.lanes:
+                    lane.w = self.session.iterate_weights(lane.bucket, lane.weights(anew=False), step)
+                for lane in self.lanes:
+                    assert lane.w is not None
+                    lane.show(lane.w)
+        return True
+
+    def _own_weights(self) -> List[NDArray]:
+        if self.takes_weights:
+            self.session.w_local.update((lane.bucket.id, lane.weights(anew=False)) for lane in self.lanes)
+        return super()._own_weights()
 
     def _iterate(self) -> bool:
         """Without a gradient of this worker's: the others' the Optimizer sends."""
+        if self.takes_weights:
+            return self.stepped()
         if not self.begin_iteration([0.0] * self._groups):
             return False
         for lane in self.lanes:

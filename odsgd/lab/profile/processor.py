@@ -107,10 +107,12 @@ def _lines(method: Type[Method], floats: int) -> float:
     local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]
     grad, answer = mx.nd.ones(floats), mx.nd.ones(floats)
+    share = 1 / max(method.intervals(options)) if method.takes == "weights" else 1.0  # of the iterations has one
     holder = recorder(buckets, ring, answer)
     workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), local, ring) for bucket in buckets]
     return _timed([_bind(worker.iterate, grad, Step(t, 1e-6, 1e-6))
-                   for t in range(1, max(method.intervals(options)) + 1) for worker in workers])
+                   for t in range(1, max(method.intervals(options)) + 1) for worker in workers
+                   if method.due(options, t)]) * share
 
 
 def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
@@ -161,8 +163,10 @@ def _rule(config: TrainConfig, name: str, method: Type[Method], floats: int) -> 
     shard, keys = Shard(0, 1, trusted=True), list(_copies(floats))
     options = {option: getattr(config.options, option) for option in method.option_names()
                if name == config.kvstore and option != "T"}
-    setup = Setup(methods.where(method), method.Options(**options).in_iterations().plain(),
-                      described.describe(optimizer(config, plain=bool(method.plain_sgd))),
+    made = method.Options(**options).in_iterations()
+    outer = method.outer_sgd(made)
+    applied = optimizer(config, plain=bool(method.plain_sgd)) if outer is None else described.outer_sgd(*outer)
+    setup = Setup(methods.where(method), made.plain(), described.describe(applied),
                       [_bucket(key, floats) for key in keys], Traffic())
     shard.command("open", setup.command())
     pushed, stored = ([mx.nd.zeros(floats + HEADER) for _ in keys] for _ in range(2))

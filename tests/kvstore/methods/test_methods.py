@@ -12,6 +12,7 @@ import pytest
 from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import GlobalWeights, Replicated, Servers
+from kvstore.methods import form
 from kvstore.methods.asgd import AsyncUpdate
 from kvstore.methods.common import CodedOptions
 from kvstore.methods.contract import Method, Rule, Worker
@@ -201,3 +202,43 @@ def test_a_file_that_fails_is_executed_anew_the_next_time(tmp_path: Path) -> Non
         algorithms.load(str(path))
     methods.write(tmp_path)
     assert algorithms.load(str(path)).name == "halved"
+
+
+@EVERY
+def test_the_methods_of_this_package_have_the_form_that_a_file_is_checked_for(method: Type[Method]) -> None:
+    form.check(method, "here")
+
+
+MISTAKES = {
+    "transports = 'ring'": "transports are ring; expected a tuple of some of server, ring, sharded",
+    "transports = ('sever',)": r"transports are \('sever',\); expected a tuple",
+    "rule = None": "rule is None, expected a subclass of kvstore.methods.contract.Rule, which servers need; without",
+    "worker = Rule": r"worker is .*Rule.*, expected a subclass of kvstore.methods.contract.Worker",
+    "worker = Worker": r"Worker has no `iterate\(self, grad, step\)`",
+    "rule = Rule": r"Rule has no `receive\(self, header, grad, w\)`",
+    "transport = ('ring',)": "has `transport`, which nothing reads; did you mean `transports`",
+    "takes = 'weight'": "takes is weight; expected gradients or weights",
+    "takes = 'weights'": "takes = \"weights\" and `outer_sgd` go together",
+    "Options = dict": "Options is not a dataclass of options",
+    "name = 3": "the method has no name",
+}
+OF_A_WORKER = {
+    "def iterate(self, grad): pass": r"Wrong.iterate takes \(self, grad\), expected \(self, grad, step\)",
+    "def itterate(self, grad, step): pass": "Wrong has `itterate`, which nothing reads; did you mean `iterate`",
+    "arrays = ['v']": r"arrays of Wrong are \['v'\], expected names with meanings",
+    "facts = ('count')": "facts of Wrong are count, expected a tuple of names",
+    "returned = 'w'": "Wrong returns `w`, which is not one of its `arrays`",
+}
+
+
+@pytest.mark.usefixtures("own_methods")
+@pytest.mark.parametrize("line, said", [
+    *MISTAKES.items(), *((f"class Wrong(Synchronous):\n        {line}\n"
+                          "    worker = Wrong", said) for line, said in OF_A_WORKER.items())])
+def test_a_mistake_in_a_method_is_one_line_when_its_file_is_loaded(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "mistaken.py"
+    path.write_text("from kvstore.methods.contract import Rule, Worker\nfrom kvstore.methods.sync import SSGD, "
+                    f"Synchronous\n\n\nclass Mine(SSGD):\n    name = 'mine'\n    {line}\n")
+    with pytest.raises(ConfigError, match=said) as caught:
+        algorithms.load(str(path))
+    assert str(caught.value).startswith(f"{path}:Mine: ") and "\n" not in str(caught.value)

@@ -1,0 +1,61 @@
+"""`odsgd.torch.Optimizer` where the method takes weights: the script's own optimizer steps, of any kind, on any device.
+
+    loss.backward()     PyTorch's alone
+    optimizer.step()    the script's optimizer takes its step, and an iteration is counted; every H of them the store
+                        exchanges what the parameters hold, and they hold what comes of it when the call returns
+"""
+from typing import Any, Callable, Dict, Optional
+
+import torch
+
+from kvstore.errors import ConfigError
+from kvstore.fronts.torch.optimizer import Optimizer
+from kvstore.fronts.torch.store import TorchStore
+
+
+class Stepping(Optimizer):
+    """The arguments of `Optimizer`; groups and state are those of `optimizer`, the script's."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, store: TorchStore) -> None:
+        super().__init__(optimizer, model, store)
+        self._inner = optimizer
+        self._share_state()
+
+    def _share_state(self) -> None:
+        self.param_groups, self.state = self._inner.param_groups, self._inner.state
+
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
+        """The step of the script's optimizer, and every H of them an exchange. The first waits for the others."""
+        self._check_trained()
+        self._store.begin()
+        loss = None
+        if not self._overflowed():  # else it takes part in the iteration without a step
+            loss = self._inner.step() if closure is None else self._inner.step(closure)
+        self._store.stepped()
+        return loss
+
+    def _overflowed(self) -> bool:
+        """Whether a GradScaler has found this worker's gradients infinite; else they are unscaled now."""
+        scale = getattr(self, "grad_scale", None)
+        if getattr(self, "found_inf", None) is not None and self.found_inf.item():
+            return True
+        if scale is not None:
+            for group in self.param_groups:
+                for tensor in group["params"]:
+                    if tensor.grad is not None:
+                        tensor.grad.div_(scale)
+        return False
+
+    @staticmethod
+    def _translated(optimizer: torch.optim.Optimizer) -> Any:
+        if any(optimizer.state.values()):
+            raise ConfigError(f"this {type(optimizer).__name__} has a state already, and those of other workers have "
+                              "none; give a new one, and load a state by odsgd.torch.Optimizer.load_state_dict")
+        return None
+
+    def _load_own(self, saved: Dict[str, Any]) -> None:
+        self._inner.load_state_dict(saved)
+        self._share_state()
+
+    def _watch(self) -> None:
+        self._watch_saving()

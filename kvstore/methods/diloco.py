@@ -1,0 +1,99 @@
+"""DiLoCo, distributed low-communication training.
+
+Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105, Algorithm 1.
+
+Every worker trains by itself for H steps, by the script's own optimizer. Then all send how far they have come since the
+last exchange, the outer gradient; whoever holds the global weights applies the mean by SGD with Nesterov's momentum,
+and all go on from the result.
+
+    paper             code            meaning
+    theta^(t)         theta           the global weights, W; what the last exchange brought
+    theta_i^(t)       x               worker i's weights after its inner steps
+    InnerOpt                          the script's optimizer, in every iteration; its state stays on the worker
+    Delta_i           theta - x       worker i's outer gradient
+    OuterOpt          U               Nesterov: v <- mu v + Delta,  theta <- theta - eta (Delta + mu v)
+    eta, mu           lr_outer, momentum_outer
+    H                 H               inner steps between two exchanges
+    k, T              num_workers     workers; t counts exchanges in the paper, and inner steps here
+
+How the loop is cut. A pass of `iterate` begins every H iterations, where the inner steps have been taken:
+
+    l.1   for t = 1 ... T                                   the trainer's loop
+    l.2-3   for worker i: theta_i <- theta^(t-1)            the last pass returned it
+    l.4-8     H times: theta_i <- InnerOpt(theta_i, grad)   the front end, by the script's optimizer  ── a pass begins
+    l.10    Delta <- 1/k sum_i (theta^(t-1) - theta_i)      `exchange` sends this worker's; servers or a ring add
+    l.12    theta^(t) <- OuterOpt(theta^(t-1), Delta)       `SyncUpdate.receive`; without servers U of every worker
+                                                            ── a pass ends with theta^(t)
+
+Reading: what is not trained (the statistics of BatchNorm) stays each worker's own, and the mean is what is evaluated.
+Reading: the global weights between two exchanges are those of the last one, without what workers have found since.
+Reading: below H = 100 momentum_outer is 0 unless given. There successive outer gradients point the same way, and a
+momentum of 0.9 acts as a rate that is up to ten times larger.
+A worker whose data have ended (``uneven="join"``) takes no more steps: from the next exchange on its outer gradient is
+0, and the mean is over all workers.
+Other workers after a restart (``-n MIN:MAX``): all begin at theta; what a worker had found since the last exchange, and
+the state of its inner optimizer, are lost. The outer momentum stays.
+"""
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+from kvstore.messages.seam import Array
+from kvstore.methods import common
+from kvstore.methods.contract import Method, Step, Worker
+from kvstore.methods.sync import SyncUpdate
+from kvstore.options import integer, option, real
+
+LONG = 100  # H from which on the paper's momentum is the default
+MOMENTUM = 0.9
+
+
+class Replica(Worker):
+    """The worker, for one bucket."""
+
+    def iterate(self, x: Array, step: Step) -> Array:
+        """An exchange: `x` are the weights that the inner steps have come to; returns those of the next one."""
+        theta = self.last_exchange.result()
+        self.last_exchange = self.weights_holder.exchange(self.bucket, theta - x, self.options.lr_outer)   # l.10, 12
+        return self.last_exchange.result()                                                                # l.3
+
+
+class DiLoCo(Method):
+    """``kvstore.create("diloco")``."""
+
+    name = "diloco"
+    worker, rule = Replica, SyncUpdate
+    transports = ("server", "ring", "sharded")
+    takes = "weights"
+    waits = True
+    resumes_from_optimizer = False
+
+    @dataclass(frozen=True)
+    class Options(common.CodedOptions):
+        """Options of DiLoCo."""
+
+        H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunes=True)
+        lr_outer: float = option(0.7, real(at_least=0), "rate at which the mean way of the workers moves the global "
+                                 "weights", tunes=True)
+        momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of these moves",
+                                                 tunes=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
+
+        @property
+        def momentum(self) -> float:
+            """Of the outer optimizer."""
+            short = MOMENTUM if self.H >= LONG else 0.0
+            return short if self.momentum_outer is None else self.momentum_outer
+
+    @classmethod
+    def intervals(cls, options: Any) -> Tuple[int, int]:
+        return options.H, options.H
+
+    @classmethod
+    def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:
+        return options.lr_outer, options.momentum
+
+    def advice(self) -> Optional[str]:
+        if self.options.momentum_outer is not None or self.options.H >= LONG:
+            return None
+        return (f"`{self.name}` with H = {self.options.H} has momentum_outer 0: below H = {LONG} successive outer "
+                f"gradients point the same way, and {MOMENTUM} would act as a rate up to ten times larger; give "
+                "momentum_outer if you want it")

@@ -1,0 +1,170 @@
+"""Where the method takes weights, the script's own optimizer steps: any of PyTorch's, alone between two exchanges."""
+import copy
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvstore.errors import ConfigError  # noqa: E402
+from kvstore.fronts.torch.optimizer import Optimizer  # noqa: E402
+from kvstore.fronts.torch.store import create  # noqa: E402
+from kvstore.transports.in_process import Stage  # noqa: E402
+from tests import paper  # noqa: E402
+
+OUTER = {"H": 3, "lr_outer": 0.5, "momentum_outer": 0.5}
+WAYS = ["worker", "ring_worker", "sharded_worker"]
+
+
+def model() -> Any:
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
+
+
+def batch(m: int, t: int) -> Any:
+    random = torch.Generator().manual_seed(100 * m + t)
+    return torch.randn(8, 4, generator=random), torch.randn(8, 1, generator=random)
+
+
+def flat(of: Any) -> np.ndarray:
+    return np.concatenate([one.detach().float().reshape(-1).numpy() for one in of.parameters()])
+
+
+def step(net: Any, optimizer: Any, m: int, t: int) -> None:
+    optimizer.zero_grad()
+    x, y = batch(m, t)
+    ((net(x) - y) ** 2).mean().backward()
+    optimizer.step()
+
+
+KINDS: Dict[str, Callable[[Any], Any]] = {
+    "AdamW": lambda of: torch.optim.AdamW(of, lr=0.01), "NAdam": lambda of: torch.optim.NAdam(of, lr=0.01),
+    "SGD with dampening": lambda of: torch.optim.SGD(of, lr=0.05, momentum=0.9, dampening=0.1),
+    "Adam, amsgrad": lambda of: torch.optim.Adam(of, lr=0.01, amsgrad=True)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_optimizer_of_pytorch_steps_by_itself_and_every_h_steps_the_weights_are_exchanged(kind: str,
+                                                                                              way: str) -> None:
+    stage = Stage(2, timeout_s=60)
+
+    def train(transport: Any) -> List[np.ndarray]:
+        net = model()
+        optimizer = Optimizer(KINDS[kind](net.parameters()), net, create("diloco", transport, **OUTER))
+        path = [flat(net)]
+        for t in range(8):
+            step(net, optimizer, transport.worker_rank, t)
+            path.append(flat(net))
+        return path
+
+    def by_hand() -> List[List[np.ndarray]]:
+        nets = [model() for _ in range(2)]
+        optimizers = [KINDS[kind](net.parameters()) for net in nets]
+        outer, theta, paths = paper.Nesterov(0.5, 0.5), flat(nets[0]), [[flat(net)] for net in nets]
+        for t in range(8):
+            for m, net in enumerate(nets):
+                step(net, optimizers[m], m, t)
+            if t % 3 == 2:
+                theta = outer(theta, paper.mean([theta - flat(net) for net in nets]))
+                for net in nets:
+                    torch.nn.utils.vector_to_parameters(torch.from_numpy(theta.copy()), net.parameters())
+            for m, net in enumerate(nets):
+                paths[m].append(flat(net))
+        return paths
+
+    for ours, theirs in zip(stage.run(train, getattr(stage, way)), by_hand()):
+        np.testing.assert_array_equal(ours[2], theirs[2])  # nothing of the store's is in it
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["diloco", "eager"])
+def test_a_run_goes_on_from_a_state_dict_to_the_same_bits(name: str) -> None:
+    def train(steps: range, transport: Any, state: Any = None) -> Any:
+        net = model()
+        optimizer = Optimizer(torch.optim.AdamW(net.parameters(), lr=0.1), net, create(name, transport, **OUTER))
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        if state is not None:
+            optimizer.load_state_dict(state[0])
+            schedule.load_state_dict(state[1])
+        for t in steps:
+            step(net, optimizer, transport.worker_rank, t)
+            schedule.step()
+        return flat(net), copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
+
+    def run(steps: range, states: Any = (None, None)) -> List[Any]:
+        return Stage(2, timeout_s=60).run(lambda one: train(steps, one, states[one.worker_rank]))
+
+    whole, first = run(range(11)), run(range(7))
+    assert first[0][1][0]["state"] and first[0][1][0]["store"]["worker"]["facts"]["iteration"] == 7
+    for one, other in zip(whole, run(range(7, 11), [state for _, state in first])):
+        np.testing.assert_array_equal(one[0], other[0])
+
+
+def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() -> None:
+    def train(transport: Any) -> Any:
+        net = model()
+        store = create("diloco", transport, **OUTER)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        at = []
+        for t in range(5):
+            step(net, optimizer, transport.worker_rank, t)
+            at.append(flat(net))
+        with store.global_weights():
+            shared, mean = flat(net), net[1].running_mean.numpy().copy()
+        np.testing.assert_array_equal(flat(net), at[-1])
+        np.testing.assert_array_equal(shared, at[2])
+        assert store.shows_own and store.memory() == {}
+        step(net, optimizer, transport.worker_rank, 5)
+        return flat(net), mean
+
+    one, other = Stage(2, timeout_s=60).run(train)
+    np.testing.assert_array_equal(one[0], other[0])
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_workers_whose_data_end_earlier_wait_for_nobody_and_hold_nobody_up() -> None:
+    def train(transport: Any) -> Any:
+        net = model()
+        store = create("diloco", transport, uneven="join", **OUTER)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        for t in range(4 if transport.worker_rank else 9):
+            step(net, optimizer, transport.worker_rank, t)
+        store.join()
+        done = flat(net), store.iteration
+        store.close()
+        return done
+
+    one, other = Stage(2, timeout_s=60).run(train)
+    np.testing.assert_array_equal(one[0], other[0])
+    assert one[1] == other[1] == 9
+
+
+def test_an_overflow_of_one_worker_leaves_its_own_step_out_and_no_round() -> None:
+    def train(transport: Any) -> Any:
+        net = model()
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, create("diloco", transport, **OUTER))
+        path = []
+        for t in range(3):
+            step_of = flat(net)
+            optimizer.zero_grad()
+            x, y = batch(transport.worker_rank, t)
+            ((net(x) - y) ** 2).mean().mul(4.0).backward()
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(
+                float(t == 1 and transport.worker_rank == 0))  # as torch.amp.GradScaler tells an optimizer
+            optimizer.step()
+            path.append(np.array_equal(flat(net), step_of))
+        return path, flat(net)
+
+    one, other = Stage(2, timeout_s=60).run(train)
+    assert (one[0], other[0]) == ([False, True, False], [False, False, False])
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_an_optimizer_with_a_state_is_refused() -> None:
+    net = model()
+    used = torch.optim.AdamW(net.parameters())
+    step(net, used, 0, 0)
+    with pytest.raises(ConfigError, match="this AdamW has a state already"):
+        Optimizer(used, net, create("diloco", Stage(1).worker(0)))

@@ -1,0 +1,205 @@
+"""DiLoCo and its eager form: paths worked out by hand, the identities that tie them to each other, and what goes on."""
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.messages.seam import Saved
+from kvstore.transports.in_process import Stage
+from tests import paper
+
+WAYS = ["worker", "ring_worker", "sharded_worker"]
+"""Of a stage: the ends of its transports."""
+
+SHORT = {"H": 2, "lr_outer": 0.5, "momentum_outer": 0.5}
+Grads = Callable[[int, int, np.ndarray], np.ndarray]
+
+
+def drawn(size: int) -> Grads:
+    """Of quadratics with other targets on every worker and in every iteration."""
+    def gradient(m: int, t: int, w: np.ndarray) -> np.ndarray:
+        random = np.random.RandomState(1000 * m + t)
+        c, a = random.uniform(0.5, 1.5, size), random.normal(size=size)
+        return (c * (w - a)).astype(np.float32)
+    return gradient
+
+
+def walk(name: str, workers: int, steps: int, gradient: Grads, w_0: np.ndarray, lr: float = 0.1, way: str = "worker",
+         momentum: float = 0.0, states: Any = None, **options: Any) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
+    """Of each worker its path, the global weights at its end, and both states. `states`: to go on from."""
+    stage = Stage(workers, timeout_s=60)
+
+    def train(transport: Any) -> Tuple[np.ndarray, np.ndarray, Any]:
+        store = kvstore.create(name, transport, **options)
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=lr, momentum=momentum))
+        m = transport.worker_rank
+        w = mx.nd.array(w_0)
+        if states is not None:
+            store.load_state(*states[m])
+            w = mx.nd.array(states[m][0][0]["local/w"])
+        store.broadcast("w", w, w)
+        store.begin()
+        path, first = [w.asnumpy()], store.iteration
+        for t in range(first, first + steps):
+            store.pushpull("w", mx.nd.array(gradient(m, t, w.asnumpy())), w)
+            path.append(w.asnumpy())
+        with store.global_weights():
+            final = w.asnumpy()
+        np.testing.assert_array_equal(w.asnumpy(), path[-1])
+        mine: Saved = store.worker_state()
+        theirs = store.server_state() if m == 0 or store.state_is_shared else None
+        store.barrier()
+        return np.array(path), final, (mine, theirs)
+
+    return stage.run(train, getattr(stage, way))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_workers_of_diloco_follow_the_hand_computed_path(way: str) -> None:
+    """g = w - m, inner rate 1/2, H = 1: a step goes half the way to m. Outer rate 1/2, momentum 1/2.
+
+        t  theta  x_0  x_1  Delta        v          theta
+        1  4      2    2.5  1.75         1.75       4 - (1.75 + 0.875) / 2           = 2.6875
+        2  2.6875 ...       1.09375      1.96875    2.6875 - (1.09375 + 0.984375) / 2 = 1.6484375
+        3  1.6484375 ...    0.57421875   1.55859375 1.6484375 - (0.57421875 + 0.779296875) / 2 = 0.9716796875
+    """
+    ways = walk("diloco", 2, 3, lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, way,
+                H=1, lr_outer=0.5, momentum_outer=0.5)
+    for path, final, _ in ways:
+        np.testing.assert_array_equal(path[:, 0], [4, 2.6875, 1.6484375, 0.9716796875])
+        assert final == path[-1]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_two_workers_of_eager_diloco_follow_the_hand_computed_path(way: str) -> None:
+    """As above without momentum, local_scale 1/2: theta_m = Theta(t - 1) - 1/4 Delta_m(t), Theta of all that was sent.
+
+        t  theta_0, theta_1    Delta_0, Delta_1         Theta(t - 1)    theta_0, theta_1 then
+        1  4, 4                2, 1.5                   4               3.5, 3.625
+        2  3.5, 3.625          1.75, 1.3125             3.125           2.6875, 2.796875
+        3  2.6875, 2.796875    1.34375, 0.8984375       2.359375        2.0234375, 2.134765625
+    """
+    ways = walk("eager", 2, 3, lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, way, H=1, lr_outer=0.5)
+    np.testing.assert_array_equal(ways[0][0][:, 0], [4, 3.5, 2.6875, 2.0234375])
+    np.testing.assert_array_equal(ways[1][0][:, 0], [4, 3.625, 2.796875, 2.134765625])
+    for _, final, _ in ways:
+        assert final == 2.359375 - (1.34375 + 0.8984375) / 4
+
+
+@pytest.mark.parametrize("workers, local_scale", [(2, None), (3, 0.0)])
+def test_the_papers_eager_rule_and_ours_agree_over_100_rounds(workers: int, local_scale: Any) -> None:
+    """The paper's has an outer optimizer on every worker, ours one of all and a filter on every worker."""
+    size, H = 20, 2
+    w_0 = np.random.RandomState(1).normal(size=size).astype(np.float32)
+    ours = walk("eager", workers, 100 * H, drawn(size), w_0, H=H, lr_outer=0.4, momentum_outer=0.9,
+                **({} if local_scale is None else {"local_scale": local_scale}))
+    inner = [paper.Sgd(0.1) for _ in range(workers)]
+    theirs, W = paper.eager(drawn(size), w_0, workers, 100 * H, inner, H, 0.4, 0.9, local_scale)
+    apart = max(np.abs(ours[m][0][t] - theirs[t][m]).max() for m in range(workers) for t in range(100 * H + 1))
+    assert apart < 1e-5 and np.abs(ours[0][1] - W[-1]).max() < 1e-5, apart
+
+
+def test_eager_diloco_of_one_worker_is_diloco() -> None:
+    w_0 = np.ones(5, np.float32)
+    one, other = (walk(name, 1, 9, drawn(5), w_0, H=2, lr_outer=0.5, momentum_outer=0.9)[0]
+                  for name in ("eager", "diloco"))
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(one[1], other[1])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_eager_diloco_of_one_step_is_od_sgd_with_a_share_of_the_rate(workers: int) -> None:
+    w_0, lr = np.ones(5, np.float32), 0.2
+    eager = walk("eager", workers, 20, drawn(5), w_0, 1.0, H=1, lr_outer=lr)
+    odsgd = walk("odsgd", workers, 20, drawn(5), w_0, lr, warmup=0, lr_local=lr / workers)
+    for one, other in zip(eager, odsgd):
+        np.testing.assert_allclose(one[0], other[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(one[1], other[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["diloco", "eager"])
+def test_a_run_that_stops_between_two_exchanges_goes_on_to_the_same_bits(name: str, way: str) -> None:
+    w_0 = np.ones(5, np.float32)
+    settings: Dict[str, Any] = {**SHORT, "H": 4, "momentum": 0.9, "way": way}
+    whole = walk(name, 2, 11, drawn(5), w_0, **settings)
+    first = walk(name, 2, 6, drawn(5), w_0, **settings)
+    then = walk(name, 2, 5, drawn(5), w_0, states=[ends[2] for ends in first], **settings)
+    for one, other in zip(whole, then):
+        np.testing.assert_array_equal(one[0][6:], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_a_worker_that_is_alone_keeps_what_its_optimizer_does_between_two_exchanges() -> None:
+    """Nothing of the store is in these weights: they are Gluon's without one, to the bit."""
+    w_0 = np.ones(5, np.float32)
+    path = walk("diloco", 1, 5, drawn(5), w_0, momentum=0.9, H=6)[0][0]
+    update, w, state = mx.optimizer.SGD(learning_rate=0.1, momentum=0.9), mx.nd.array(w_0), None
+    for t in range(5):
+        state = update.create_state(0, w) if state is None else state
+        update.update(0, w, mx.nd.array(drawn(5)(0, t, w.asnumpy())), state)
+        np.testing.assert_array_equal(path[t + 1], w.asnumpy())
+
+
+def memory_of(name: str, **options: Any) -> Dict[str, int]:
+    stage = Stage(1)
+    store = kvstore.create(name, stage.worker(0), **options)
+    store.set_optimizer(mx.optimizer.SGD(momentum=0.9))
+    w = mx.nd.ones(5)
+    store.broadcast("w", w, w)
+    store.begin()
+    found: Dict[str, int] = store.memory()
+    return found
+
+
+def test_what_a_worker_keeps_is_told() -> None:
+    own = {"local weights: what the trainer's optimizer makes of them": 20, "state of the local optimizer": 20}
+    assert memory_of("diloco") == own
+    assert memory_of("eager", H=2) == {"anchor: where this worker's round began": 20, **own}
+    assert memory_of("eager")["b: momentum of its own outer gradients"] == 20
+
+
+@pytest.mark.parametrize("given, says", [
+    ({"H": 0}, "H"), ({"lr_outer": -1}, "lr_outer"), ({"momentum_outer": 1}, "momentum_outer")])
+def test_options_out_of_range_are_refused_in_a_line(given: Dict[str, Any], says: str) -> None:
+    for name in ("diloco", "eager"):
+        with pytest.raises(ConfigError, match=f"{says}.*expected") as error:
+            kvstore.create(name, Stage(1).worker(0), **given)
+        assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"local_scale.*expected"):
+        kvstore.create("eager", Stage(1).worker(0), local_scale=1.5)
+
+
+def test_a_short_round_has_no_outer_momentum_unless_it_is_given_and_a_line_says_so(
+        capfd: pytest.CaptureFixture[str]) -> None:
+    for options, momentum, says in (({"H": 99}, 0.0, 1), ({"H": 99, "momentum_outer": 0.9}, 0.9, 0), ({}, 0.9, 0)):
+        store = kvstore.create("diloco", Stage(1).worker(0), **options)
+        store.set_optimizer(mx.optimizer.SGD())
+        w = mx.nd.ones(5)
+        store.broadcast("w", w, w)
+        store.begin()
+        assert store.session.method.options.momentum == momentum
+        assert capfd.readouterr().err.count("below H = 100 successive outer gradients point the same way") == says
+
+
+def test_nothing_is_asked_between_two_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: List[int] = []
+    transport = Stage(1).worker(0)
+    exchange = transport.exchange
+
+    def counted(*given: Any) -> Any:
+        asked.append(store.iteration)
+        return exchange(*given)
+
+    monkeypatch.setattr(transport, "exchange", counted)
+    store = kvstore.create("diloco", transport, H=3)
+    store.set_optimizer(mx.optimizer.SGD())
+    w = mx.nd.ones(5)
+    store.broadcast("w", w, w)
+    store.begin()
+    for _ in range(7):
+        store.pushpull("w", w.copy(), w)
+    assert asked == [3, 6]
