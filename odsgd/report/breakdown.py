@@ -1,6 +1,6 @@
 """Where the time of a run's iterations went.
 
-By the timeline that it has recorded (``odsgd train --trace``), four parts make up an iteration: compute alone, compute
+By the timeline that it has recorded (``odsgd train --trace``), four parts make up an iteration: only compute, compute
 beside which an exchange runs (that exchange is hidden), an exchange for which the device waits (it is exposed), and
 neither. Iterations in which an epoch ends are left out, since an evaluation and a checkpoint may lie in them, and so is
 the first one, in which everything starts.

@@ -96,7 +96,7 @@ def outcome(records: Records) -> Outcome:
 
 
 def number(value: Optional[float]) -> float:
-    """NaN for null, which the metrics have for values that were not measured."""
+    """NaN for null, by which the metrics mean a value that was not measured."""
     return math.nan if value is None else float(value)
 
 
@@ -125,7 +125,7 @@ def _staleness(record: Optional[Record]) -> Optional[Tuple[float, int, float]]:
 
 
 def events_of(path: Path) -> List[Record]:
-    """The records of one metrics file; ConfigError if it is none."""
+    """The records of one metrics file; ConfigError for any other file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -21,7 +21,7 @@ Event = Dict[str, Any]
 
 
 def read_timeline(path: Path) -> Timeline:
-    """The timeline of a job; ConfigError if there is none, or not of one job."""
+    """The timeline of a job; ConfigError if the path holds none, or no trace of one job."""
     if path.is_dir():
         return _from_parts(path)
     events, remarks = _events(path)
@@ -29,7 +29,7 @@ def read_timeline(path: Path) -> Timeline:
 
 
 def _from_parts(folder: Path) -> Timeline:
-    """Files that an earlier job left in the same folder are not of this one, that of worker 0."""
+    """The job is worker 0's; files that an earlier job left in the folder are passed over."""
     paths = [path for pattern in ("worker-*.json", "server-*.json") for path in sorted(folder.glob(pattern))
              if path.is_file()]
     found = [track for path in paths for track in _tracks(_events(path)[0], path)]

@@ -1,8 +1,8 @@
 """How much of each worker's time communication takes, and how much of that compute hides.
 
 docs/how-to/timelines.md explains the shares; compute + exposed + idle = 1. An iteration lasts from the begin of its
-compute to that of the next one's. The last one has no end, and the first one's time is that of starting; both are left
-out unless they are asked for.
+compute to the begin of the next iteration's. The last iteration has no end, and the first one includes the start-up;
+both are left out unless they are asked for.
 """
 from __future__ import annotations
 

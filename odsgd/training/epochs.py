@@ -23,9 +23,9 @@ class EpochProgress(NamedTuple):
     Invariant: in no epoch is an example dealt twice.
     """
 
-    ahead: int = 0  # so many iterations more than have been done
+    ahead: int = 0  # iterations counted beyond those that were done
     epoch: int = -1  # the one that was under way when the number of workers changed; 0 is the first
-    moved: int = 0  # its batches begin so many examples later than they would
+    moved: int = 0  # examples by which its batches begin later
 
     def offset(self, epoch: int) -> int:
         """How many examples later the batches of this epoch begin."""

@@ -103,8 +103,8 @@ class Evaluator:
         and wait there for it, as long as `timeout_s` allows.
 
         In an asynchronous job no exchange makes them wait. They do it here, or else worker 0 would come back with
-        weights that the others have long left behind, and its staleness would be that of an evaluation. If it is lost
-        at that, its successor evaluates.
+        weights that the others have long left behind, and its next gradient would be stale by a whole evaluation. If
+        the job loses it meanwhile, its successor evaluates.
         """
         while True:
             self._take_over()

@@ -1,4 +1,4 @@
-"""Whether a run goes on with the one that is in its folder, and whether the two are of one kind."""
+"""Whether a run goes on with the run in its folder, and whether the two are of one kind."""
 from __future__ import annotations
 
 import zlib
@@ -49,7 +49,7 @@ def _check_empty(config: TrainConfig, folder: Path, there: List[int], mirror: Op
 
 
 def _check(manifest: Dict[str, Any], config: TrainConfig, store: Store, net: Any, batches_per_epoch: int) -> None:
-    """Whether a checkpoint goes with this run. The workers of ``-n MIN:MAX`` may be others than those of before."""
+    """ConfigError unless a checkpoint fits this run. With ``-n MIN:MAX`` the number of workers may have changed."""
     workers = {"num_workers": store.num_workers, "batches_per_epoch": batches_per_epoch}
     others = environment.most_workers() is not None and manifest["num_workers"] != store.num_workers
     now = {**({} if others else workers), "cluster": cluster(config, manifest.get("cluster"))}
@@ -58,9 +58,9 @@ def _check(manifest: Dict[str, Any], config: TrainConfig, store: Store, net: Any
 
 
 def cluster(config: TrainConfig, saved: Optional[str] = None) -> Optional[str]:
-    """What tells one virtual cluster from another; None for a real one.
+    """Text that tells one virtual cluster from another; None for a real cluster.
 
-    `saved`: what a checkpoint has, perhaps the checksum of all settings that earlier versions took.
+    `saved`: the text in a checkpoint, where earlier versions put a checksum of all settings.
     """
     if config.cluster is None:
         return None

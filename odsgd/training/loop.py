@@ -8,12 +8,12 @@ the queue is `metrics.Meter`. All workers go through the same collective calls i
 the same number of batches; only worker 0 speaks, evaluates and writes metrics. Where an asynchronous job has lost it
 (`--on-worker-loss continue`), the lowest rank that is left does so.
 
-In an asynchronous job the workers train each at its own pace, with learning rates by their own iterations. They meet
-for checkpoints and at the end alone; before that, worker 0 evaluates a copy of the global weights beside its training
-(evaluation.py), and records are of it alone. On a virtual cluster they meet at the end of every epoch.
+In an asynchronous job each worker trains at its own pace, with learning rates by its own iterations. Workers meet only
+for checkpoints and at the end. Until then worker 0 evaluates a copy of the global weights beside its training
+(evaluation.py), and records tell only of worker 0. On a virtual cluster workers meet at the end of every epoch.
 
-docs/reference/run-folder.md says what is reported. With `emulate_compute` that is time alone: there is no loss, and
-there are no weights worth a checkpoint.
+docs/reference/run-folder.md says what is reported. With `emulate_compute` only times are: there is no loss, and there
+are no weights worth a checkpoint.
 """
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class Training:
         self.store.begin()
 
     def _finish_trace(self) -> None:
-        """Put the files of the job's processes together, as far as they lie on this host. Collective."""
+        """Put the files of the job's processes on this host together. Collective."""
         if recorder.on is None:
             return
         self.store.wait()
@@ -177,7 +177,7 @@ class Training:
                 self.run_log.say(timeline.finish(Path(str(recorder.folder))))
 
     def _train_epoch(self) -> None:
-        """What is left of the epoch that the next iteration belongs to."""
+        """Train to the end of the epoch that the next iteration belongs to."""
         began = self.run_log.seconds()
         epoch, position = self.schedule.place(self.store.iteration)
         end = min(self.total, self.store.iteration + self.schedule.batches_per_epoch - position)
@@ -240,8 +240,8 @@ class Training:
     def _close_epoch(self, epoch: int, began: float) -> None:
         """Reduce, evaluate, write down. An epoch that --iterations cuts short is closed like any other.
 
-        It is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker waits for
-        nobody before the last epoch: its record is of itself.
+        The epoch is over, and the clock stops, when the slowest worker is through. In an asynchronous job a worker
+        waits for nobody before the last epoch, and its record tells only of itself.
         """
         measured = self.measured
         measured.meter.drain()
@@ -314,7 +314,7 @@ class Training:
         return manifest, warnings
 
     def _divide_anew(self, manifest: Dict[str, Any]) -> str:
-        """What is left of the epoch goes to the workers that there are now, who are others than before; says so."""
+        """Give the rest of the epoch to the workers of now, whose number has changed; a line that says so."""
         before, now = manifest["num_workers"], self.store.num_workers
         batch, examples = self.config.worker_batch_size, self.data.num_examples
         batches = self.schedule.batches_per_epoch

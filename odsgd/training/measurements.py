@@ -1,4 +1,4 @@
-"""What a worker's iterations came to: loss, accuracy, speed and learning rates, of a few iterations and of an epoch."""
+"""Loss, accuracy, speed and learning rates of one worker: of a few iterations, and of an epoch."""
 from __future__ import annotations
 
 import dataclasses
@@ -26,7 +26,7 @@ class Interval:
 
 
 class Measurements:
-    """Counts the iterations of one worker. `interval` are those since the last line for the user; `epoch` this epoch's.
+    """Counts the iterations of one worker: `interval` since the last line for the user, `epoch` in this epoch.
 
     `learns`: whether iterations have a loss.
     """

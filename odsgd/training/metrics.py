@@ -114,7 +114,7 @@ class VirtualClock:
         self._before_s = 0.0
 
     def read(self) -> Optional[float]:
-        """Seconds of the run so far, with what a resumed one has behind it; None for a real cluster."""
+        """Seconds of the run so far, with the time before a resume; None for a real cluster."""
         return None if self._seconds is None else self._before_s + self._seconds()
 
     def go_on_from(self, seconds: Optional[float]) -> None:
@@ -123,7 +123,7 @@ class VirtualClock:
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object per line, each written out at once, so that a killed run leaves what it measured.
+    """metrics.jsonl: one JSON object per line, each written out at once, so that a killed run leaves its measurements.
 
     A number that is not finite is written as null, since JSON has no word for it.
     """

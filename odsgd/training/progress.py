@@ -104,14 +104,14 @@ def measured(record: Dict[str, Any]) -> str:
 
 
 def virtual(record: Dict[str, Any]) -> str:
-    """The time on a virtual cluster, where a record has it."""
+    """The time on a virtual cluster, if the record has one."""
     if "virtual_seconds" not in record:
         return ""
     return f"; virtual: {record['virtual_seconds']:.4g} s, {record['virtual_iteration_ms']:.4g} ms per iteration"
 
 
 def stale(record: Dict[str, Any]) -> str:
-    """How stale gradients were, and how often the weights changed, where a record has it."""
+    """How stale gradients were and how often the weights changed, if the record says so."""
     if "staleness_mean" not in record:
         return ""
     return f", staleness {record['staleness_mean']:.2f}, {record['updates_per_s']:.0f} updates/s"

@@ -2,7 +2,7 @@
 
 Each iteration's draws are a function of (seed, iteration, rank): MXNet's generators are reseeded before it. They have
 no state that could be saved, and seeding at every checkpoint instead would let the result depend on how often one is
-made. It costs about 1.4 ms, so networks that draw nothing, which is most of them, are found out and left alone.
+made. It costs about 1.4 ms, so it is left out for networks that draw nothing, as most do.
 """
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def _is_random(node: Dict[str, Any]) -> bool:
 
 
 def seed_iteration(seed: int, iteration: int, worker_rank: int) -> None:
-    """Make what is drawn from now on that of this iteration of this worker. Queued to the engine; does not wait."""
+    """Seed what is drawn from now on, by iteration and worker. Queued to the engine; does not wait."""
     digest = hashlib.sha256(f"{seed} {iteration} {worker_rank}".encode()).digest()
     mx.random.seed(int.from_bytes(digest[:4], "little") >> 1)  # 31 bits: MXNet takes a C int

@@ -24,7 +24,7 @@ from odsgd.training.epochs import EpochProgress
 
 
 class Schedule:
-    """Of each iteration of a run the epoch and the learning rates, and what is due after it. Iterations count from 0.
+    """The epoch and the learning rates of each iteration, and what is due after it. Iterations count from 0.
 
     `progress` : how an earlier number of workers has divided the epochs
     `scaling` : the factor of lr while workers are missing
@@ -91,7 +91,7 @@ def lr_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> float:
 
 
 def lr_local_at(config: TrainConfig, iteration: int, batches_per_epoch: int) -> Optional[float]:
-    """Learning rate of the local optimizer in iteration `iteration`; None: that of the global one."""
+    """Learning rate of the local optimizer in iteration `iteration`; None: the global rate."""
     if config.lr_local is None:
         return None
     own = config.lr_step_epochs_local

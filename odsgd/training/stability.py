@@ -4,7 +4,7 @@ With F gradients in flight, each taken on weights that F - 1 others have moved o
 momentum even without any (Mitliagkas, Zhang, Hadjis, Ré, "Asynchrony begets Momentum", 2016):
 
     total momentum     1 - (1 - momentum) / F        implicit 1 - 1/F and the optimizer's own, together
-    effective step     lr F / (1 - momentum)         what lr comes to when all of that has added up
+    effective step     lr F / (1 - momentum)         lr times all momentum that adds up
 
 The method knows F. Where it divides lr by the staleness, F counts at most 2 in the effective step. The reasons, and how
 the bounds were measured: docs/explanation/staleness.md.
@@ -43,7 +43,7 @@ def effective_step(config: TrainConfig, num_workers: int) -> float:
 
 
 def total_momentum(config: TrainConfig, num_workers: int) -> float:
-    """The optimizer's own and that of asynchrony."""
+    """The momentum of the optimizer and of asynchrony together."""
     return 1 - (1 - _momentum(config)[1]) / config.method.traits(config.options, num_workers).in_flight
 
 

@@ -4,7 +4,7 @@
     staleness.interval()                       {"staleness_mean": …, "updates_per_s": …} since the last call
     staleness.result()                         what goes to staleness.json
 
-Only worker 0 asks. An answer waits for the servers alone, so the other workers are not held up. Seconds are worker
+Only worker 0 asks. An answer waits only for the servers, so the other workers are not held up. Seconds are worker
 0's of training, or virtual ones; they stand still during evaluations and checkpoints, in which nobody pushes. What the
 numbers mean: docs/explanation/staleness.md.
 """

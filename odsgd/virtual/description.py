@@ -244,7 +244,7 @@ PARTS: Dict[str, Type[Any]] = {"compute": LayerTimes, "links": Link, "racks": Ra
 
 
 def of(values: Any, **given: Any) -> VirtualCluster:
-    """The cluster that a table of tables describes; what is wrong names the key. `given` wins over the table."""
+    """The cluster that a table of tables describes; an error names the key. `given` wins over the table."""
     values = {**_mapping("a cluster", values), **given}
     parts = {key: _made(kind, key, values[key]) for key, kind in PARTS.items() if values.get(key) is not None}
     links = dataclasses.asdict(parts.get("links", Link()))
@@ -254,7 +254,7 @@ def of(values: Any, **given: Any) -> VirtualCluster:
 
 
 def checksum(cluster: VirtualCluster) -> int:
-    """Tells clusters apart by what is no default, so that it outlives settings that come later."""
+    """Tells clusters apart by settings that are not defaults, so that a later version's new settings change nothing."""
     return zlib.crc32(json.dumps(_chosen(cluster), sort_keys=True).encode())
 
 

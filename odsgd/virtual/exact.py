@@ -25,7 +25,7 @@ The rules.
 9. An event is carried out only when nothing earlier can come any more. A worker whose iteration is over may begin the
    next one, unless it rests or has come to meet the others, so time waits for it.
 10. Times are whole nanoseconds, so that a job goes on after a pause as it would have without one. Events at equal times
-    go by what happens, worker and bucket, never by the order of calls.
+    are ordered by what happens, worker and bucket, never by the order of calls.
 """
 import collections
 import heapq
@@ -39,7 +39,7 @@ from odsgd.virtual.passes import PassTimes
 from odsgd.virtual.programs import Op, Program, Programs
 
 START, GRADIENTS, PASS, HANDLE, ANSWER, SUM, ARRIVED = range(7)
-"""What happens, in the order in which it does where times are equal."""
+"""Kinds of events; of events at equal times the smaller kind comes first."""
 
 Event = Tuple[int, int, int, int, int, int]
 """When, what, worker, bucket, and two numbers.
@@ -61,7 +61,7 @@ class Agenda:
         heapq.heappush(self.now, event)
 
     def earliest(self) -> float:
-        """When the next event is; infinite if there is none."""
+        """When the next event is; infinite without one."""
         return self.now[0][0] if self.now else math.inf
 
 
@@ -75,7 +75,7 @@ class LaneTimes:
         self.way, self.there = way, there   # links to the server and back; how many of them lead there
         self.ops: Sequence[Op] = ()         # of the iteration; none: it has ended
         self.next = 0                       # the op that is next
-        self.time = 0                       # when that can begin, as far as is known
+        self.time = 0                       # when that can begin, by what is known
         self.answered = self.arrived = 0    # the last question that has an answer; when that came
         self.before: Dict[int, int] = {}    # of the last sums, several of which may be under way: when they were there
         self.held: List[Tuple[Op, int]] = []  # questions that may not leave yet, and since when
@@ -89,7 +89,7 @@ class WorkerTimes:
 
     def __init__(self, rank: int, lanes: List[LaneTimes]) -> None:
         self.rank, self.lanes = rank, lanes
-        self.begun: Deque[int] = collections.deque()  # iterations to carry out; the first of them is on
+        self.begun: Deque[int] = collections.deque()  # iterations to carry out; the first one is on
         self.program: Program = []            # of that one
         self.grads: List[int] = []            # by bucket: when its gradients are there
         self.busy = 0                         # lanes that have not ended
@@ -154,7 +154,7 @@ class Simulation:
             self._agenda.push((ready, START, worker_rank, 0, 0, 0))
 
     def rest(self, worker_rank: int) -> None:
-        """A worker begins nothing new before all it has asked for has arrived; perhaps it comes to meet the others."""
+        """A worker begins nothing new before every answer to it has arrived; perhaps it comes to meet the others."""
         self._workers[worker_rank].resting = True
         self._open.discard(worker_rank)
 
@@ -355,7 +355,7 @@ class Simulation:
             self._to_link(begins + links.latency[link], m, b, hop, end + links.latency[link])
 
     def _to_server(self, time: int, m: int, b: int) -> None:
-        """All of a push comes to its server's thread."""
+        """The last byte of a push comes to its server's thread."""
         self._agenda.push((time, HANDLE, m, b, 0, 0))
 
     def _handle(self, time: int, m: int, b: int, number: int, end: int) -> None:
@@ -380,7 +380,7 @@ class Simulation:
         self._agenda.push((time, ANSWER, m, b, 0, 0))
 
     def _answer(self, time: int, m: int, b: int, number: int, end: int) -> None:
-        """An answer leaves for a worker, or those of a round for all workers."""
+        """An answer leaves for a worker, or the answers of a round leave for all workers."""
         workers = [m]
         if self.synchronous:
             workers, self._came[b] = self._came[b], []

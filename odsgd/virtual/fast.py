@@ -51,7 +51,7 @@ class FastSimulation(Simulation):
         raise NotImplementedError("a fast simulation goes from meeting to meeting (`met`); `Simulation` goes in steps")
 
     def _stretch(self) -> float:
-        """Nanoseconds in which about a dozen events happen: as many as the servers' links, or the passes, let come."""
+        """Nanoseconds in which about a dozen events happen, by the pace of the servers' links or of the passes."""
         compute = self.passes.mean(self.synchronous) / (self.num_workers * len(self.buckets))
         server = self.links.busy[self.cluster.host_of_server(0)] if self.cluster.servers else [0]
         return 4 * max(compute, sum(server) / len(server) / max(self.cluster.servers, 1))
@@ -59,7 +59,7 @@ class FastSimulation(Simulation):
     # --- at once ----------------------------------------------------------------------------------------------------
 
     def _to_link(self, time: int, m: int, b: int, hop: int, end: int) -> None:
-        """A link with one feeder gets messages in the order in which they leave there, so the next one is this one."""
+        """A link with one feeder gets messages in the order in which they leave it, so the next one is this one."""
         if self._link_at_once[self._workers[m].lanes[b].way[hop]]:
             self._pass(time, m, b, hop, end)
         else:
@@ -94,7 +94,7 @@ class FastSimulation(Simulation):
         self._will_be_due(time, range(self.num_workers), b, THERE, update)
 
     def _will_be_due(self, time: int, workers: Sequence[int], b: int, known: int, update: int) -> None:
-        """Answers are due at one time: one event, if they are those of all workers."""
+        """Answers are due at one time: one event, if they go to all workers."""
         if self._together:
             heapq.heappush(self._dues, time)
             self._agenda.push((time, ARRIVED, 0, b, ALL_DUE, update))
@@ -156,10 +156,10 @@ class FastSimulation(Simulation):
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def _lookahead(self) -> int:
-        """Nanoseconds within which nothing becomes due that is not among `_dues`; 0: nothing is known of that.
+        """Nanoseconds within which nothing becomes due that is not among `_dues`; 0: that cannot be said.
 
-        No answer of a round can be due within the time that its server's link needs for all of them, no sum within
-        that of the ring.
+        No answer of a round can be due before its server's link has carried all answers, and no sum before the ring
+        has carried it.
         """
         if not self._together:
             return 0
@@ -189,7 +189,7 @@ class FastSimulation(Simulation):
 
 
 class _Stretches(Agenda):
-    """Events of the stretch of time that is on are in the heap, those of later stretches are unsorted.
+    """Events of the current stretch of time are in the heap, events of later stretches are unsorted.
 
     A heap of all would cost most of the time: every worker has an event for each of its buckets.
     """

@@ -32,7 +32,7 @@ def loads(job: Simulation, iterations: Sequence[int]) -> Dict[str, float]:
 
 
 def _links(job: Simulation, asked: Sequence[int]) -> Dict[str, int]:
-    """How long the busiest link of each kind is at work, where each worker asks a bucket's server so often."""
+    """How long the busiest link of each kind is at work. `asked`: how often each worker asks each bucket's server."""
     links = job.links
     of_server: Dict[int, List[int]] = collections.defaultdict(list)
     for b, bucket in enumerate(job.buckets):
@@ -53,7 +53,7 @@ def _links(job: Simulation, asked: Sequence[int]) -> Dict[str, int]:
 
 
 def _sending(job: Simulation, asked: Sequence[int], sums: Sequence[int]) -> int:
-    """How long the processors of all hosts send and receive, for so many questions and sums of each bucket."""
+    """How long the processors of all hosts send and receive, by the number of questions and sums of each bucket."""
     hosts = [job.cluster.host_of_server(bucket.server_rank) for bucket in job.buckets]
     away = [job.num_workers - (host < job.num_workers) for host in hosts]
     return sum(2 * questions * there * sent + count * summed for questions, there, sent, count, summed

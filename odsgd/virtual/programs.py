@@ -175,7 +175,7 @@ def recorder(buckets: Sequence[Bucket], ring: bool, answer: Array, window_nbytes
 
 def recorded(method: Type[Method], options: Options, num_workers: int, bucket: Bucket, holder: Any, w: Array,
              local: bool, ring: bool) -> Worker:
-    """A method's worker with such a holder, with weights `w`; its optimizers do nothing."""
+    """A method's worker with this holder and weights `w`; its optimizers do nothing."""
     return method.worker(options=options, num_workers=num_workers, bucket=bucket, weights_holder=holder,
                          last_exchange=Pending(w), wd=0.0, lr_given=LR,
                          local_optimizer=_Stepped(holder) if local else None,

@@ -30,7 +30,7 @@ ITERATIONS, WARM_UP = 16, 4
 CLOSE = 1.05
 """Factors on the time of processors that differ by no more are the same."""
 BUSIEST = 0.99
-"""The largest share of cores that several hosts share: where more is asked of them, they are the bound themselves."""
+"""The largest share of the hosts' cores at work; where more is asked of them, they are the bound themselves."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def layers(sizes: Mapping[str, int]) -> List[Parameter]:
 def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter],
              options: Optional[Mapping[str, Any]] = None, iterations: int = ITERATIONS, warm_up: int = WARM_UP,
              transport: Optional[str] = None) -> Pace:
-    """The pace of a store on a cluster, of at least so many iterations, of which the first `warm_up` do not count.
+    """The pace of a store on a cluster over at least this number of iterations; the first `warm_up` do not count.
 
     `options`: of the store. Its own `warmup`, whose iterations are SSGD's, is 0 if it is not given. Of a store that
     exchanges every T iterations a multiple of T counts. Where hosts share `cores`, processors take longer (`_shared`).
@@ -79,11 +79,11 @@ def simulate(cluster: VirtualCluster, store: str, parameters: Sequence[Parameter
 
 
 def _shared(found: Callable[[float], Pace], cores: int) -> Pace:
-    """The pace where all hosts share so many cores; `found`: with processors that are slower by a factor.
+    """The pace where all hosts share this number of cores; `found`: with processors that are slower by a factor.
 
-    With a share rho of the cores at work, what needs one takes 1 / (1 - rho^cores) times as long, as in a queue before
-    so many servers (M/M/c, approximately). How long it takes decides how long an iteration is, and that decides rho:
-    the factor where both agree is found by bisection.
+    With a share rho of the cores at work, work takes 1 / (1 - rho^cores) times as long, as in a queue before as many
+    servers as there are cores (M/M/c, approximately). That factor decides how long an iteration is, which decides rho.
+    Bisection finds the factor where both agree.
     """
     alone = found(1.0)
     busy = alone.loads.get("shared cores", 0.0)
@@ -123,7 +123,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
 
 
 def pace(simulation: Simulation, iterations: int, warm_up: int = 0, period: int = 1) -> Pace:
-    """Let every worker go through so many iterations, or more where it waits for nobody, until all have.
+    """Let every worker carry out this number of iterations; one that waits for nobody goes on until all have.
 
     What counts is a multiple of `period` of each worker, and in an asynchronous job while all are at work and warm.
     """

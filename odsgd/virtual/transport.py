@@ -1,4 +1,4 @@
-"""Workers on a virtual cluster: the values are those of one process, their order and the time are the simulation's.
+"""Workers on a virtual cluster: one process computes the values, the simulation decides their order and the time.
 
     stage = VirtualStage(cluster)
     stage.run(train)                         called once per worker, with its transport
@@ -62,7 +62,7 @@ class VirtualStage(Stage):
     # -- what workers tell and ask ---------------------------------------------------------------------------
 
     def opens(self, setup: Setup, layers: Sequence[Parameter], ring: bool) -> None:
-        """A worker's session begins; those of all workers are the same."""
+        """A worker's session begins; all workers' sessions are alike."""
         if self.simulation is not None:
             if self.simulation.buckets != list(setup.buckets):
                 raise ConfigError("a virtual cluster trains one model at a time; make another one for another store")
@@ -127,7 +127,7 @@ class VirtualStage(Stage):
         return late
 
     def _answer_in_order(self, bucket_id: int) -> None:
-        """Answer what has reached the rule, up to the first question whose worker has not computed so far."""
+        """Answer the questions that have reached the rule, up to the first one whose worker has not asked it yet."""
         assert self.simulation is not None
         order = self.simulation.order[bucket_id]
         while order and (bucket_id, order[0]) in self._questions:
@@ -226,7 +226,7 @@ def _until_it_waits(bucket: greenlet, *values: Any) -> List[_Waiting]:
 
 
 class _OnStage(Transport):
-    """What both kinds of worker have."""
+    """The common part of both kinds of worker."""
 
     session_class = VirtualSession
     _stage: VirtualStage

@@ -1,10 +1,10 @@
 """``odsgd advise``: which store, how many servers, which codec, before anything is bought or started.
 
     config.py       the options
-    candidates.py   the systems that are looked at, and the cluster on which each runs
-    predictions.py  what is to be expected of one: time, bound, staleness, memory
+    candidates.py   the systems to look at, and the cluster on which each runs
+    predictions.py  what to expect of a system: time, bound, staleness, memory
     changes.py      what gains most
-    knowledge.py    what is known of accuracy, and where the times were checked
+    knowledge.py    measured accuracies, and the range in which the times were checked
     report.py       the table and JSON
     figure.py       the picture
 """

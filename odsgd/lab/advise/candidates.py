@@ -39,10 +39,10 @@ def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:
 
 
 def placed(cluster: VirtualCluster, system: System, workers: int) -> VirtualCluster:
-    """The cluster with so many workers, and with the servers of a system.
+    """The cluster with this number of workers, and with the servers of a system.
 
-    What the profile says of single hosts and workers stays as far as they are there; a server that it does not name has
-    the link of the first one.
+    What the profile says of single hosts and workers stays where the cluster has them. A server that the profile does
+    not name has the link of the first one.
     """
     beside = system.servers in (AUTO, None)
     servers = workers if system.servers == AUTO else system.extra_hosts() or 1

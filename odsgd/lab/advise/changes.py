@@ -9,7 +9,7 @@ from odsgd.lab.bench.systems import AUTO, System
 from odsgd.virtual.description import Link, Quantity, ServerCost, VirtualCluster, WorkerCost
 
 NOTHING = 0.01
-"""A smaller gain is none."""
+"""A smaller gain counts as nothing."""
 
 ORDINALS = {1: "one server", 2: "a second server", 3: "a third server", 4: "a fourth server"}
 

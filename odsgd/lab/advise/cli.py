@@ -22,7 +22,7 @@ from odsgd.tools import pyplot, say
 from odsgd.virtual.description import of
 
 TIE = 0.01
-"""Of the fastest time: a smaller difference is none, and what is least stale comes first, then what needs least memory.
+"""Systems within this part of the fastest time tie: the least stale comes first, then the one that needs least memory.
 """
 
 
@@ -59,7 +59,7 @@ def _parameters(config: AdviseConfig) -> List[Parameter]:
 
 
 def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Prediction]:
-    """All candidates, the fastest first; of those that tie with it, the ones that cost least."""
+    """All candidates, the fastest first; candidates that tie with it are ordered by what they cost."""
     timed = [codec for codec in oracle.cluster.codecs if codec in WITHOUT_RESIDUAL and codec != "none"]
     systems = candidates(config, workers, config.codecs or ("none", *timed))
 

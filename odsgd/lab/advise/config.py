@@ -58,7 +58,7 @@ SERVERS = Kind("N", "numbers of servers, or auto", _servers)
 STORE = Kind("STORE", "names of stores", _store)
 CODEC = Kind("CODEC", "names of codecs", _codec)
 SYSTEM = Kind("SYSTEM", "systems as NAME[:OPTION=VALUE][@SERVERS]", _system)
-MODEL = Kind("MODEL", "the name of a model, or so many parameters as 25.6M", lambda value: models.check(str(value)))
+MODEL = Kind("MODEL", "the name of a model, or a number of parameters as 25.6M", lambda value: models.check(str(value)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,13 +67,13 @@ class AdviseConfig:
 
     profile: str
     model: Optional[str] = option(
-        None, MODEL, "in place of the profile's parameters: so many as 25.6M or 50k, or a model of `odsgd bench` or "
+        None, MODEL, "in place of the profile's parameters: a number as 25.6M or 50k, or a model of `odsgd bench` or "
         "`odsgd train`", group="The cluster")
     workers: Tuple[int, ...] = option((), integers(1), "numbers of workers", group="The cluster",
                                       otherwise="the profile's")
     compute: Optional[float] = option(None, TIME, "of an iteration's passes, as 400ms, in place of a profile or of its "
                                       "own", group="The cluster", otherwise="the profile's")
-    rate: Optional[float] = option(None, RATE, f"rate of all hosts' links, of which {100 * PAYLOAD:.0f} % are payload",
+    rate: Optional[float] = option(None, RATE, f"rate of all hosts' links; {100 * PAYLOAD:.0f} % of it are payload",
                                    group="The cluster", otherwise="the profile's goodput")
     batch_size: int = option(0, integer(0), "samples per worker and iteration; 0: tells gradients per second",
                              group="The cluster")
@@ -88,7 +88,7 @@ class AdviseConfig:
                                         group="What is looked at", otherwise="1,4")
     systems: Tuple[System, ...] = option((), several(SYSTEM), "these systems alone, as `odsgd bench` writes "
                                                  "them", group="What is looked at")
-    now: Optional[System] = option(None, SYSTEM, "the system in use, of which is said what to change first",
+    now: Optional[System] = option(None, SYSTEM, "the system in use; what to change first is said of it",
                                            group="What is told", otherwise="the first of the table")
     lines: int = option(15, integer(0), "of the table; 0: all", group="What is told")
     json: Optional[str] = option(None, PATH, "write everything there", group="What is told")

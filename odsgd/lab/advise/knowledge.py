@@ -1,4 +1,4 @@
-"""What is known beside the times: accuracies that were measured, and the range in which the times were checked."""
+"""What the adviser knows beside times: measured accuracies, and the range in which its times were checked."""
 from __future__ import annotations
 
 import json
@@ -82,7 +82,7 @@ def beyond(cluster: VirtualCluster, floats: int, workers: int, systems: Sequence
     if cluster.compute.draws.kind != "constant" or cluster.compute.speeds:
         found.append("passes that differ from worker to worker")
     codecs = {str(system.options.get("codec", "none")) for system in systems} - {"none"}
-    found += [f"codec {codec}, of which the profile has no time" for codec in sorted(codecs - set(cluster.codecs))]
+    found += [f"codec {codec}, which has no time in the profile" for codec in sorted(codecs - set(cluster.codecs))]
     others = sorted({system.name for system in systems} - set(CHECKED["stores"]))
     if others:
         found.append("the stores " + ", ".join(others))

@@ -18,7 +18,7 @@ from odsgd.virtual.programs import Programs
 
 WARM_UP = 4
 ITERATIONS, OF_ALL = (4, 10), 64
-"""How many count, at least and at most; between them so many of all workers together."""
+"""How many iterations of a worker count, at least and at most; and how many of all workers together in between."""
 MUCH = 300
 """Workers of all simulations together for which processes are worth their start."""
 
@@ -55,7 +55,7 @@ class Prediction:
     def bound_s(self) -> float:
         """No schedule is faster than this, on average.
 
-        An asynchronous worker beside its server may go through more iterations than the others, who alone use links.
+        An asynchronous worker beside its server uses no link, and may go through more iterations than the others.
         """
         return min(self.loads[self.resource], self.iteration_s)
 
@@ -64,14 +64,14 @@ class Prediction:
         return mean(dict(self.staleness))
 
     def staleness_of(self, part: float) -> int:
-        """The least tau that so large a part of the pushes does not exceed."""
+        """The least tau that this part of the pushes does not exceed."""
         sums = itertools.accumulate(count for _, count in sorted(self.staleness.items()))
         return next(tau for tau, known in zip(sorted(self.staleness), sums)
                     if known >= part * sum(self.staleness.values()))
 
 
 class Question(NamedTuple):
-    """What `times.simulate` is asked, and what it does not tell: how two systems differ that send and wait alike."""
+    """The arguments of `times.simulate`; `key` is equal for systems that send and wait alike."""
 
     key: Hashable
     arguments: Tuple[Any, ...]
@@ -106,7 +106,7 @@ class Oracle:
         pace = self._paces[question.key]
         iteration = pace.iteration
         if not job.method.asynchronous:
-            iteration = max(iteration, *pace.loads.values())  # what is counted of a short run may be less
+            iteration = max(iteration, *pace.loads.values())  # a short run may count less
         servers = memory.of_servers(job.method, job.options, workers) if job.transport == "server" else 0
         return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
                           * memory.of_worker(job.method, job.options, workers, job.transport, job.programs),
@@ -133,7 +133,7 @@ def _simulated(question: Question) -> times.Pace:
 
 
 class _Job:
-    """A system as the simulation has it."""
+    """A system in the terms of the simulation."""
 
     def __init__(self, system: System, workers: int) -> None:
         self.system, self.workers, self.method = system, workers, OURS[system.name]

@@ -88,8 +88,8 @@ class BenchConfig:
 
     systems: Tuple[systems.System, ...] = _what(
         None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
-        "torch/ddp, horovod/mxnet; with options as odsgd:transport=sharded or pipesgd:codec=quantize; @1, @2: so many "
-        "servers on hosts of their own, @auto (default): one beside every worker")
+        "torch/ddp, horovod/mxnet; with options as odsgd:transport=sharded or pipesgd:codec=quantize; @1, @2: this "
+        "number of servers on hosts of their own, @auto (default): one beside every worker")
     models: Tuple[str, ...] = _what(
         ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), 25.6M "
         "(ResNet-50), 138M (VGG-16), 355M (a transformer), 5000x1000 (as many tensors), 5M (one), or one of `odsgd "

@@ -19,10 +19,10 @@ HAND_IN_S = 10e-6
 
 
 def passes(model: str, seconds: float, forward: float = 0.0) -> LayerTimes:
-    """Step by step, each of which needs all its weights, or has all its gradients in the end.
+    """The times of its steps; a step needs the weights of all its layers, and has their gradients when it ends.
 
-    The benchmarks' has no forward pass. Without computing, an iteration begins when Python has handed in all
-    parameters.
+    The benchmarks' accelerator has no forward pass. Without computing, an iteration begins when Python has handed in
+    all parameters.
     """
     sizes = np.array([math.prod(shape) for shape in models.shapes(model)], float)
     durations, numbers = seconds * sizes / sizes.sum(), list(range(len(sizes)))

@@ -75,7 +75,7 @@ _NUMBER = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)([kM])")
 
 
 def _perceptron(parameters: float) -> Shapes:
-    """Four square layers and one to ten classes, with so many parameters within a per mille, if they are 50 k or more.
+    """Four square layers and one to ten classes, with this number of parameters within a per mille from 50 k on.
     """
     width = max(1, round((math.sqrt(14 ** 2 + 16 * (parameters - 10)) - 14) / 8))  # 4 w^2 + 14 w + 10
     return [(width, width), (width,)] * 4 + [(10, width), (10,)]

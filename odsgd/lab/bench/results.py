@@ -17,7 +17,7 @@ class Finding(NamedTuple):
     system: str
     compute_ms: float
     iterations_ms: List[float]  # of each job, the mean iteration
-    limit_ms: float  # 0: there is none that says anything (loopback, and nothing computed)
+    limit_ms: float  # 0: no limit says anything (loopback, and nothing computed)
     speedup: Optional[float]  # iterations per second over the baseline's
     worker_cpu_ms: float
     server_cpu_ms: Optional[float]

@@ -97,7 +97,7 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
 
 
 def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[System]:
-    """The systems without those that need a Python and have none."""
+    """The systems whose Python is known, or which need no other one."""
     missing = {system.name for system in config.systems if system.name in FOREIGN and not config.python(system.name)}
     systems = [system for system in config.systems if system.name not in missing]
     for name in sorted(missing):

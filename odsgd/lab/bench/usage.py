@@ -1,4 +1,4 @@
-"""CPU time and memory of this process so far, from /proc. Standard library only: ddp.py has nothing else of ours."""
+"""CPU time and memory of this process so far, from /proc. Standard library only, since ddp.py imports it."""
 import os
 import time
 from typing import Dict

@@ -68,7 +68,7 @@ class Loop:
 
 
 def _stores(system: Dict[str, Any]) -> Iterator[Any]:
-    """A store per model: one of ours serves one model, of stock MXNet's there can be one in a process."""
+    """A store per model: our stores serve one model each. A process can have only one store of stock MXNet."""
     if system["stock"]:
         store = mx.kv.create("dist_async" if system["name"].endswith("async") else "dist_sync")
         store.set_optimizer(optimizer())

@@ -15,8 +15,6 @@ from odsgd.lab.cluster import links
 
 NETWORK = "10.0.0.{}"
 HEAD, HEAD_ADDRESS = "head", NETWORK.format(254)
-DEVICE = "eth0"
-"""The same name on every host and on the head, where it is the bridge itself."""
 
 COMMON = r"""
 failed() { echo "failed $1"; exit 1; }

@@ -76,7 +76,7 @@ def run(argv: List[str]) -> int:
 
 
 def down(argv: List[str]) -> int:
-    """Take a cluster down, or all of them."""
+    """Take a cluster down, or every cluster."""
     parser = _parser(DEFAULT_NAME)
     parser.add_argument("--all", action="store_true")
     options = parser.parse_args(argv)
@@ -101,7 +101,7 @@ def _up(options: argparse.Namespace, name: Optional[str]) -> Cluster:
 
 
 def _heeded() -> List[signal.Signals]:
-    """Without those that `nohup` and `&` have us ignore."""
+    """Without the signals that `nohup` and `&` make this process ignore."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 

@@ -14,8 +14,8 @@ from typing import Tuple
 
 WARM_UP_S = 0.3
 SLICES = 5
-"""The median of so many: behind a lost packet TCP holds back up to a port's buffer, half a megabyte, then hands all of
-it over at once; on a slow link a mean with one end in between is 8 % too high or too low."""
+"""How many slices the median is of. Behind a lost packet TCP holds back up to a port's buffer, half a megabyte, then
+hands all of it over at once; on a slow link a mean with one end in between is 8 % too high or too low."""
 CHUNK = 1 << 18
 
 

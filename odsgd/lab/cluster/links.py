@@ -20,7 +20,7 @@ BURST_OVER_NBYTES, BURST_S = 7_000, 1e-4
 """An idle link takes so much at once, whichever is more: a packet with its headers, or the bytes of a timer's lateness;
 with less the rate is not reached."""
 QUEUE_NBYTES, QUEUE_S = 500_000, 0.032
-"""The buffer of a port, whichever is more: that of a switch. In a smaller one the packets of several senders to one
+"""The buffer of a switch's port, whichever is more. In a smaller one the packets of several senders to one
 receiver get lost, and TCP waits 200 ms before it sends the last of them again; a larger one delays the way back."""
 
 

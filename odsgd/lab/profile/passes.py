@@ -38,7 +38,7 @@ class Network:
             yield from self._training.data.train(epoch)
 
     def _queue(self, looked_at: bool) -> Tuple[List[Instant], List[Instant]]:
-        """One iteration; when the passes were through with each layer, as far as that is `looked_at`."""
+        """One iteration; when the passes were through with each layer, where `looked_at` asks for it."""
         xs, ys = next(self._batches)
         with mx.autograd.record():
             losses = [self._training.passes.loss(self._training.net(x), y) for x, y in zip(xs, ys)]
@@ -48,7 +48,7 @@ class Network:
         return forward, [Instant(layer.list_grad()) for layer in looked]
 
     def times(self, count: int) -> List[float]:
-        """Seconds of so many iterations in a row, each queued while the one before runs."""
+        """Seconds of `count` iterations in a row, each queued while the one before runs."""
         ends = [self._queue(False)[1][0] for _ in range(WARM_UP)]
         for _ in range(count):
             ends[-2].wait(LATE_S)

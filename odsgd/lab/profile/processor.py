@@ -32,7 +32,7 @@ SPREAD_NBYTES = 32e6
 REPEAT = 5
 MEGABYTE = 1e6 / WIRE_DTYPE.itemsize  # floats
 LITTLE = 20e-6
-"""Seconds per megabyte; less of a worker's own lines is none."""
+"""Seconds per megabyte; if a worker's own lines take less, they count as free."""
 
 
 class Price(NamedTuple):
@@ -102,7 +102,7 @@ def of_lines() -> Dict[str, Price]:
 
 
 def _lines(method: Type[Method], floats: int) -> float:
-    """Seconds of an iteration, in the mean of those between two exchanges."""
+    """Seconds of an iteration, the mean from one exchange to the next."""
     options, ring = method.Options().in_iterations(), method.transports[0] == "ring"
     local = method.local_optimizer(options) is not None
     buckets = [_bucket(number, floats) for number in _copies(floats)]

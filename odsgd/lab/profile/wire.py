@@ -1,7 +1,7 @@
 """Links, and what a message costs at both of its ends: measured in a job, with nothing else on the way.
 
-Two workers send to each other as fast as TCP does: the goodput. Worker 0 alone exchanges buckets with a server: one by
-one, which has all delays in it, and many at a time, of which the slowest part sets the pace.
+Two workers send to each other as fast as TCP does: the goodput. Then only worker 0 exchanges buckets with a server: one
+by one, which takes all delays together, and many at a time, where the slowest part sets the pace.
 """
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from odsgd.lab.profile.processor import Price, price
 
 SIZES = (2 ** 12, 2 ** 14, 2 ** 16, 2 ** 18)  # floats
 MANY, REPEAT = 16, 25
-SECONDS, PINGS = 1.0, 200
+SECONDS = 1.0
 STORE = "asgd"
-"""Its servers answer one worker that comes alone, at once."""
+"""Its servers answer a worker without waiting for the others."""
 
 
 class Exchanges(NamedTuple):
@@ -134,8 +134,8 @@ def described(found: Exchanges, goodput_nbytes: Optional[float], arrays: Sequenc
               ) -> Dict[str, Dict[str, Any]]:
     """`links`, `worker` and `server` of the description. `arrays`: gather and scatter; `update`: this store's rule.
 
-    Of buckets that are on their way together the slowest part sets the pace, and for small ones that is the server's
-    thread. What remains of one that goes alone, both ways, is latency.
+    The slowest part sets the pace of buckets that are on their way together; for small buckets it is the server's
+    thread. What remains of the time of a single bucket, both ways, is latency.
     """
     at_worker = found.worker.call / 2
     latency = max(found.alone.call - 2 * at_worker - found.together.call, 0.0) / 2

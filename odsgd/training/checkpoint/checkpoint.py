@@ -7,7 +7,7 @@ worker has said what its file contains. In order:
     1. worker 0 takes away the manifest of an earlier attempt at this iteration, all wait for that
     2. every worker copies what it keeps; from here on they may train
     3. beside that a thread writes worker-M.npz; on worker 0 also servers.npz and weights.params
-       meanwhile worker 0 fetches the servers' state, which is that of step 2, a few pieces after each iteration
+       meanwhile worker 0 fetches the servers' state of step 2, a few pieces after each iteration
     4. some iterations later all workers exchange the digests of their files
     5. worker 0 writes manifest.json, then says which checkpoints are kept; everyone removes the others, manifest first
 
@@ -80,7 +80,7 @@ def copies_within_s(store: Store) -> float:
 
 class UnfinishedCheckpoint:
     """The checkpoint of this iteration, while it is being written. Collective; returns when a worker's own state is
-    copied, and that of the servers laid aside.
+    copied and the servers have laid theirs aside.
 
     All workers call `advance` after each iteration, and `finish` after the same; until then the checkpoint does not
     count.
@@ -222,7 +222,7 @@ def _retire(root: Path, kept: List[int], iteration: int) -> None:
 
 
 def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) -> None:
-    """The same there: also what has never become a checkpoint."""
+    """The same in the second place, where also folders go that never became a checkpoint."""
     for old in second.iterations():
         if old < iteration and old not in kept:
             second.remove(old, first=MANIFEST)
@@ -231,7 +231,7 @@ def _retire_copies(second: CheckpointMirror, kept: List[int], iteration: int) ->
 def _from_leader(store: Store, value: Callable[[], Any]) -> Any:
     """The `value` of worker 0, or of the first that is left, which is JSON, on every worker. Collective; waits.
 
-    A worker that is lost leaves its part out of a sum, of the second one alone, perhaps: then they ask again.
+    A worker that is lost leaves its part out of a sum, perhaps only of the second one: then they ask again.
     """
     while True:
         mine = json.dumps(value()).encode() if store.leads else b""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and a full disk told in one line."""
+"""Files that are whole or absent, folders of one job at a time, and one line for a full disk."""
 from __future__ import annotations
 
 import contextlib
@@ -16,18 +16,19 @@ from kvstore.job import commands, environment
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 LOCK, FREE_WITHIN_S, FREE_AGAIN_WITHIN_S = ".lock", 3.0, 45.0
-"""In the folder of a run; for how long one is asked for that another job has; and that of a job started again, by what
-may be left of the attempt before. The last is less than what the launcher takes for a hang."""
+"""The file in a run's folder; how long a job tries to get a folder that another job has; and how long a job that was
+started again tries, since processes of the attempt before may still end. The launcher takes a longer wait for a hang.
+"""
 
 
 @contextlib.contextmanager
 def held(folder: Path, rank: int = 0) -> Iterator[None]:
-    """Meanwhile no other job has this folder of a run. All workers of a job have it.
+    """Keep other jobs out of this folder of a run meanwhile. All workers of one job share it.
 
-    ConfigError if another has it; RoundTimeoutError in a job started again, which may try once more.
+    ConfigError if another job has it; RoundTimeoutError in a job started again, which may try once more.
 
-    The kernel's lock goes with the process, however it ends; the file stays. Without a secret nothing says which job a
-    worker is of, and the first alone has it. Where the file system knows no locks nobody is refused.
+    The kernel's lock goes with the process, however it ends; the file stays. Without a secret a worker cannot say which
+    job it belongs to, and only worker 0 takes the lock. A file system without locks refuses nobody.
     """
     if rank and not commands.trusted():
         yield
@@ -78,7 +79,7 @@ def _share(file: IO[str], job: str, mine: str) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; afterwards `path` is the new file, on disk, or what it was before."""
+    """A temporary name to write to; afterwards `path` is the new file, on disk, or unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         yield temporary

@@ -27,7 +27,7 @@ Digest = Dict[str, Any]
 
 
 class DamagedError(ConfigError):
-    """A checkpoint that is not what was written; the one before it may serve."""
+    """A checkpoint that differs from what was written; the checkpoint before it may serve."""
 
 
 def worker_file(worker_rank: int) -> str:
@@ -91,7 +91,7 @@ MANIFEST_HAS: Dict[str, Callable[[Any], bool]] = {
                                               and all(_is_count(abs(one)) for one in value if isinstance(one, int))),
     "parameters": _are_shapes, "files": _are_digests,
     "virtual_seconds": lambda value: value is None or (isinstance(value, (int, float)) and 0 <= value < math.inf)}
-"""What is read of a manifest, and what it must be."""
+"""The keys that are read of a manifest, each with a check of its value."""
 
 
 def digest(path: Path) -> Digest:
@@ -139,7 +139,7 @@ def check_model(manifest: Dict[str, Any], net: Any) -> None:
 
 
 def check_facts(manifest: Dict[str, Any], now: Mapping[str, Any], mismatches: List[str]) -> None:
-    """ConfigError unless options (`mismatches` from TrainConfig) and what is true `now` are those of the saved run."""
+    """ConfigError unless options (`mismatches` from TrainConfig) and facts of `now` agree with the saved run."""
     lines = mismatches + [f"{name}: {manifest.get(name)} in the saved run, {value} now"
                           for name, value in now.items() if manifest.get(name) != value]
     if lines:

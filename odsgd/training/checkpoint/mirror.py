@@ -47,11 +47,11 @@ class CheckpointMirror:
         return future
 
     def aside(self, call: Callable[[], None]) -> None:
-        """The same; `failures` tells what has come of it."""
+        """The same; `failures` says whether it failed."""
         self._aside.append(self.later(call))
 
     def failures(self, within_s: float = 0.0) -> List[str]:
-        """What has gone wrong aside since the last call; waits for what is under way, so long at most."""
+        """What has gone wrong aside since the last call; waits at most `within_s` for copies that are under way."""
         done, under_way = futures.wait(self._aside, within_s)
         errors = [one.exception() for one in self._aside if one in done]
         self._aside = [one for one in self._aside if one in under_way]
@@ -83,7 +83,7 @@ class CheckpointMirror:
                       if path.parent.name.isdigit())
 
     def iterations(self) -> List[int]:
-        """All checkpoints of which there is something."""
+        """All checkpoints with at least one file or folder there."""
         return sorted(int(path.name) for path in Path(self._folder).glob("*") if path.name.isdigit())
 
     def remove(self, iteration: int, first: str) -> None:
@@ -124,7 +124,7 @@ class RemoteMirror(CheckpointMirror):
         return self._listed("")
 
     def _listed(self, rest: str) -> List[int]:
-        """The numbers for which there is such a path."""
+        """The numbers N of the paths FOLDER/N followed by `rest`."""
         listed = self._run(f"ls -d {shlex.quote(self._folder)}/*{rest} 2>/dev/null || true")
         return sorted(map(int, re.findall(rf"/([0-9]{{1,15}}){re.escape(rest)}$", listed, re.MULTILINE)))
 

@@ -69,7 +69,7 @@ def resume(root: Path, store: Store, net: Any, check: Callable[[Dict[str, Any]],
         complaint = ""
         try:
             if second is not None and not others:
-                with contextlib.suppress(MirrorError):  # then it is missing, which is told below
+                with contextlib.suppress(MirrorError):  # a missing file is reported below
                     bring(second, folder, worker_file(store.rank))
             verify_mine(folder, manifest, store.rank, others)
         except DamagedError as error:

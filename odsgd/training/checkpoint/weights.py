@@ -1,6 +1,6 @@
 """Files of named weights as MXNet writes them (`.params`), read without trust.
 
-MXNet's own reader makes room for whatever a file says, and only then looks whether it is there.
+MXNet's own reader allocates what a file announces before it looks whether the file holds that much.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def copied(net: Any) -> Dict[str, Any]:
 
 
 def write(path: Path, weights: Dict[str, Any]) -> None:
-    """Weights as `net.load_parameters` reads them. MXNet does not tell when a full disk takes not all of them."""
+    """Weights as `net.load_parameters` reads them. MXNet does not say when a full disk cuts them short."""
     with replacing(path) as temporary:
         try:
             mx.nd.save(str(temporary), weights)
@@ -51,7 +51,7 @@ def write(path: Path, weights: Dict[str, Any]) -> None:
 
 
 def _ends_with(path: Path, name: str) -> bool:
-    """Whether a file of weights is there to its end, which is the name of the last of them."""
+    """Whether a file of weights is whole: it ends with the name of the last weight."""
     with open(path, "rb") as file:
         file.seek(max(0, os.path.getsize(path) - len(name.encode())))
         return file.read() == name.encode()
@@ -89,7 +89,7 @@ class _Reader:
         return values
 
     def _count(self, each: int) -> int:
-        """How many follow, which take so many bytes each, or more."""
+        """How many parts follow; each takes at least `each` bytes."""
         (count,) = self._next("<Q")
         if count > (len(self._data) - self._at) // each:
             raise ValueError(f"{count} parts announced in {len(self._data)} bytes")

@@ -132,7 +132,7 @@ def read_cifar(path: Path) -> Examples:
 def synthetic(shape: Sequence[int], classes: int, examples: int) -> Arrays:
     """Images that a small network can learn: one coarse pattern for each class, half hidden in noise.
 
-    The same on every worker and in every run: it depends on the three arguments alone.
+    The same on every worker and in every run: it depends only on the three arguments.
     """
     random = np.random.RandomState(0)
     channels, height, width = shape

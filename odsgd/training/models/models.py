@@ -137,7 +137,7 @@ def _settle_shapes(net: Any, config: TrainConfig, context: Any) -> None:
 
 
 def _read_weights(net: Any, config: TrainConfig) -> None:
-    """What the file has, but for a last layer of another shape, which keeps what was drawn."""
+    """Take the weights from the file; a last layer of another shape keeps the weights that were drawn."""
     path = Path(str(config.weights)).expanduser()
     found = weights.read(path)
     for name, parameter in net._collect_params_with_prefix().items():
@@ -150,7 +150,7 @@ def _read_weights(net: Any, config: TrainConfig) -> None:
 
 
 def frozen(net: Any, config: TrainConfig) -> List[str]:
-    """Names of the parameters that training leaves alone; the statistics of frozen BatchNorm are among them."""
+    """Names of the parameters that training does not change, with the statistics of frozen BatchNorm."""
     if config.trainable == "all":
         return []
     last = _last(net)
@@ -183,7 +183,7 @@ def _last(net: Any) -> List[str]:
 
 
 def _layers(net: Any) -> List[Any]:
-    """The blocks that have parameters of their own, in the order in which they came; the last computes classes."""
+    """The blocks with parameters of their own, in the order in which they were added; the last computes classes."""
     found: List[Any] = []
     net.apply(lambda block: found.append(block) if block._reg_params else None)
     return found

@@ -86,7 +86,7 @@ def _recorded() -> Computed:
 
 
 def _untold(what: str, start_s: float, end_s: float, /, *, iteration: int, layers: List[int]) -> None:
-    """For devices of which no timeline is kept."""
+    """For devices without a timeline."""
 
 
 def factors(spread: float, seed: Any) -> Iterator[float]:

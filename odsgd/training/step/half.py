@@ -18,7 +18,7 @@ FLOAT16 = "float16"
 
 
 def cast(net: Any, contexts: List[Any]) -> None:
-    """Let the weights of `net` be in half precision, but for those of BatchNorm, whose sums need the range."""
+    """Put the weights of `net` in half precision, except BatchNorm's, whose sums need the range."""
     net.cast(FLOAT16)
     if contexts[0].device_type == "cpu":
         _products_in_single()

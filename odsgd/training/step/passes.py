@@ -1,4 +1,4 @@
-"""What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that takes time alone."""
+"""What computes an iteration: the network, perhaps with bars on a timeline, or an accelerator that only takes time."""
 from __future__ import annotations
 
 from typing import Any, Iterator, List, Sequence, Tuple
@@ -49,7 +49,7 @@ class NetworkPasses:
         return half.outputs(self._net, x) if self._half else self._net(x)
 
     def test(self, xs: List[Any], ys: List[Any]) -> List[Any]:
-        """Queue forward alone; the same results."""
+        """Queue only the forward pass; the same results."""
         outputs = [self._forward(x) for x in xs]
         return [self._result(self.loss(output, y), output, y) for output, y in zip(outputs, ys)]
 
@@ -71,7 +71,7 @@ class RecordedPasses(NetworkPasses):
 
 
 class EmulatedPasses(NetworkPasses):
-    """Time alone. What the gradients hold, of the first batch, they keep; there is no data, and no result."""
+    """Only time passes. Gradients keep the values of the first batch; there is no data, and no result."""
 
     learns = False
 

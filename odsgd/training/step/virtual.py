@@ -66,7 +66,7 @@ def _check_memory(config: TrainConfig, workers: int) -> None:
 
 
 def _available_nbytes() -> Optional[float]:
-    """Memory that is free, as far as the system tells."""
+    """Memory that is free; None if the system does not say."""
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             return next(1024.0 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))

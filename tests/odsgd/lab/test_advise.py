@@ -201,7 +201,7 @@ def test_links_that_differ_and_racks_were_not_checked() -> None:
         ["links that differ"], ["racks"], ["passes that differ from worker to worker"]]
     coded = [parse("pipesgd:codec=quantize"), parse("delayed")]
     assert knowledge.beyond(of({}), 10 ** 6, 2, coded) == [
-        "codec quantize, of which the profile has no time", "the stores delayed"]
+        "codec quantize, which has no time in the profile", "the stores delayed"]
     assert knowledge.beyond(of({"codecs": {"quantize": "1ms"}}), 10 ** 6, 2, coded[:1]) == []
 
 
