@@ -17,8 +17,8 @@ IN_NUMPY = ["ssgd", "ssgd_sum", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssg
             "odsgd_sum", "odsgd_mult",
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
             "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum",
-            "diloco", "diloco_rates", "diloco_average", "diloco_1", "diloco_no_momentum", "eager", "eager_naive",
-            "eager_1", "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
+            "diloco", "diloco_rates", "diloco_replaced", "diloco_average", "diloco_1", "diloco_no_momentum", "eager",
+            "eager_naive", "eager_1", "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
 
 
 def rates(first: float, changes: Dict[str, float]) -> Any:
@@ -75,7 +75,7 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     common = (gradient, initial(), workers, scenario.iterations, update)
     codes["adds"] = scenario.options.get("reduction") == "sum"
     if scenario.store in ("diloco", "eager"):
-        return of_weights(scenario, workers, [copy.deepcopy(sgd) for _ in range(workers)])
+        return of_weights(scenario, workers, [copy.deepcopy(update) for _ in range(workers)])
     if scenario.store == "ssgd":
         return paper.synchronous(*common, **codes)
     options = dict(scenario.options)
@@ -92,7 +92,7 @@ def by_the_paper(scenario: Scenario, workers: int, **codes: Any) -> paper.Path:
     return paper.one_step_delay(*common, warmup, updates, **codes)
 
 
-def of_weights(scenario: Scenario, workers: int, inner: List[paper.Sgd]) -> paper.Path:
+def of_weights(scenario: Scenario, workers: int, inner: List[Any]) -> paper.Path:
     """The same for methods that take weights."""
     options = dict(scenario.options)
     more = {"local_scale": options["local_scale"]} if "local_scale" in options else {}
