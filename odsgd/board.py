@@ -43,6 +43,8 @@ class Board:
         except OSError as error:
             raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
         self._aside = Aside(EVENT_FILE)
+        # The first event starts a thread of the library's, which Python 3.12 refuses once the script has ended.
+        self._writer.file_writer.add_event(importlib.import_module("tensorboardX.proto.event_pb2").Event())
         events = self._writer.file_writer.event_writer
         self._end, events.close = events.close, lambda: None  # called at exit, it may wait for ever
         self._last: Optional[Tuple[int, float, float]] = None  # iteration, time, seconds waited
@@ -96,6 +98,8 @@ def to(folder: Union[str, Path]) -> None:
     if _writes():
         close()
         _board = Board(folder)
+        atexit.unregister(close)
+        atexit.register(close)  # after the import of multiprocessing, whose own end would close the queue first
 
 
 def log(iteration: int, values: Optional[Mapping[str, float]] = None, **more: float) -> None:
@@ -114,9 +118,6 @@ def close() -> None:
     if _board is not None:
         _board.close()
         _board = None
-
-
-atexit.register(close)
 
 
 def _writes() -> bool:

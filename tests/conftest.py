@@ -96,6 +96,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.config.workeroutput["peak_mb"] = _peak_mb
 
 
+@pytest.hookimpl(optionalhook=True)  # of xdist
 def pytest_testnodedown(node: Any) -> None:
     _peaks_mb[node.gateway.id] = getattr(node, "workeroutput", {}).get("peak_mb", 0)
 

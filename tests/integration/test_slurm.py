@@ -105,7 +105,8 @@ def test_a_job_trains_in_a_script_of_sbatch(slurm: Slurm, tmp_path: Path) -> Non
     until(has_ended, PATIENCE_S)
     output = (tmp_path / "output").read_text()
     assert "JobState=COMPLETED" in told and "ExitCode=0:0" in told, told + output
-    assert list((tmp_path / "runs").rglob("metrics.jsonl")) and "odsgd launch: " not in output
+    assert list((tmp_path / "runs").rglob("metrics.jsonl"))
+    assert set(re.findall("odsgd launch: (.{13})", output)) <= {"warning: star"}  # of a start that takes long
 
 
 @pytest.mark.parametrize("asked, hosts", [("-N 3", "0120"), ("-N 3 --ntasks-per-node=2", "0011")])
