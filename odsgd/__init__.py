@@ -16,9 +16,10 @@ import kvstore
 from kvstore._version import VERSION
 from kvstore.engine import _numpy  # noqa: F401  before anyone imports mxnet
 from kvstore.fronts.gluon import by_name
-from kvstore.job import environment
+from kvstore.job import environment, lean
 
-environment.lean = environment.lean or early.command() == "train"
+if early.command() == "train":
+    lean.begin()
 
 __version__ = VERSION
 

@@ -1,4 +1,4 @@
 """Imported first, by a job of the tests: its processes then import MXNet as `odsgd train` does, in half the time."""
-from kvstore.job import environment
+from kvstore.job import lean
 
-environment.lean = True
+lean.begin()

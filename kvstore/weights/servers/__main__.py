@@ -1,9 +1,9 @@
 """``python -m kvstore.weights.servers``: serve, or schedule, until the job is over."""
 import sys
 
-from kvstore.job import environment
+from kvstore.job import lean
 
-environment.lean = True
+lean.begin()
 
 from kvstore.weights.servers.roles import main  # noqa: E402  after that
 
