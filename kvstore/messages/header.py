@@ -1,11 +1,11 @@
 """What travels beside the floats of a bucket.
 
-    push    [ payload … | version | lr_hi | lr_lo | mark ]
-    answer  [ W …       | version | 0     | 0     | 0    ]
+    push    [ payload … | version | lr_hi | lr_lo | sender_code ]
+    answer  [ W …       | version | 0     | 0     | 0           ]
 
-In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The mark is the
-worker's rank + 1, or FETCH in a message that only asks for the answer. In messages with a codec the four floats come
-first (`FRAME`). docs/explanation/messages.md says why.
+In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The sender_code
+is the worker's rank + 1, or FETCH in a message that only asks for the answer. In messages with a codec the four floats
+come first (`FRAME`). docs/explanation/messages.md says why.
 """
 import struct
 from typing import NamedTuple, Tuple
@@ -16,7 +16,7 @@ HEADER = 4  # floats behind the payload
 SYNC_MODULUS = 4096
 ASYNC_MODULUS = 2 ** 24
 FETCH = -1
-BEGIN = -2  # a mark, too: a bucket's first weights, on their way to a hub
+BEGIN = -2  # a sender_code, too: a bucket's first weights, on their way to a hub
 
 FRAME = struct.Struct("<qq4f")
 """In front of a message with a codec: bucket, bytes that follow, and the same four floats."""

@@ -40,7 +40,7 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Asynchronous(Worker):
     weights_holder: Servers
 
-    gradient_free_after_exchange = True
+    sends_gradient_in_place = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g; go on with the weights as they stand right after it."""
@@ -51,7 +51,7 @@ class Asynchronous(Worker):
         return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken()).untaken()
 
 
-class AsyncUpdate(Rule):
+class AsyncRule(Rule):
     """The server, for one bucket:  W <- U(W, g)  on each push.
 
     Invariants
@@ -97,7 +97,7 @@ class AsyncUpdate(Rule):
 class ASGD(Method):
     name = "asgd"
     Options = common.CodedOptions
-    worker, rule = Asynchronous, AsyncUpdate
+    worker, rule = Asynchronous, AsyncRule
     asynchronous = True
     reduces = False
     resumes_from_optimizer = False

@@ -61,7 +61,7 @@ class Worker:
     facts: ClassVar[Sequence[str]] = ()
     returned: ClassVar[str] = ""
     """Which of `arrays` holds what `iterate` returned last; none: an answer does. Checkpoints keep it as `local`."""
-    gradient_free_after_exchange: ClassVar[bool] = False
+    sends_gradient_in_place: ClassVar[bool] = False
     """Whether nothing reads a gradient after `exchange` has it, so that it may be sent from its place. Not inherited: a
     class that defines `iterate` declares it again, because its version may read the gradient after the exchange."""
 
@@ -78,8 +78,8 @@ class Worker:
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        if "iterate" in vars(cls) and "gradient_free_after_exchange" not in vars(cls):
-            cls.gradient_free_after_exchange = False
+        if "iterate" in vars(cls) and "sends_gradient_in_place" not in vars(cls):
+            cls.sends_gradient_in_place = False
 
     def __post_init__(self, w_local: Array) -> None:
         self.start(w_local)

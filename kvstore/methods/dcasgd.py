@@ -30,7 +30,7 @@ import numpy as np
 
 from kvstore.messages.header import Header
 from kvstore.methods import common
-from kvstore.methods.asgd import ASGD, AsyncUpdate
+from kvstore.methods.asgd import ASGD, AsyncRule
 from kvstore.options import option, real
 
 
@@ -46,7 +46,7 @@ def compensated_a(grad: Any, moved: Any, mean_square: Any, lamda: float, m: floa
     return grad + lamda / sqrt(mean_square + epsilon) * square * moved     # Eq. 5
 
 
-class CompensatedC(AsyncUpdate):
+class CompensatedC(AsyncRule):
     """The server, for one bucket, with a constant lambda."""
 
     arrays = {"backups": "what each worker was last sent"}

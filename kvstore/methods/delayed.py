@@ -25,8 +25,8 @@ How the loop is cut. A pass of `iterate` begins where the gradient is there, and
     l.24  pull w_t                                 the same `exchange`; what reads W_t waits for it
     l.25  until forever                                                             ── a pass ends
 
-l.21 is queued before l.20, so that g_m may be sent from where it was gathered, without a copy: the message, which waits
-for W_t like the local step, goes out when that step has read g_m.
+We queue the local step (l.21) before the push (l.20). Both wait for W_t. The push leaves after the local step has read
+g_m, so it can send g_m from its buffer without a copy.
 
 Invariant: past the warm-up, the weights a worker computes on lack exactly one global update; its own local step stands
 in for it.
@@ -43,12 +43,12 @@ from typing import Any, Dict, Optional, Tuple
 from kvstore.messages.seam import Array
 from kvstore.methods import common, local_optimizers
 from kvstore.methods.contract import Method, Step, Worker
-from kvstore.methods.sync import SyncUpdate
+from kvstore.methods.sync import SyncRule
 from kvstore.options import TrainingLength, option, real
 
 
 class DelayedWorker(Worker):
-    gradient_free_after_exchange = True
+    sends_gradient_in_place = True
     arrays = {"w_bak": "the weights that the next gradient is taken at"}
     returned = "w_bak"
 
@@ -77,7 +77,7 @@ class Delayed(Method):
     """``kvstore.create("delayed")``: L = W_t."""
 
     name = "delayed"
-    worker, rule = DelayedWorker, SyncUpdate
+    worker, rule = DelayedWorker, SyncRule
     transports = ("server", "ring", "sharded")
 
     @dataclass(frozen=True)

@@ -22,7 +22,7 @@ How the loop is cut. A pass of `iterate` begins every H iterations, where the in
     l.2-3   for worker i: theta_i <- theta^(t-1)            the last pass returned it
     l.4-8     H times: theta_i <- InnerOpt(theta_i, grad)   the front end, by the script's optimizer  ── a pass begins
     l.10    Delta <- 1/k sum_i (theta^(t-1) - theta_i)      `exchange` sends this worker's; servers or a ring add
-    l.12    theta^(t) <- OuterOpt(theta^(t-1), Delta)       `SyncUpdate.receive`; without servers U of every worker
+    l.12    theta^(t) <- OuterOpt(theta^(t-1), Delta)       `SyncRule.receive`; without servers U of every worker
                                                             ── a pass ends with theta^(t)
 
 Reading: what is not trained (the statistics of BatchNorm) stays each worker's own, and the mean is what is evaluated.
@@ -40,7 +40,7 @@ from typing import Any, Optional, Tuple
 from kvstore.messages.seam import Array
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Worker
-from kvstore.methods.sync import SyncUpdate
+from kvstore.methods.sync import SyncRule
 from kvstore.options import integer, option, real
 
 LONG = 100  # H from which on the paper's momentum is the default
@@ -61,7 +61,7 @@ class DiLoCo(Method):
     """``kvstore.create("diloco")``."""
 
     name = "diloco"
-    worker, rule = Replica, SyncUpdate
+    worker, rule = Replica, SyncRule
     transports = ("server", "ring", "sharded")
     takes = "weights"
     waits = True

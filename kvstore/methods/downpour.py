@@ -19,7 +19,7 @@ How the loop is cut. The paper's loop begins with the fetch, a pass of `iterate`
     parameters -= alpha gradient                          `iterate`: a step of plain SGD
     if step mod n_push == 0: push accruedgradients        `iterate`: exchange            ── a pass ends
 
-The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncUpdate`).
+The server: W <- U(W, sum g) on each push, ASGD's (`asgd.AsyncRule`).
 Reading: weight decay belongs to the gradient, g + wd w, and U adds none: so a push carries the decay of every step that
 it sums, and one worker is plain SGD with any interval.
 Reading: where push and fetch fall together, they are one round trip, and the fetched weights contain the push.

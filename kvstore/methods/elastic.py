@@ -41,7 +41,7 @@ import numpy as np
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Pending
 from kvstore.methods import common
-from kvstore.methods.asgd import ASGD, Asynchronous, AsyncUpdate
+from kvstore.methods.asgd import ASGD, Asynchronous, AsyncRule
 from kvstore.methods.contract import Step, Traits
 from kvstore.options import integer, option, real
 
@@ -79,7 +79,7 @@ class Elastic(Asynchronous):
         return self.ahead
 
 
-class Centre(AsyncUpdate):
+class Centre(AsyncRule):
     """The server: X <- X + alpha (x - X)."""
 
     def step(self, centre: np.ndarray, x: np.ndarray, lr: float) -> None:

@@ -25,19 +25,19 @@ import numpy as np
 from kvstore.errors import ConfigError
 from kvstore.messages.header import Header
 from kvstore.methods import common
-from kvstore.methods.asgd import ASGD, AsyncUpdate
+from kvstore.methods.asgd import ASGD, AsyncRule
 from kvstore.methods.contract import Traits
 from kvstore.options import FLAG, integer, option
 
 
-class Softsync(AsyncUpdate):
+class Softsync(AsyncRule):
     """The server, for one bucket.
 
     Invariant 3: fewer than c gradients are held between calls, and none is counted twice.
     """
 
     arrays = {"sum": "gradients that wait for the next update"}
-    facts = (*AsyncUpdate.facts, "held")
+    facts = (*AsyncRule.facts, "held")
 
     def start(self, w: np.ndarray) -> None:
         self.c = SoftsyncSGD.traits(self.options, self.num_workers).collected

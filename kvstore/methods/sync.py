@@ -39,7 +39,7 @@ from kvstore.methods.contract import Method, Rule, Step, Worker
 class Synchronous(Worker):
     """The worker, for one bucket. Every weight it computes on is W_t."""
 
-    gradient_free_after_exchange = True
+    sends_gradient_in_place = True
 
     def iterate(self, grad: Array, step: Step) -> Array:
         """Push g_t; the weights of the next iteration are W_{t+1}."""
@@ -47,7 +47,7 @@ class Synchronous(Worker):
         return self.last_exchange.result()
 
 
-class SyncUpdate(Rule):
+class SyncRule(Rule):
     """The server, for one bucket: Algorithm 1, l.3-8. MXNet adds up the pushes and calls when count == M (l.5).
 
         W_{t+1} = U(W_t, G_t),    G_t = 1/M sum_m g_t^m
@@ -82,7 +82,7 @@ class SyncUpdate(Rule):
 class SSGD(Method):
     name = "ssgd"
     Options = common.CodedOptions
-    worker, rule = Synchronous, SyncUpdate
+    worker, rule = Synchronous, SyncRule
     transports: ClassVar[Tuple[str, ...]] = ("server", "sharded")
     waits = True
 

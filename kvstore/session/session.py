@@ -178,7 +178,7 @@ class Session:
         pulse.asynchronous = method.asynchronous
         first_answers = self.weights_holder.set_up(setup, weights)
         local = self.local_optimizer  # one of the user's own may write to the gradient
-        self._has_room = method.worker.gradient_free_after_exchange and (local is None or optimizers.known(local))
+        self._has_room = method.worker.sends_gradient_in_place and (local is None or optimizers.known(local))
         for bucket in self.buckets:
             own = first_answers[bucket.id].result() if w_local is None else w_local(bucket)
             self.w_local[bucket.id] = own

@@ -23,7 +23,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.messages.header import Header
 from kvstore.messages.seam import Array, Pending, Saved, Transport
 from kvstore.methods.contract import Step
-from kvstore.methods.sync import SSGD, Synchronous, SyncUpdate
+from kvstore.methods.sync import SSGD, Synchronous, SyncRule
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
 from tests.methods import as_they_were
@@ -76,7 +76,7 @@ class Changing(Synchronous):
         return self.last_exchange.result()
 
 
-class ChangingUpdate(SyncUpdate):
+class ChangingRule(SyncRule):
     """Its server likewise."""
 
     arrays: ClassVar = {"kept": "the last sum, at times", "grown": "more and more"}
@@ -108,7 +108,7 @@ class ChangingSGD(SSGD):
     """SSGD, but for what both sides keep."""
 
     name = "changing"
-    worker, rule = Changing, ChangingUpdate
+    worker, rule = Changing, ChangingRule
     transports = ("server",)
 
     @classmethod

@@ -169,9 +169,9 @@ class Server:
                 self._hub.forget(buckets)
 
     def _leave(self, sender: int) -> None:
-        """A worker has finished; after the last one so has this server. Workers that the launcher gave up do not count.
+        """One worker has finished. When every worker that is not lost has finished, this server reports `done`.
 
-        The process stays, since the answer to this command has still to leave; the launcher ends it after the workers.
+        It keeps running, because MXNet must still answer this command. The launcher ends it after the workers.
         """
         self._finished_workers.add(sender)
         if self._finished_workers >= self._all_workers - environment.lost_workers():
@@ -191,7 +191,7 @@ class Server:
             self._answer_array = stored
         else:
             self._handle_push(key, pushed, stored)
-            if self._hub is None:  # whose couriers count
+            if self._hub is None:  # with a hub, its connections count the bytes
                 pulse.nbytes += WIRE_DTYPE.itemsize * stored.size * (
                     len(self._all_workers) if self._synchronous else 1)
 
@@ -201,7 +201,7 @@ class Server:
         else:
             self._sums[key].receive(pushed, stored)
 
-    def _said(self, name: str) -> bytes:
+    def _answer_to(self, name: str) -> bytes:
         if name == "software":
             return software.mine().encode()
         if name == "address" and self._hub:
@@ -216,7 +216,7 @@ class Server:
         """
         assert self._shard is not None and self._answer_array is not None
         if chunk == 0:
-            self._outgoing[sender, name] = self._said(name)
+            self._outgoing[sender, name] = self._answer_to(name)
         self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, name])
         self._answer_array.wait_to_read()
 

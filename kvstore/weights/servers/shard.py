@@ -144,9 +144,9 @@ class Shard:
             raise ProtocolError(f"server {self.server_rank} got a push for bucket {key}, which no store has opened")
         entry = self._entries[key]
         pushed.wait_to_read()
-        version, lr_high, lr_low, mark = engine.floats(pushed, entry.size, entry.size + HEADER)
-        if mark != FETCH:
-            header = Header(int(version), lr_high + lr_low, int(mark) - entry.pushes_summed)
+        version, lr_high, lr_low, sender_code = engine.floats(pushed, entry.size, entry.size + HEADER)
+        if sender_code != FETCH:
+            header = Header(int(version), lr_high + lr_low, int(sender_code) - entry.pushes_summed)
             if entry.modulus == ASYNC_MODULUS:
                 self._count(header, (entry.rule.version - header.version) % entry.modulus)
             entry.receive(header, pushed, stored)

@@ -22,7 +22,7 @@ class CollectiveSum:
         self._added: Set[int] = set()
 
     def receive(self, pushed: NDArray, stored: NDArray) -> None:
-        """Add a worker's part, or none, and say in `stored` whether the sum is complete."""
+        """Add the worker's part; a FETCH adds nothing. Then write the round, or NOT_YET, into `stored`."""
         part, total = engine.memory(pushed), engine.memory(stored)
         round_id, worker_rank = int(part[-HEADER]), int(part[-1])
         if worker_rank != FETCH and round_id >= self._round:  # a worker given up may still speak, of an older round

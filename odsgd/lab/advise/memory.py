@@ -27,7 +27,7 @@ def of_worker(method: Type[Method], options: Any, workers: int, transport: str, 
     traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
     if transport == "server":
         coded = CODECS[traffic.codec].residual + (traffic.codec_weights != "none")
-        return programs.arrays() + 2 + (not method.worker.gradient_free_after_exchange) + coded
+        return programs.arrays() + 2 + (not method.worker.sends_gradient_in_place) + coded
     if transport == "sharded":
         return programs.arrays() + 4 + state / workers
     exchanges = any(op.update for op in programs.of(1)[0])

@@ -13,7 +13,7 @@ from kvstore import methods as algorithms
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import GlobalWeights, Replicated, Servers
 from kvstore.methods import form
-from kvstore.methods.asgd import AsyncUpdate
+from kvstore.methods.asgd import AsyncRule
 from kvstore.methods.common import CodedOptions
 from kvstore.methods.contract import Method, Rule, Worker
 from kvstore.options import TrainingLength
@@ -42,7 +42,7 @@ def test_a_method_runs_where_its_worker_and_its_rule_do(method: Type[Method]) ->
     assert not (method.asynchronous and {"ring", "sharded"} & set(method.transports))
     assert hasattr(method, "rule") is on_servers
     if on_servers:
-        assert issubclass(method.rule, AsyncUpdate) is method.asynchronous
+        assert issubclass(method.rule, AsyncRule) is method.asynchronous
 
 
 @EVERY

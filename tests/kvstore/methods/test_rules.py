@@ -6,10 +6,10 @@ import pytest
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.header import ASYNC_MODULUS, Header
-from kvstore.methods.asgd import AsyncUpdate
+from kvstore.methods.asgd import AsyncRule
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Rule, Update
-from kvstore.methods.sync import SyncUpdate
+from kvstore.methods.sync import SyncRule
 
 
 class Descent(Update):
@@ -35,7 +35,7 @@ def receive(rule: Rule, version: int, worker_rank: int) -> np.ndarray:
 
 
 def test_a_round_of_all_workers_at_one_version_is_an_update() -> None:
-    rule = started(SyncUpdate)
+    rule = started(SyncRule)
     for version in range(3):
         np.testing.assert_allclose(receive(rule, 3 * version, 0 + 1 + 2), -0.5 / 3)
         assert rule.version == version + 1
@@ -44,11 +44,11 @@ def test_a_round_of_all_workers_at_one_version_is_an_update() -> None:
 @pytest.mark.parametrize("version, ranks", [(0, 0 + 1 + 1), (1, 0 + 1 + 2), (3, 0 + 1 + 2)])
 def test_a_round_with_a_push_that_does_not_belong_to_it_is_refused(version: int, ranks: int) -> None:
     with pytest.raises(ProtocolError, match=r"bucket 7: in this round the ranks add up to .* a worker pushed twice"):
-        receive(started(SyncUpdate), version, ranks)
+        receive(started(SyncRule), version, ranks)
 
 
 def test_versions_are_counted_round_without_an_error() -> None:
-    rule = started(SyncUpdate, workers=1)
+    rule = started(SyncRule, workers=1)
     rule.version = 4095
     receive(rule, 4095, 0)
     receive(rule, 0, 0)
@@ -56,7 +56,7 @@ def test_versions_are_counted_round_without_an_error() -> None:
 
 
 def test_staleness_is_counted_per_worker_and_past_the_end_of_what_a_float_can_count() -> None:
-    rule = started(AsyncUpdate)
+    rule = started(AsyncRule)
     rule.version = ASYNC_MODULUS + 1
     receive(rule, ASYNC_MODULUS - 1, 2)
     assert rule.statistics()["staleness"] == [[2, 2, 1]]
@@ -64,4 +64,4 @@ def test_staleness_is_counted_per_worker_and_past_the_end_of_what_a_float_can_co
 
 def test_a_gradient_from_the_future_is_refused() -> None:
     with pytest.raises(ProtocolError, match="worker 1 pushed a gradient of version 5, the weights are at version 0"):
-        receive(started(AsyncUpdate), 5, 1)
+        receive(started(AsyncRule), 5, 1)

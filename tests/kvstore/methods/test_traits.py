@@ -7,7 +7,7 @@ import pytest
 import kvstore
 from kvstore import methods
 from kvstore.engine._mxnet import mx
-from kvstore.methods.sync import SSGD, Synchronous, SyncUpdate
+from kvstore.methods.sync import SSGD, Synchronous, SyncRule
 from kvstore.transports.in_process import Stage
 
 seen: List[List[float]] = []
@@ -42,8 +42,8 @@ def test_a_method_may_read_a_gradient_that_the_one_it_derives_from_has_sent(monk
 
 
 def test_a_rule_with_lines_of_its_own_does_not_inherit_that_it_looks_at_elements() -> None:
-    class Clipped(SyncUpdate):
+    class Clipped(SyncRule):
         def receive(self, header: Any, total: np.ndarray, w: np.ndarray) -> None:
             """Nothing."""
 
-    assert SyncUpdate.by_element and not Clipped.by_element
+    assert SyncRule.by_element and not Clipped.by_element

@@ -11,7 +11,7 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.header import Header
 from kvstore.methods.contract import Method
-from kvstore.methods.sync import SSGD, SyncUpdate
+from kvstore.methods.sync import SSGD, SyncRule
 from odsgd.virtual import layout, times
 from odsgd.virtual.costs import NS
 from odsgd.virtual.description import of
@@ -253,7 +253,7 @@ def test_the_pace_of_a_round_follows_from_the_description(placement: str, receiv
     assert per_iteration("ssgd", **settings) == pytest.approx(nbytes * layout.round_pace(cluster), rel=1e-3)
 
 
-class LooksAtAll(SyncUpdate):
+class LooksAtAll(SyncRule):
     """A rule that does not say that it looks at each element alone."""
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:

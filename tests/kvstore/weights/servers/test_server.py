@@ -16,7 +16,7 @@ from kvstore.job.deadlines import Deadlines
 from kvstore.job.pulse import pulse
 from kvstore.messages.header import ANSWER_FLOATS, BEGIN, HEADER, Header
 from kvstore.messages.seam import Traffic
-from kvstore.methods.sync import SyncUpdate
+from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
 from kvstore.transports.connection import Connection, ServerAnswers
 from kvstore.weights.servers import server
@@ -136,7 +136,7 @@ def test_a_server_that_is_done_says_so_and_stays_until_the_launcher_ends_it(
     assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
-class Slow(SyncUpdate):
+class Slow(SyncRule):
     """Takes its time over an update."""
 
     begun, go_on = threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ from kvstore import methods
 from kvstore.engine._mxnet import mx
 from kvstore.errors import DivergedError
 from kvstore.messages.header import Header
-from kvstore.methods.sync import SyncUpdate
+from kvstore.methods.sync import SyncRule
 from kvstore.optimizers.described import describe
 from kvstore.weights.servers.shard import Shard
 
@@ -16,7 +16,7 @@ FIRST, SIZE = 100, 5000
 """Floats of the bucket's first parameter, and of the bucket."""
 
 
-class OfItsOwn(SyncUpdate):
+class OfItsOwn(SyncRule):
     """Reads a push before U does."""
 
     def receive(self, header: Header, total: np.ndarray, w: np.ndarray) -> None:
