@@ -5,6 +5,7 @@ measured pages of docs/results/benchmarks, and Table 5 of the OD-SGD paper as co
     scripts/maintain/timing_models.py             write the page
     scripts/maintain/timing_models.py --print     print the tables
 """
+import functools
 import re
 import statistics
 import sys
@@ -229,6 +230,7 @@ BATCH, RESNET18 = 128, 11.2e6  # ResNet18_v2's parameters
 NETWORKS = {"200mbit": "Ethernet", "1gbit": "InfiniBand"}  # as the preset emulates them
 
 
+@functools.lru_cache(maxsize=None)
 def table_5(store: str) -> Dict[Tuple[str, int], float]:
     """Seconds per iteration in the OD-SGD paper, by network and number of workers."""
     values = yaml.safe_load(TABLE_5.read_text(encoding="utf-8"))["reference_values"]

@@ -9,12 +9,13 @@ import yaml
 
 from odsgd.config.files import read_cluster
 from tests.jobs import launch
+from tests.odsgd.lab.test_profile import QUICK
 
 
 def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
     path = tmp_path / "cluster.yaml"
-    launch(2, 1, [sys.executable, "-m", "odsgd", "profile", "--dataset", "digits", "--kvstore", "ssgd",
-                  "--emulate-compute", "100ms", "--write", str(path)])
+    launch(2, 1, [sys.executable, "-c", QUICK, "--dataset", "digits", "--kvstore", "ssgd", "--emulate-compute", "100ms",
+                  "--write", str(path)])
     cluster, values = read_cluster(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
     assert cluster.workers == 2 and cluster.compute.iteration == pytest.approx(0.1)
     assert 1e7 < cluster.links.goodput < 1e12, "of this machine's loopback"
