@@ -267,6 +267,11 @@ def test_the_first_screen_says_what_was_measured() -> None:
         for told, name in zip(said[1:], ("ssgd", "odsgd")):
             numbers = seeds[name]
             assert told == f"{min(numbers):.1f} – {max(numbers):.1f} %"
+    means = {cells[0]: float(cells[2].split()[0]) for cells in table_rows(section(DOCS["results/od-sgd"], "Table 2"))
+             if cells[2][0].isdigit()}
+    for row, workers in (("ResNet18", 4), ("the same, 12", 12)):
+        said = next(cells for cells in table_rows(README) if row in cells[0])
+        assert said[1:] == [f"{means[f'{label}, M = {workers}']:.1f} %" for label in ("SSGD", "OD-SGD")]
 
 
 @pytest.mark.slow

@@ -80,13 +80,13 @@ def ruling(paper: Paper, item: Item, claim: Claim, runs: Runs) -> Ruling:
         there, planned = _of_plan(scale, claim, cells)
         full = there == planned > 0
         if there < planned:
-            lacks.append(f"{scale.name}: {there} of {planned} runs of the plan")
+            lacks.append(f"{there} of {planned} runs so far" + (f", {scale.name}" if len(of.scales) > 1 else ""))
         telling = _telling(scale, claim, cells, scale.seeds if full else scale.had)
         if full or all(telling.get(cell) for cell in _cells(claim)) or (cells and not scale.plan):
             found = _all(scale, of, claim, telling, full)
             if full or found.verdict != OPEN:
                 break
-    return found._replace(lacks=", ".join(lacks))
+    return found._replace(lacks="; ".join(lacks))
 
 
 def _cells(claim: Claim) -> List[str]:

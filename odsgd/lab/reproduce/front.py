@@ -21,13 +21,14 @@ is run, and the rest of them with one command: [reproduce](../how-to/reproduce.m
 with the standard deviation.
 
 A claim is tested on differences between runs with the same seed, by a {CONFIDENCE:.0%} confidence interval (Student's
-t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. What
-speaks against a claim of several differences has to be surer by their number. Many claims are tested, so one in twenty
+t). It covers chance in training and not in the choice of the test set, and has no width where all seeds agree. A claim
+of k comparisons fails only if one of them fails at a confidence of 1 - 0.05/k. Many claims are tested, so one in twenty
 of those at the edge may be chance. A table shows the comparison that decides a claim: of several the worst.
 
 ✓ a claim holds; ✗ it does not; ? cannot be told. Of times, which are those of a simulated cluster: ✓ reproduced in the
 simulator; ✗ not reproduced in the simulator; ✓ (certain) means that it cannot fail there. The *size* is the share of
-the paper's training that our runs have, by examples. It decides how much a verdict about learning is worth.""".replace(
+the paper's training that our runs have, by examples. A verdict at a few per cent is one about the beginning of a
+training, which is where a delay costs most. What has a plan of seeds is told when all its runs are there.""".replace(
     "95%", "95 %")
 
 LEAD = """\
@@ -52,8 +53,9 @@ class Ruled(NamedTuple):
 
 
 def page(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> str:
-    """All of it."""
+    """All of it; of what stands in no paper only what is known."""
     every = {paper.name: ruled(paper, loaded[paper.name]) for paper in papers}
+    papers = [paper for paper in papers if paper.name != BEYOND]
     parts = ["# The papers' tables and figures", *_lead([one for all_of in every.values() for one in all_of], loaded),
              f"Methods of all papers beside each other, which is in none of them: [beyond the papers]"
              f"({BEYOND}.md).", _counts(papers, every), "## How to read these pages", HOW_TO_READ]
@@ -72,7 +74,7 @@ def ruled(paper: Paper, runs: Runs) -> List[Ruled]:
 
 def _lead(every: Sequence[Ruled], loaded: Mapping[str, Runs]) -> List[str]:
     """What the claims that a reader asks for first come to, by what is known and what is not."""
-    asked = [one for one in every if one.claim.known]
+    asked = [*{one.claim.known: one for one in reversed(every) if one.claim.known}.values()][::-1]
     if not asked:
         return []
     lines = []

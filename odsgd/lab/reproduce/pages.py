@@ -92,7 +92,7 @@ def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Pat
     """The text of every page; what lines are refused joins `refused`."""
     loaded = {paper.name: load(paper, folder, refused) for paper in papers}
     texts = {folder / f"{paper.name}.md": _page(paper, loaded[paper.name]) for paper in papers}
-    return {folder / "README.md": front.page([paper for paper in papers if paper.name != BEYOND], loaded), **texts}
+    return {folder / "README.md": front.page(papers, loaded), **texts}
 
 
 # --- one paper --------------------------------------------------------------------------------------------------------

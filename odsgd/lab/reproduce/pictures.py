@@ -113,7 +113,7 @@ def _explained(panels: Sequence[Picture], item: Item) -> str:
     if any(_given(item, picture, name) for picture in panels for name in picture.cells or item.cells):
         said.append("dashed: the paper's mean" if "histogram" in kinds else "dashed: the paper's value at the end")
     said += ["whiskers: standard deviation of the seeds"] if "bars" in kinds else []
-    said += ["whiskers: 95 % confidence intervals"] if "lengths" in kinds else []
+    said += ["whiskers: 95 % confidence intervals; hollow: one seed"] if "lengths" in kinds else []
     return "".join(f"; {one}" for one in said)
 
 
@@ -223,8 +223,12 @@ def _lengths(axes: Any, item: Item, picture: Picture, names: Mapping[str, str], 
     for number, (own, points) in enumerate(lines.items()):
         beside = 1.04 ** (number - (len(lines) - 1) / 2)  # else intervals hide each other
         bars = [0 if math.isinf(found.high) else found.high - found.mean for _, found in points]
-        axes.errorbar([x * beside for x, _ in points], [found.mean for _, found in points], bars, label=own,
-                      marker="o", markersize=4, capsize=3, linewidth=1.2, color=colours[own][0])
+        xs, means, colour = [x * beside for x, _ in points], [found.mean for _, found in points], colours[own][0]
+        axes.errorbar(xs, means, bars, label=own, marker="o", markersize=4, capsize=3, color=colour,
+                      linewidth=1.2, linestyle="-" if len(points) > 2 else "none")
+        alone = [(x, found.mean) for x, (_, found) in zip(xs, points) if found.seeds == 1]
+        axes.plot(*zip(*alone) if alone else ((), ()), linestyle="none", marker="o", markersize=4, color=colour,
+                  markerfacecolor="white", zorder=3)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xscale("log")
     lengths = sorted({x for points in lines.values() for x, _ in points})
@@ -298,7 +302,8 @@ def forest(title: str, rows: Sequence[Row], path: Path) -> None:
     kinds = {kind: found for kind, found in kinds.items() if found}
     below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
              "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
-             "not; grey mark: cannot be told. An arrow: the interval goes on")
+             "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
+             "without runs are left out")
     with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
         grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
         for axes, (kind, found) in zip(grid.flat, kinds.items()):
@@ -341,7 +346,8 @@ def _row(axes: Any, place: int, row: Row, low: float, high: float) -> None:
         for end, beyond, arrow in ((ends[0], estimated.low < low, "<"), (ends[1], estimated.high > high, ">")):
             if beyond:
                 axes.plot([end], [place], marker=arrow, color=colour, markersize=4)
-    axes.plot([estimated.mean], [place], marker=marker, color=colour, markersize=4.5)
+    axes.plot([estimated.mean], [place], marker=marker, color=colour, markersize=4.5,
+              markerfacecolor="white" if estimated.seeds == 1 else colour)
     if row.finding.paper is not None:
         axes.plot([row.finding.paper] * 2, [place - 0.4, place + 0.4], linestyle=(0, (2, 1)), color="black",
                   linewidth=1.2)

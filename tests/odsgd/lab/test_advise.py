@@ -173,6 +173,13 @@ def test_it_is_said_whether_more_than_one_worker_is_worth_it_and_what_od_sgd_gai
     assert "times one worker alone" in report.sentences(fast)[0] and "% less" in report.sentences(fast)[1]
 
 
+def test_a_store_that_exchanges_less_often_is_told_of_apart(profile: str) -> None:
+    """It trains differently, so its speed alone does not make it the answer."""
+    said = report.sentences(advice(profile, "--systems", "ssgd@auto,diloco@auto", "--rate", "1gbit"))
+    assert said[0].startswith("ssgd@auto is the fastest of the stores that exchange in every iteration,")
+    assert said[1].startswith("With an exchange every 100 iterations diloco@auto is ")
+
+
 def test_what_ties_with_the_fastest_is_ordered_by_staleness_and_then_by_memory(profile: str) -> None:
     """All hide 4 MB behind passes of 100 ms with a server for each worker; `easgd` is as fast, and staler."""
     said = advice(profile, "--systems", "easgd:T=4@4,odsgd@4,delayed@4,ssgd@4", "--rate", "5gbit")

@@ -469,11 +469,11 @@ def test_a_claim_is_told_when_its_plan_is_full_and_by_the_seeds_of_the_plan(plan
         return claims.ruling(planned, item, claim, {("figure-1", "medium"): cells, ("figure-1", "small"): before})
     early = ruled(learns, [0.9, 0.9], [])
     assert early.verdict == claims.FAILS
-    assert pages._by(learns, early) == "small, before there was a plan of seeds; medium: 2 of 3 runs of the plan"
+    assert pages._by(learns, early) == "small, before there was a plan of seeds; 2 of 3 runs so far, medium"
     full = ruled(learns, [0.9, 0.9, 0.9, 0.1, 0.1], [])
     assert full.verdict == claims.HOLDS and pages._by(learns, full) == "medium"
     assert full.planned and full.findings[0].estimate.seeds == 3
-    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "medium: 4 of 5 runs of the plan"
+    assert ruled(same, [0.9, 0.9, 0.9], [0.9]).lacks == "4 of 5 runs so far, medium"
     assert ruled(same, [0.9, 0.5, 0.9], [0.9, 0.1]).verdict == claims.OPEN  # though the smaller scale would tell
     later = dataclasses.replace(learns, from_seed={"medium": 1})
     assert ruled(later, [0.1, 0.9, 0.9], []).findings[0].estimate.seeds == 2
@@ -491,7 +491,7 @@ def test_what_was_there_before_the_plan_tells_until_the_plan_is_full(tmp_path: P
         ruled.append(claims.ruling(paper, item, item.claims[0], {("figure-1", "small"): {"asgd": seeds}}))
     assert [one.verdict for one in ruled] == [claims.FAILS, claims.FAILS, claims.OPEN]
     assert [(one.planned, one.findings[0].estimate.seeds) for one in ruled] == [(False, 2), (False, 2), (True, 4)]
-    assert ruled[1].lacks == "small: 3 of 4 runs of the plan"
+    assert ruled[1].lacks == "3 of 4 runs so far"
 
 
 def test_a_cell_may_show_the_runs_of_another(tmp_path: Path) -> None:
