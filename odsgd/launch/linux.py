@@ -93,7 +93,7 @@ def stat(pid: int) -> List[str]:
         return []
 
 
-def mpi_memory(pid: int) -> Set[str]:
+def mpi_files(pid: int) -> Set[str]:
     """Files of shared memory that MPI has made for a process, and that must be removed after it."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, ContextManager, Deque, Dict, Iterator, List, Optional, Sequence, Type
 
 from kvstore.errors import EXIT_FAILURE, ConfigError
-from kvstore.job import aside
+from kvstore.job.aside import guarded
 from odsgd.config.launch import NO_STORE
 from odsgd.launch import early, linux, messages
 from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve_port
@@ -34,20 +34,20 @@ REJOIN_EVERY_S = 2.0
 """Between two attempts of a job that lacks a host or a worker."""
 SHOW_EVERY_S = 1.0
 """Between two updates of the job's status."""
-COMING_S, COMING_SAID_S = 2.0, 10.0
-"""How long a job may come up before its status says so, and before a line does. The next line comes after twice the
-time."""
+STARTING_SHOWN_S, STARTING_SAID_S = 2.0, 10.0
+"""After this time a job that has not started says so in its status, and in a line of output. Each further line comes
+after twice the time."""
 ENDED_WITHIN_S = 6.0
 """How long after the last SIGKILL an agent may take to say that nothing is left."""
 SCHEDULER_ENDS_WITHIN_S = 2.0
-"""How long after the workers the scheduler may take to end, where they have met by MXNet's own store."""
+"""How long the scheduler may take to end after workers that used MXNet's own store."""
 FILES, FILES_PER_PROCESS = 256, 4
-"""Files that the launcher has open for a job on other hosts, and at most for each of its processes: one may have an
+"""Files that the launcher may open for a job on other hosts, and for each of its processes: every process may have an
 agent of its own, with three pipes to ssh."""
 
 
 def run(job: Job, console: Optional[Console] = None) -> int:
-    """Run a job to its end; return the launcher's exit code. Blocks; on the main thread it takes the signals."""
+    """Run a job to its end; return the launcher's exit code. Blocks; on the main thread it handles signals."""
     console = console or Console()
     job = dataclasses.replace(job, live=all(console.on_terminal.values()))
     before: Optional[Attempt] = None
@@ -66,26 +66,27 @@ def run(job: Job, console: Optional[Console] = None) -> int:
                 certificate = tunnel.new_certificate(ssh.program("ODSGD_OPENSSL", "openssl")) if job.secure else ""
                 saved = before.saved if before else 0
                 plan = make_plan(membership.job, (root, holder.getsockname()[1]), attempts, certificate, saved)
-                missing_hosts = MissingHosts(membership.full, *membership.missing(time.monotonic()))
+                missing_hosts = MissingHosts(membership.full, *membership.left_out_hosts(time.monotonic()))
                 supervisor = Supervisor(membership.job, plan, console, status_file, missing_hosts)
                 exit_code = supervisor.run()
             attempt = supervisor.attempt(before)
             if attempt is None:
                 return exit_code
-            if supervisor.judge.came_up:
-                membership.met()
-            recalled = membership.missed(supervisor.absent(), plan.processes, time.monotonic())
-            decision = recalled or decide(attempt, before, restarts, job.max_restarts)
+            if supervisor.judge.all_joined:
+                membership.note_started()
+            blocking = supervisor.blocking_startup()
+            rejoin_decision = membership.after_failed_start(blocking, plan.processes, time.monotonic())
+            decision = rejoin_decision or decide(attempt, before, restarts, job.max_restarts)
             if decision.text:
                 console.say(decision.text)
             if not decision.again:
                 return exit_code
-            if recalled:
+            if rejoin_decision:
                 time.sleep(REJOIN_EVERY_S)
                 continue
             before = attempt
             if attempt.verdict.grows:
-                membership.grows()
+                membership.note_growth()
             else:
                 restarts += 1
     raise AssertionError("there is no end of restarts")
@@ -96,8 +97,8 @@ def _allow_files(job: Job) -> Optional[str]:
     files = FILES + FILES_PER_PROCESS * (job.num_workers + job.num_servers)
     if job.launcher == "local" or linux.allow_files(files):
         return None
-    return (f"warning: the launcher may have fewer files open than the {files} that such a job can need; if agents do "
-            "not come, raise the limit (`ulimit -Hn`)")
+    return (f"warning: this job may need {files} open files, and the launcher may not open so many; if agents do not "
+            "call, raise the limit (`ulimit -Hn`)")
 
 
 def root_uri(job: Job) -> str:
@@ -129,9 +130,9 @@ class Supervisor:
         self.status_file, self.missing_hosts = status_file, missing_hosts
         self.checkpoint_seen = 0  # the last checkpoint that was looked at
         self.shown_at = self.began_at = time.monotonic()
-        self.say_at_s = COMING_SAID_S
+        self.say_at_s = STARTING_SAID_S
         self.signals_seen = 0
-        self.met = False
+        self.all_met_sent = False
         self.verdict: Optional[Verdict] = None
         self.failed_at = 0.0
         self._handlers: Dict[Type[Message], Callable[[AgentConnection, Any, float], object]] = {
@@ -152,16 +153,16 @@ class Supervisor:
             messages.Exit: self._exited}
 
     def run(self) -> int:
-        """From the first agent to the last."""
+        """Start the job, see it to its end, and return the exit code."""
         with self._signals():
             try:
                 self.agents.open()
-                verdict = self._check_stores(self._wait())
+                verdict = self._fail_without_store(self._wait())
                 self.verdict, self.failed_at = verdict, time.monotonic()
                 if verdict.by_signal and self.console.on_terminal["stderr"]:
-                    self.console.say("stopping; once more to end everything at once")
+                    self.console.say("stopping; a second signal ends everything at once")
                 self._end()
-            except BrokenPipeError:  # our output is not read any more (`| head`): as if by SIGPIPE
+            except BrokenPipeError:  # nobody reads our output any more (`| head`): end as by SIGPIPE
                 return 128 + signal.SIGPIPE
             finally:
                 self._close()
@@ -169,22 +170,22 @@ class Supervisor:
         return verdict.exit_code
 
     def attempt(self, before: Optional[Attempt]) -> Optional[Attempt]:
-        """How it went; None if nobody reads our output any more.
+        """How this attempt went; None if nobody reads our output any more.
 
-        The last checkpoint of the attempt `before` counts until this one has said from which it resumed.
+        Until this attempt has a checkpoint, or has resumed from one, the last one of the attempt `before` counts.
         """
         history = self.judge.history
         if self.verdict is None:
             return None
         saved = history.saved or (before.saved if before else 0)
-        at = self.judge.liveness.farthest()
-        return Attempt(self.verdict, history.resumed, saved, at, self.failed_at - history.since)
+        farthest = self.judge.liveness.farthest()
+        return Attempt(self.verdict, history.resumed, saved, farthest, self.failed_at - history.since)
 
-    def absent(self) -> List[Process]:
-        """The processes whose absence kept the job from coming up, if that is why it failed."""
+    def blocking_startup(self) -> List[Process]:
+        """The processes that kept the job from starting, if that is why it failed."""
         if self.verdict is None or self.verdict.by_signal or self.verdict.finished:
             return []
-        names = self.judge.absent()
+        names = self.judge.blocking_startup()
         if not self.job.least_workers:  # no worker can be spared, and one that has reported an error would do so again
             names = [name for name in names if self.judge.members[name].error is None]
         return [process for process in self.plan.processes if process.name in names]
@@ -203,21 +204,23 @@ class Supervisor:
             if verdict:
                 self.console.show_status("")
                 return verdict
-            if self.judge.came_up and not self.met:
-                self.met = True
+            if self.judge.all_joined and not self.all_met_sent:
+                self.all_met_sent = True
                 self.agents.tell(messages.AllMet())
             self._show_progress(time.monotonic())
 
-    def _check_stores(self, verdict: Verdict) -> Verdict:
-        """The verdict, or a failure where workers have succeeded that have neither made a store nor asked MPI."""
+    def _fail_without_store(self, verdict: Verdict) -> Verdict:
+        """The verdict; a failure if the workers have succeeded without a store and without a question of their MPI."""
         job = self.job
         expected = job.store != NO_STORE if job.store else job.num_workers > 1
-        if not verdict.finished or not expected or self.judge.met or self.mpi_asked or self._met_by_mxnet():
+        if not verdict.finished or not expected:
             return verdict
-        served = f", so `{job.store}` has served none" if job.store else ""
+        if self.judge.any_worker_joined or self.mpi_asked or self._met_by_mxnet():
+            return verdict
+        served = f", so `{job.store}` was not used" if job.store else ""
         text = (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of MXNet's with "
-                "--store, in a Python that is not started with -E or -I). If the workers meet otherwise, or need not, "
-                f"say --store {NO_STORE}")
+                "--store, in a Python that is not started with -E or -I). If the workers exchange nothing, or by "
+                f"other means, say --store {NO_STORE}")
         return dataclasses.replace(verdict, exit_code=verdict.exit_code or EXIT_FAILURE,
                                    message="\n".join(filter(None, [verdict.message, text])))
 
@@ -246,26 +249,26 @@ class Supervisor:
             return
         self.shown_at = now
         status, text = {}, ""  # type: overview.Facts, str
-        with self._aside("the line that tells how the job stands"):
+        with self._guarded("the status line"):
             status = self.overview.status(now)
             text = overview.line(status, self.console.columns) if status else ""
-        coming = "" if status else self._starting_text(now)
-        self.console.show_status(text or coming)
-        with self._aside("the file for `odsgd watch`"):
+        starting = "" if status else self._starting_text(now)
+        self.console.show_status(text or starting)
+        with self._guarded("the file for `odsgd watch`"):
             self.status_file.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
-                                    "status": status, "coming": coming, "out": self.overview.out(),
+                                    "status": status, "starting": starting, "out": self.overview.out(),
                                     "rows": self.overview.table()})
 
-    def _aside(self, what: str) -> ContextManager[None]:
+    def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""
-        return aside.guarded(what, self.console.say)
+        return guarded(what, self.console.say)
 
     def _starting_text(self, now: float) -> str:
         """What the job waits for before its first iteration; without a terminal it is printed from time to time."""
-        coming_s = now - self.began_at
-        text = self.judge.startup_text(coming_s) if coming_s > COMING_S else ""
-        if text and not self.console.on_terminal["stderr"] and coming_s > self.say_at_s and self.judge.asked_at:
-            self.say_at_s = 2 * coming_s
+        seconds = now - self.began_at
+        text = self.judge.startup_text(seconds) if seconds > STARTING_SHOWN_S else ""
+        if text and not self.console.on_terminal["stderr"] and seconds > self.say_at_s and self.judge.asked_at:
+            self.say_at_s = 2 * seconds
             self.console.say(f"warning: {text}")
         return text
 
@@ -298,12 +301,12 @@ class Supervisor:
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
         self.judge.liveness.beats(message.beats, now)
-        with self._aside("the overview of beats"):
+        with self._guarded("the overview of beats"):
             self.overview.beats(message.beats, now)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
         if not self.agents.ending:
-            self.judge.host_told(agent.host, [process.name for process in agent.processes], message.signal, now)
+            self.judge.agent_signalled(agent.host, [process.name for process in agent.processes], message.signal, now)
 
     def _show(self, agent: AgentConnection, output: messages.Output, now: float) -> None:
         if output.progress:
@@ -317,7 +320,7 @@ class Supervisor:
         self.overview.ended(message.process)
 
     def _tunnel_listens(self, agent: AgentConnection, message: messages.TunnelListens, now: float) -> None:
-        """When all tunnels are there, tell each of the sockets beside the others."""
+        """When all tunnels listen, tell each of them the sockets of the other hosts."""
         agent.tunnel, agent.place = message.address, message.place
         if all(one.tunnel for one in self.agents.all):
             for one, sockets in ssh.remote_sockets(self.agents.all):
@@ -333,7 +336,7 @@ class Supervisor:
         self._answer_mpi()
 
     def _answer_mpi(self) -> None:
-        """Answer what MPI has asked. It calls the others when it knows of them: not before their sockets are there."""
+        """Answer MPI's requests, when the sockets of other hosts are open: an answer lets it call other workers."""
         while self.mpi_requests and not (self.job.secure and not all(one.reaches_others for one in self.agents.all)):
             self._answer(self.mpi_requests.popleft())
 
@@ -388,7 +391,7 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Take the signals for the time of the job."""
+        """Handle signals while the job runs."""
         handlers = {number: signal.signal(number, self._signalled) for number in early.ending_signals()}
         try:
             yield

@@ -142,7 +142,7 @@ def test_a_worker_that_dies_before_the_job_is_up_ends_it(tmp_path: Path) -> None
     work = script(tmp_path, "if RANK == 1:\n    sys.exit(3)\ntime.sleep(600)")
     with Launch(*GOES_ON, work) as launch:
         assert launch.wait() == 3
-    assert "the job was not up, and the others cannot meet without worker 1" in launch.said
+    assert "the job was still starting, which takes all of them: worker 1 has not joined" in launch.said
 
 
 def test_only_a_job_that_goes_on_has_a_file_of_losses(tmp_path: Path) -> None:
@@ -179,15 +179,15 @@ def test_a_server_that_hangs_after_success_is_stopped_and_the_job_has_succeeded(
     assert launch.said == "server 0 had not ended 1 s after the last worker; stopped"
 
 
-@pytest.mark.parametrize("options, served", [(["-s", 1, "--store", "ssgd"], ", so `ssgd` has served none"),
+@pytest.mark.parametrize("options, served", [(["-s", 1, "--store", "ssgd"], ", so `ssgd` was not used"),
                                              ([], ""), (["-s", 0], "")])
 def test_workers_of_whom_none_makes_a_store_are_told_of_and_have_failed(options: List[Word], served: str) -> None:
     with Launch("-n", 2, *options, sys.executable, "-c", "print('alone')") as launch:
         assert launch.wait() == 70
     assert sorted(launch.output) == ["worker 0 | alone", "worker 1 | alone"]
     assert launch.said == (f"no worker has made a store{served}; the script has to ask for one (kvstore=…; one of "
-                           "MXNet's with --store, in a Python that is not started with -E or -I). If the workers meet "
-                           "otherwise, or need not, say --store none")
+                           "MXNet's with --store, in a Python that is not started with -E or -I). If the workers "
+                           "exchange nothing, or by other means, say --store none")
 
 
 @pytest.mark.parametrize("options", [["-n", 2, "--store", "none"], ["-n", 1, "-s", 0]])

@@ -52,8 +52,7 @@ def test_a_job_goes_on_without_observers_that_raise(tmp_path: Path) -> None:
     with observed("raise", tmp_path, LAUNCH_TEST_RAISES=RAISES) as launch:
         ends_well(launch)
     assert said(launch) == {
-        "odsgd launch": ["the file for `odsgd watch`", "the line that tells how the job stands",
-                         "the overview of beats"],
+        "odsgd launch": ["the file for `odsgd watch`", "the overview of beats", "the status line"],
         "worker 0": ["TensorBoard's event file", "`broken` of the pulse", "the trace"],
         "worker 1": ["`broken` of the pulse", "the trace"]}, str(launch)
 

@@ -85,7 +85,7 @@ def test_worker_0_does_not_begin_again_where_its_checkpoints_are_not(tmp_path: P
         assert launch.wait() == 64, launch
     assert re.search(r"it reported: the job has saved checkpoint \d+, and there is none in `\S+checkpoints` on host",
                      launch.said), launch
-    assert "not started again: a mistake in the options stays one" in launch.said
+    assert "not started again: the options would be wrong again" in launch.said
 
 
 def test_a_damaged_newest_checkpoint_gives_way_to_the_one_before_it(tmp_path: Path) -> None:

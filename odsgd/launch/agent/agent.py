@@ -52,7 +52,7 @@ class Agent:
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """Where servers and the scheduler work: empty, and for no other user, whatever they are made to write."""
         self.tunnel: Optional[TunnelProcess] = None
-        self.mpi_memory: Set[str] = set()
+        self.mpi_files: Set[str] = set()
         self.wakeup: Tuple[int, ...] = ()
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
             messages.Stop: lambda stop: self._stop(stop.grace_s),
@@ -68,7 +68,7 @@ class Agent:
             self._run()
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-            for path in [*self.mpi_memory, *self.orders.sockets, *(self.tunnel.files if self.tunnel else []),
+            for path in [*self.mpi_files, *self.orders.sockets, *(self.tunnel.files if self.tunnel else []),
                          *([self.lost_file] if self.lost_file else [])]:
                 with unless_gone:
                     os.unlink(path)
@@ -92,7 +92,7 @@ class Agent:
             for key, _ in self.selector.select(self._patience_s()):
                 key.data()
             self._tell_of_signal()
-            self._note_memory(lambda child: child.connecting)
+            self._note_mpi_files(lambda child: child.connecting)
             self._reap()
             self._check_channel()
             self._enforce()
@@ -208,7 +208,7 @@ class Agent:
         """SIGTERM now, SIGKILL after `grace_s`; a second, shorter stop brings the SIGKILL forward."""
         now = time.monotonic()
         if not self.stopping:
-            self._note_memory(lambda child: True)
+            self._note_mpi_files(lambda child: True)
             for child in self.children.values():
                 child.signal(signal.SIGTERM)
                 child.signal(signal.SIGCONT)  # a stopped process would not even notice
@@ -224,9 +224,9 @@ class Agent:
         if all_end:
             self.give_up_at = self.give_up_at or now + KILLED_WITHIN_S
 
-    def _note_memory(self, of: Callable[[Child], bool]) -> None:
+    def _note_mpi_files(self, of: Callable[[Child], bool]) -> None:
         for child in filter(of, self.children.values()):
-            self.mpi_memory |= linux.mpi_memory(child.pid)
+            self.mpi_files |= linux.mpi_files(child.pid)
 
     def _sweep(self) -> None:
         """Kill the processes that have left their group: on Linux all of them have become our own descendants."""

@@ -1,4 +1,4 @@
-"""The processes of a job as its judge knows them, and what one failure of them says about its cause."""
+"""What the judge knows of each process, and what a failure says about its cause."""
 import collections
 import re
 import signal
@@ -26,7 +26,7 @@ class Member:
     pid: Optional[int] = None
     code: Optional[int] = None
     error: Optional[str] = None
-    asked: bool = False  # it has asked for the others
+    asked: bool = False  # it has asked to join
     joined: bool = False
     hung: bool = False  # it is to be ended
     lost: bool = False  # the job goes on without it
@@ -50,13 +50,13 @@ class Member:
         return self.phase in ("done", "ended")
 
     @property
-    def missing(self) -> bool:
-        """Whether the others cannot meet it: it has not asked for them, or it ended before they met."""
+    def blocks_startup(self) -> bool:
+        """Whether the others wait for it in vain: it has not asked to join, or it ended before it joined."""
         return self.phase in ("waiting", "running") or (self.phase == "ended" and not self.joined)
 
     @property
     def state_text(self) -> str:
-        """Its state in words, for the table of a job that has not come up."""
+        """Its state in words, for the table of a job that has not started."""
         return {"waiting": "never started",
                 "running": "running, has not asked to join",
                 "connecting": "asked to join, waits for the others",
@@ -90,9 +90,9 @@ def signal_name(number: int) -> str:
 class Failure:
     member: Optional[Member]  # None: a host was lost
     text: str = ""
-    admits_other_cause: bool = False  # its report says that another process is to blame
+    admits_other_cause: bool = False  # its report blames another process
     aborted: int = 0  # the exit code with which its MPI wants the job to end
-    exit_code: Optional[int] = None  # the job's, where the way in which the process ended does not give one
+    exit_code: Optional[int] = None  # the job's, if it does not follow from how the process ended
     on_host: Sequence[Member] = ()
     tail: Sequence[str] = ()  # the last lines from a lost host
 
@@ -108,17 +108,17 @@ class Failure:
 
     @property
     def crashed(self) -> bool:
-        """Whether it touched memory that is not its own, unexplained: by itself, or in MPI that has lost a process."""
+        """Whether it crashed without a report: by a fault of its own, or in MPI that has lost a process."""
         return self._unexplained_code in (-signal.SIGSEGV, -signal.SIGBUS)
 
     @property
     def unexplained(self) -> bool:
-        """Whether it ended by itself without a report, as a process does in MPI that has lost another process."""
+        """Whether it crashed, aborted or exited without a report, as MPI does when it has lost a process."""
         return self.crashed or self._unexplained_code > 0 or self._unexplained_code == -signal.SIGABRT
 
     @property
     def _unexplained_code(self) -> int:
-        """The exit code of a process (or of its MPI) that has not reported a reason; else 0."""
+        """The exit code of the process, or of its MPI, if it has not reported a reason; else 0."""
         return 0 if self.member is None or self.member.error is not None else self.member.code or self.aborted
 
     @property
@@ -132,13 +132,13 @@ class Failure:
         return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
 
     def message(self, text: str, *remarks: str) -> str:
-        """`text`, and below it the words of the process or of its host."""
-        lines, title, tail = [text], "what was heard from there", self.tail
+        """`text`, and below it what the process reported, and its last lines or those of its host."""
+        lines, title, tail = [text], "the last lines from that host", self.tail
         if self.member:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
             lines += [f"  it reported: {self.member.error}"] if self.member.error else []
         lines += remarks
-        if any(IMPORT_FAILS in line for line in tail):  # in which nothing else is of use
+        if any(IMPORT_FAILS in line for line in tail):  # then no other line helps
             lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
             return "\n".join(lines)
         if any(STRANGER.search(line) for line in tail):
@@ -149,7 +149,7 @@ class Failure:
 
 
 def _without_frames(tail: Sequence[str]) -> Sequence[str]:
-    """Last lines whose traceback is its last line alone, with the cause; all of it stands in the process's output.
+    """Last lines, with a traceback cut down to its last line, the cause; the process's output has the whole.
 
     >>> _without_frames(["epoch 1", "Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 3"])
     ['epoch 1', 'KeyError: 3']

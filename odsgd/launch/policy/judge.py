@@ -1,7 +1,7 @@
 """When and how a job ends: events in, a verdict out. No process, pipe or clock here; time is an argument.
 
     phase of a process   waiting → running → connecting → joined → done → ended
-                         (from `running` on it has a pid; `connecting`: it asks for the others; `joined`: they have met)
+                         running: it has a pid; connecting: it asks for the others; joined: it has met them
 
 The rules, in the order in which `tick` applies them:
 
@@ -9,20 +9,20 @@ The rules, in the order in which `tick` applies them:
 2. A failure (exit code, signal, `failed` report, lost host) ends the job. The verdict waits `SETTLE_S` for further
    failures, and up to `LAST_WORDS_S` for the culprit's own exit and traceback. The cause is the first failure; a report
    counts when it is made. A secondary failure yields to any other: an expired deadline (exit code 75), or a report that
-   blames another process, since a process that misses another one did not kill it. Without a report an exit code or an
-   abort yields to a crash, and all three to a SIGKILL: MPI ends the processes that have lost a peer, or crashes in
-   them, and two ends at once are seen in any order.
-   With `on_worker_loss="continue"` the job goes on without the workers that have failed (`take_lost`), if it was up,
-   they have ended, and a worker is left. If one failure of a group cannot be spared, the whole group counts.
+   blames another process, because a process that misses another one did not kill it. Among failures without a report we
+   blame a SIGKILL first, then a crash, then an exit code or abort. When a process dies, MPI ends or crashes its peers,
+   and we may see these ends in any order.
+   With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
+   failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
-3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to say that they are done, then the job has
-   succeeded. If a server has ended badly its exit code is the job's. Nobody waits for the scheduler, which only
-   introduced the others to each other and hears no farewell.
-4. A server or the scheduler ended with 0 although no worker has: after `DESERTED_S`, a failure.
-5. Not all have joined within the startup timeout: a failure, with a table of the processes' states. When the scheduler
-   and all servers have joined, all workers have: ps-lite lets everybody go on at once. So a worker that never reports,
-   a plain MXNet script, is not missed. Without servers a process counts as there when it runs. The timeout then begins
-   when a worker asks for the others.
+3. All remaining workers have ended with 0: the servers get `FAREWELL_S` to report `done`, then the job has succeeded.
+   If a server has failed, its exit code is the job's. We do not wait for the scheduler: it only introduced the
+   processes to each other, and no worker tells it that the job is over.
+4. A server or the scheduler has ended with 0 while every worker runs: after `SERVER_EXIT_GRACE_S`, a failure.
+5. Not all are there within the startup timeout: a failure, with a table of the processes' states. All are there when
+   the scheduler and all servers have joined, because ps-lite lets everybody go on at once; so a plain MXNet script,
+   which never reports, delays nothing. Without servers all are there when every worker runs; once a worker asks for
+   the others, every worker must join, and the timeout begins anew.
 """
 import signal
 from dataclasses import dataclass
@@ -36,11 +36,11 @@ from odsgd.launch.policy.liveness import LivenessMonitor
 SETTLE_S = 0.4
 LAST_WORDS_S = 2.0
 FAREWELL_S = 5.0
-DESERTED_S = 10.0
+SERVER_EXIT_GRACE_S = 10.0
 
 
 class LostWorkers(NamedTuple):
-    """Workers without whom the job goes on."""
+    """The workers that the job goes on without."""
 
     ranks: List[int]
     message: str
@@ -48,7 +48,7 @@ class LostWorkers(NamedTuple):
 
 @dataclass
 class CheckpointHistory:
-    """How far a job has come, by its workers' reports of checkpoints."""
+    """The job's checkpoints, as its workers report them."""
 
     since: float  # the time of `saved`
     resumed: int = 0
@@ -70,7 +70,7 @@ class Verdict:
     culprit: Optional[str] = None
     by_signal: bool = False  # the launcher was told to end; nothing has failed
     finished: bool = False  # every worker has succeeded, whatever came after
-    grows: bool = False  # it ends at a checkpoint, and starts again with the workers that were missing
+    grows: bool = False  # it ends at a checkpoint, and starts again with the workers that it left out
 
 
 class Judge:
@@ -79,7 +79,7 @@ class Judge:
     def __init__(self, job: Job, members: Sequence[Member], now: float, root: str = "") -> None:
         self.members: Dict[str, Member] = {member.name: member for member in members}
         self.workers = [member for member in members if member.role == "worker"]
-        self.others = [member for member in members if member.role != "worker"]
+        self.non_workers = [member for member in members if member.role != "worker"]
         self.startup_timeout_s, self.started_at, self.root = job.startup_timeout_s, now, root
         self.goes_on = job.on_worker_loss == "continue"
         self.liveness = LivenessMonitor({member.name: member.host for member in members}, job.hang_timeout_s, now)
@@ -90,9 +90,9 @@ class Judge:
         self.failed_at: Optional[float] = None
         self.signal: Optional[int] = None
         self.workers_ended_at: Optional[float] = None
-        self.deserted_at: Optional[float] = None
+        self.server_exited_at: Optional[float] = None
         self.asked_at: Optional[float] = None
-        self.up = False
+        self.all_there = False
 
     # Events
 
@@ -102,12 +102,12 @@ class Judge:
         self.members[name].reached("running")
 
     def output(self, name: str, line: str) -> None:
-        """It has printed a line."""
+        """The process has printed a line."""
         if line.strip():
             self.members[name].tail.append(line)
 
     def reported(self, name: str, report: Dict[str, Any], now: float) -> None:
-        """A line has come on its report pipe. Events that are not known here are for others."""
+        """A line has come on the process's report pipe; events that are unknown here change nothing."""
         member, event = self.members[name], report.get("event")
         if event in ("connecting", "joined", "done"):
             member.reached(event)
@@ -122,7 +122,7 @@ class Judge:
             self._fail(Failure(member, admits_other_cause=bool(report.get("consequence"))), now)
 
     def exited(self, name: str, code: int, now: float) -> None:
-        """It has ended; a negative code is the signal that ended it."""
+        """The process has ended; a negative code is the signal that ended it."""
         member = self.members[name]
         member.code = code
         member.reached("ended")
@@ -131,21 +131,21 @@ class Judge:
             self._fail(Failure(member), now)
         elif member.role == "worker" and self._workers_ended():
             self.workers_ended_at = now
-        elif member.role != "worker" and self.deserted_at is None:
-            self.deserted_at = now
+        elif member.role != "worker" and self.server_exited_at is None:
+            self.server_exited_at = now
 
     def aborted(self, name: str, code: int, now: float) -> None:
-        """Its MPI wants the job to end with this exit code, whatever the process itself ends with."""
+        """The process's MPI wants the job to end with this exit code, whatever the process itself ends with."""
         code = code & 255 or EXIT_FAILURE
         failure = Failure(self.members[name], f"its MPI has aborted, exit code {code}", aborted=code, exit_code=code)
         self._fail(failure, now)
 
     def unstartable(self, name: str, error: str, now: float) -> None:
-        """It could not even be started."""
+        """The process could not even be started."""
         self._fail(Failure(self.members[name], f"could not be started: {error}"), now)
 
-    def host_told(self, host: str, names: Sequence[str], number: int, now: float) -> None:
-        """A signal ends its agent, and with it the processes."""
+    def agent_signalled(self, host: str, names: Sequence[str], number: int, now: float) -> None:
+        """A signal ends the agent of a host, and with it these processes."""
         self.host_lost(host, names, f"its agent was told to end by {signal_name(number)}", (), now, 128 + number)
 
     def host_lost(self, host: str, names: Sequence[str], why: str, tail: Sequence[str], now: float,
@@ -168,7 +168,7 @@ class Judge:
 
     def tick(self, now: float) -> Optional[Verdict]:
         """The verdict, once there is one."""
-        self.up = (self.up and bool(self.others)) or self._all_are_there()
+        self.all_there = (self.all_there and bool(self.non_workers)) or self._are_all_there()
         if self.signal:
             name = signal.Signals(self.signal).name
             return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
@@ -177,36 +177,41 @@ class Judge:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
             return self._success(now)
-        return self._servers_left(now) or self._startup_timeout(now)
+        return self._servers_exited_early(now) or self._startup_timeout(now)
 
     @property
-    def met(self) -> bool:
-        """Whether a worker has said that it met the others."""
+    def any_worker_joined(self) -> bool:
+        """Whether a worker has reported that it met the others."""
         return any(worker.joined for worker in self.workers)
 
     @property
-    def came_up(self) -> bool:
-        """Whether all have met."""
-        return self.up and all(worker.joined for worker in self.workers)
+    def all_joined(self) -> bool:
+        """Whether every process has joined."""
+        return self.all_there and all(worker.joined for worker in self.workers)
 
-    def absent(self) -> List[str]:
-        """The processes that kept the job from coming up; empty if all had met, or if all have failed alike."""
-        if self.came_up:
+    def blocking_startup(self) -> List[str]:
+        """The processes that kept the job from starting.
+
+        Empty if all joined, or if all workers ended with the same exit code: then no single one is to blame. But where
+        MPI ended workers that searched for each other, the first one is named.
+        """
+        if self.all_joined:
             return []
         failed = [member for failure in self.failures for member in failure.members]
         alike = {member.code for member in failed} if set(map(id, self.workers)) <= set(map(id, failed)) else set()
-        searched = not self.others and all(
+        searched = not self.non_workers and all(
             failure.unexplained and failure.member and failure.member.asked for failure in self.failures)
-        if len(self.workers) > 1 and len(alike) == 1 and not searched:  # MPI ends processes that do not find each other
+        if len(self.workers) > 1 and len(alike) == 1 and not searched:
             return []
-        absent = self._cause().members if self.failures else [one for one in self.members.values() if one.missing]
-        return [member.name for member in absent if member.code != EXIT_USAGE]
+        blocking = (self._cause().members if self.failures else
+                    [member for member in self.members.values() if member.blocks_startup])
+        return [member.name for member in blocking if member.code != EXIT_USAGE]
 
     def startup_text(self, seconds: float) -> str:
-        """What the job has been waiting for since its start, in words; empty when it is up."""
+        """What the job still waits for, in words; empty when all are there."""
         waited_for = [member for member in self.members.values() if not member.joined and member.phase != "ended"]
-        late = [member for member in waited_for if member.missing] or waited_for
-        if self.up or not late or not any(worker in waited_for for worker in self.workers):
+        late = [member for member in waited_for if member.blocks_startup] or waited_for
+        if self.all_there or not late or not any(worker in waited_for for worker in self.workers):
             return ""
         first = late[0]
         rest = f" and {len(late) - 1} more" if len(late) > 1 else ""
@@ -280,15 +285,15 @@ class Judge:
         for member in failure.members:
             if member.role != "worker":
                 return f"a job cannot go on without {member.name if member.role == 'server' else 'the scheduler'}"
-            # A worker reports `joined` when its store has opened; until then ps-lite lets the others wait for it.
-            if not self.came_up:
-                return f"the job was not up, and the others cannot meet without {member.name}"
+            # Until a worker's store has opened and reports `joined`, ps-lite keeps the others waiting for it.
+            if not self.all_joined:
+                return f"the job was still starting, which takes all of them: {member.name} has not joined"
             if failure.exit_pending:
                 return f"{member.name} has not ended, and may still take part"
         return None
 
     def _go_on(self, now: float) -> None:
-        """Without the workers that have failed."""
+        """Go on without the workers that have failed."""
         for failure in self.failures:
             for member in failure.members:
                 member.lost = True
@@ -317,12 +322,13 @@ class Judge:
 
     def _success(self, now: float) -> Optional[Verdict]:
         assert self.workers_ended_at is not None
-        staying = [member.name for member in self.others  # a server that nobody has called waits for nothing
+        # A server that no worker has called never reports `done`.
+        staying = [member.name for member in self.non_workers
                    if member.code is None and member.role == "server" and member.phase != "done"
-                   and (self.met or member.joined)]
+                   and (self.any_worker_joined or member.joined)]
         if staying and now - self.workers_ended_at < FAREWELL_S:
             return None
-        bad = [member for member in self.others if member.code]
+        bad = [member for member in self.non_workers if member.code]
         remarks = [f"{member.name} ended badly after the last worker had succeeded ({member.where}): "
                    f"{member.how_it_ended[0]}" for member in bad]
         if staying:
@@ -331,13 +337,13 @@ class Judge:
             remarks.append(f"the job has finished without workers {self._lost_ranks()}")
         return Verdict(bad[0].how_it_ended[1] if bad else 0, "\n".join(remarks), finished=True)
 
-    def _servers_left(self, now: float) -> Optional[Verdict]:
-        if self.deserted_at is None or now - self.deserted_at < DESERTED_S:
+    def _servers_exited_early(self, now: float) -> Optional[Verdict]:
+        if self.server_exited_at is None or now - self.server_exited_at < SERVER_EXIT_GRACE_S:
             return None
         left = [worker for worker in self.workers if not worker.lost]
         if not any(worker.joined for worker in left) or any(worker.finished for worker in left):
             return None
-        member = next(member for member in self.others if member.code is not None)
+        member = next(member for member in self.non_workers if member.code is not None)
         text = f"{member.name} ended with exit code 0 ({member.where}) while every worker was still running"
         return Verdict(EXIT_FAILURE, Failure(member).message(text), member.name)
 
@@ -347,17 +353,17 @@ class Judge:
     def _lost_ranks(self) -> List[int]:
         return sorted(worker.rank for worker in self.workers if worker.lost)
 
-    def _all_are_there(self) -> bool:
-        if self.others:
-            return all(member.joined for member in self.others)
+    def _are_all_there(self) -> bool:  # rule 5
+        if self.non_workers:
+            return all(member.joined for member in self.non_workers)
         return all(worker.joined or worker.phase in ("running", "ended") for worker in self.workers)
 
     def _startup_timeout(self, now: float) -> Optional[Verdict]:
-        since = self.asked_at if not self.others and self.asked_at is not None else self.started_at
-        if self.up or not 0 < self.startup_timeout_s <= now - since:
+        since = self.asked_at if not self.non_workers and self.asked_at is not None else self.started_at
+        if self.all_there or not 0 < self.startup_timeout_s <= now - since:
             return None
         members = list(self.members.values())
-        missing = [member.name for member in members if member.missing]
+        missing = [member.name for member in members if member.blocks_startup]
         if missing:
             head = f"missing: {', '.join(missing)} ({len(missing)} of {len(members)})"
         else:
@@ -369,4 +375,4 @@ class Judge:
         table = ["  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]) for row in rows]
         return Verdict(EXIT_DEADLINE, "\n".join([
             f"the job has not come up within {self.startup_timeout_s:g} s; {head}", *table,
-            "  A longer preparation before the first step needs a longer --startup-timeout."]))
+            "  If a worker needs more time before its first step, raise --startup-timeout."]))

@@ -1,13 +1,14 @@
-"""Whether a job that has failed starts again, and with which workers: facts in, a decision with its text out. No I/O.
+"""Whether a failed job starts again, and with which workers: facts in, a decision with its text out. No I/O.
 
 A job does not start again after a mistake in the options (exit code 64), after a signal to the launcher, if all workers
 have succeeded, or if the same failure comes twice: the same process, in the same words, from the same checkpoint, and
 no farther than before.
 
-If workers are missing at a restart (`Membership`), the job tries to come up until the rejoin timeout has passed; these
-tries count as no restart. Then a job of MIN:MAX workers goes on without the missing ones. At the next restart it calls
-all workers again, and a worker that had been left out has one try. With `--grow` a checkpoint is such an occasion, too,
-if the missing hosts answer. After a try in vain the next comes `REGROW_S` later at the earliest, then twice as late.
+If workers are missing at a restart (`Membership`), the launcher tries to start the job until the rejoin timeout has
+passed. These tries do not count as restarts. Then a job of MIN:MAX workers goes on without the missing ones. A later
+restart calls all workers again; one that was left out before gets a single try. With `--grow` the launcher also does
+this at a checkpoint, once a missing host answers. After a failed try it waits at least `REGROW_S`, and doubles the wait
+each time.
 """
 import dataclasses
 import re
@@ -28,11 +29,11 @@ class Attempt(NamedTuple):
     verdict: Verdict
     resumed: int  # the iteration of the checkpoint that it began from
     saved: int  # the iteration of the last checkpoint, of this attempt or an earlier one
-    at: int  # the farthest iteration in a worker's beats, perhaps a second before the end
-    lost_s: float  # the time since the last checkpoint, or since the start
+    farthest: int  # the last iteration in a worker's beats, perhaps a second before the end
+    since_checkpoint_s: float  # the time since the last checkpoint, or since the start
 
     @property
-    def manner(self) -> str:
+    def failure_kind(self) -> str:
         """The failure in words, without pids, times and other numbers."""
         return re.sub(r"\d+(\.\d+)?", "N", self.verdict.message.partition("\n")[0])
 
@@ -45,42 +46,41 @@ class Decision(NamedTuple):
 
 
 def decide(attempt: Attempt, before: Optional[Attempt], done: int, most: int) -> Decision:
-    """After `done` restarts of `most`; `before`: the last attempt but this one."""
+    """What follows `attempt` after `done` of `most` restarts; `before`: the attempt before it."""
     verdict = attempt.verdict
     if verdict.grows:
         return Decision(True, f"going on from checkpoint {attempt.saved} with all workers, if they come")
     if verdict.finished or verdict.by_signal or not most:
         return Decision(False)
     if verdict.exit_code == EXIT_USAGE:
-        return Decision(False, "not started again: a mistake in the options stays one")
-    if before is not None and before.verdict.culprit is not None and attempt.at <= before.at \
-            and attempt.saved == before.saved \
-            and (attempt.manner, attempt.resumed, verdict.culprit) == (before.manner, before.resumed,
-                                                                       before.verdict.culprit):
+        return Decision(False, "not started again: the options would be wrong again")
+    if before is not None and before.verdict.culprit is not None and attempt.farthest <= before.farthest \
+            and (attempt.failure_kind, attempt.resumed, attempt.saved, verdict.culprit) == (
+                before.failure_kind, before.resumed, before.saved, before.verdict.culprit):
         return Decision(False, f"not started again: {verdict.culprit} has failed in the same way as before, after the "
-                        f"same checkpoint ({attempt.resumed}) and no farther than then (iteration {before.at})")
+                        f"same checkpoint ({attempt.resumed}) and no farther than then (iteration {before.farthest})")
     if done == most:
         used = "the 1 restart is" if most == 1 else f"all {most} restarts are"
         return Decision(False, f"not restarted: {used} used up (--max-restarts)")
-    iterations = max(0, attempt.at - attempt.saved)
+    iterations = max(0, attempt.farthest - attempt.saved)
     where = f"checkpoint {attempt.saved}" if attempt.saved else "the beginning"
-    return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.lost_s:.1f} s, at least "
-                    f"{iterations} iterations")
+    return Decision(True, f"restart {done + 1} of {most}, from {where}; lost are {attempt.since_checkpoint_s:.1f} s, "
+                    f"at least {iterations} iterations")
 
 
 class Membership:
-    """Which workers take part in the next attempt. An attempt numbers its workers anew; here they keep their ranks.
+    """Which workers take part in the next attempt. Each attempt numbers its workers from 0; here they keep their ranks.
 
-    Invariant: `present` rises, and has at least `job.least_workers` ranks.
+    Invariant: `present` is sorted, and has at least `job.least_workers` ranks.
     """
 
     def __init__(self, job: Job) -> None:
         self.full, self.present = job, list(range(job.num_workers))
-        self._came_up = False
+        self._has_started = False  # an attempt has
         self._gone: Set[Host] = set()
         self._left_out: List[str] = []
         self._since: Optional[float] = None
-        self._grown = 0  # restarts to take workers in, in vain so far
+        self._grown = 0  # attempts to take workers back since all of them took part
 
     @property
     def job(self) -> Job:
@@ -93,32 +93,33 @@ class Membership:
         servers = len(self.present) if full.servers_beside_workers else full.num_servers
         return dataclasses.replace(full, num_workers=len(self.present), num_servers=servers, slots=(*slots, *spare))
 
-    def met(self) -> None:
-        """The last attempt came up: the next one calls all workers."""
+    def note_started(self) -> None:
+        """In the last attempt all processes joined: the next one calls all workers."""
         if self.job is self.full:
             self._left_out, self._grown = [], 0
-        self._came_up, self._since = True, None
+        self._has_started, self._since = True, None
         self.present, self._gone = list(range(self.full.num_workers)), set()
 
-    def missing(self, now: float) -> Tuple[List[Host], float]:
-        """The hosts that the next attempt goes without, and from which time on it takes them in at a checkpoint."""
+    def left_out_hosts(self, now: float) -> Tuple[List[Host], float]:
+        """The hosts that the next attempt leaves out, and from which time on it takes them back at a checkpoint."""
         full = self.full
         slots = full.slots or (LOCAL,)
         hosts = [slots[rank % len(slots)] for rank in range(full.num_workers) if rank not in self.present]
         wait_s = REGROW_S * 2 ** (self._grown - 1) if self._grown else 0.0
         return list(dict.fromkeys([*hosts, *self._gone])) if full.grow else [], now + wait_s
 
-    def grows(self) -> None:
-        """The last attempt was ended to take the missing workers in."""
+    def note_growth(self) -> None:
+        """The last attempt was ended to take workers back."""
         self._grown += 1
 
-    def missed(self, absent: Sequence[Process], planned: Sequence[Process], now: float) -> Optional[Decision]:
-        """What follows where `absent` processes kept the last attempt from coming up; None: it has simply failed."""
-        workers = [process for process in absent if process.role == "worker"]
-        names = {process.name for process in absent}
-        gone = {process.host for process in absent if not process.host.here
+    def after_failed_start(self, blocking: Sequence[Process], planned: Sequence[Process], now: float
+                           ) -> Optional[Decision]:
+        """What follows if `blocking` processes kept the last attempt from starting; None: `decide` says it."""
+        workers = [process for process in blocking if process.role == "worker"]
+        names = {process.name for process in blocking}
+        gone = {process.host for process in blocking if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._came_up or not self.full.max_restarts or not (workers or gone):
+        if not self._has_started or not self.full.max_restarts or not (workers or gone):
             return None
         self._since = now if self._since is None else self._since
         missing = [f"worker {self.present[process.rank]}" for process in workers] or [

@@ -109,11 +109,11 @@ COLUMNS: Dict[str, Cell] = {
 def screen(facts: Facts, now: float, columns: int) -> str:
     """The facts as text.
 
-    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "coming": "starting", "rows": [
+    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "starting": "starting for 3 s", "rows": [
     ...     {"name": "worker 0", "host": "a", "at": 12, "behind": 0, "rate": 4.0, "waiting": 0.25, "own_ms": 187.5,
     ...      "bytes_per_s": 2e6, "staleness": None, "doing": "training"}]}, now=10.0, columns=80))
     job 7: train
-    starting
+    starting for 3 s
     <BLANKLINE>
     process   host  at  behind  per second  waiting  own ms  MB/s  staleness  doing
     worker 0  a     12       0         4.0      25%   187.5   2.0          -  training
@@ -122,7 +122,7 @@ def screen(facts: Facts, now: float, columns: int) -> str:
     lines = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows)]
     silent_s = now - facts.get("at", now)
     return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
-                      line(facts["status"], columns) if facts.get("status") else facts.get("coming")
+                      line(facts["status"], columns) if facts.get("status") else facts.get("starting")
                       or "no worker has begun to train", "",
                       *_aligned(lines),
                       *([f"the launcher has said nothing for {silent_s:.0f} s"] if silent_s > STALE_S else [])])

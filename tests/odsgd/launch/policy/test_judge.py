@@ -5,7 +5,15 @@ from typing import List, Optional, Sequence
 import pytest
 
 from odsgd.launch.policy.failures import TAIL_LINES, Member
-from odsgd.launch.policy.judge import DESERTED_S, FAREWELL_S, LAST_WORDS_S, SETTLE_S, Judge, LostWorkers, Verdict
+from odsgd.launch.policy.judge import (
+    FAREWELL_S,
+    LAST_WORDS_S,
+    SERVER_EXIT_GRACE_S,
+    SETTLE_S,
+    Judge,
+    LostWorkers,
+    Verdict,
+)
 from tests.odsgd.launch.jobs import job
 
 NAMES = ("scheduler", "server 0", "worker 0", "worker 1")
@@ -213,8 +221,8 @@ def test_a_server_that_reports_a_failure_after_success_fails_the_job() -> None:
 def test_a_server_that_leaves_while_all_workers_run_fails_the_job() -> None:
     judge = running(*NAMES)
     judge.exited("server 0", 0, 10.0)
-    assert judge.tick(10.0 + DESERTED_S - 0.1) is None
-    verdict = verdict_at(judge, 10.0 + DESERTED_S)
+    assert judge.tick(10.0 + SERVER_EXIT_GRACE_S - 0.1) is None
+    verdict = verdict_at(judge, 10.0 + SERVER_EXIT_GRACE_S)
     assert verdict.exit_code == 70 and verdict.culprit == "server 0"
 
 
@@ -315,7 +323,7 @@ def test_a_lost_host_names_the_processes_that_were_there() -> None:
 
 def test_an_agent_that_is_told_to_end_is_the_cause_and_not_its_processes() -> None:
     judge = running(*NAMES)
-    judge.host_told("hostA", ["worker 0", "worker 1"], signal.SIGTERM, 10.0)
+    judge.agent_signalled("hostA", ["worker 0", "worker 1"], signal.SIGTERM, 10.0)
     judge.exited("worker 1", -signal.SIGTERM, 10.1)
     assert verdict_at(judge, 11.0) == Verdict(
         143, "lost host hostA (worker 0, worker 1): its agent was told to end by SIGTERM")
@@ -398,7 +406,7 @@ def test_a_loss_before_the_job_is_up_ends_it() -> None:
     judge.exited("worker 1", 1, 10.0)
     verdict = verdict_at(judge, 11.0)
     assert verdict.exit_code == 1
-    assert "the job was not up, and the others cannot meet without worker 1" in verdict.message
+    assert "the job was still starting, which takes all of them: worker 1 has not joined" in verdict.message
     assert judge.take_lost() == []
 
 
@@ -442,7 +450,7 @@ def test_servers_that_leave_are_missed_though_a_worker_was_lost() -> None:
     judge.exited("worker 1", 1, 10.0)
     lost_at(judge, 11.0)
     judge.exited("server 0", 0, 12.0)
-    assert verdict_at(judge, 12.0 + DESERTED_S).culprit == "server 0"
+    assert verdict_at(judge, 12.0 + SERVER_EXIT_GRACE_S).culprit == "server 0"
 
 
 def silence(judge: Judge, name: str, until_s: int) -> None:
@@ -488,49 +496,49 @@ def test_a_silent_agent_is_a_lost_host() -> None:
                                "for 30 s")
 
 
-# --- who keeps a job from coming up -----------------------------------------------------------------------------------
+# --- who keeps a job from starting ------------------------------------------------------------------------------------
 
-def test_the_worker_that_fails_before_all_have_met_is_absent() -> None:
+def test_the_worker_that_fails_before_all_have_joined_blocks_the_start() -> None:
     judge = running("scheduler", "server 0", "worker 0")
     judge.exited("worker 1", 1, 10.0)
-    judge.exited("worker 0", 75, 10.1)  # which missed it
+    judge.exited("worker 0", 75, 10.1)  # it waited for worker 1
     verdict_at(judge, 11.0)
-    assert not judge.came_up and judge.absent() == ["worker 1"]
+    assert not judge.all_joined and judge.blocking_startup() == ["worker 1"]
 
 
-def test_processes_of_a_lost_host_and_those_that_never_joined_are_absent() -> None:
+def test_processes_of_a_lost_host_and_those_that_never_joined_block_the_start() -> None:
     judge = running("scheduler")
     judge.host_lost("hostB", ["server 0", "worker 1"], "ssh ended with exit code 255", (), 10.0)
     verdict_at(judge, 11.0)
-    assert judge.absent() == ["server 0", "worker 1"]
+    assert judge.blocking_startup() == ["server 0", "worker 1"]
     judge = running("server 0", "worker 0", startup_timeout_s=20.0)
     judge.reported("scheduler", {"event": "connecting"}, 1.0)
     verdict_at(judge, 21.0)
-    assert judge.absent() == ["worker 1"]
+    assert judge.blocking_startup() == ["worker 1"]
 
 
 @pytest.mark.parametrize("codes", [(1, 1), (64, None)])
-def test_nobody_is_absent_who_fails_like_all_others_or_by_a_mistake(codes: Sequence[Optional[int]]) -> None:
+def test_nobody_blocks_the_start_who_fails_like_all_others_or_by_a_mistake(codes: Sequence[Optional[int]]) -> None:
     judge = running("scheduler")
     for name, code in zip(("worker 1", "worker 0"), codes):
         if code:
             judge.exited(name, code, 10.0)
     verdict_at(judge, 11.0)
-    assert judge.absent() == []
+    assert judge.blocking_startup() == []
 
 
-def test_nobody_is_absent_from_a_job_that_came_up() -> None:
+def test_nobody_blocks_a_start_that_succeeded() -> None:
     judge = running(*NAMES)
     judge.tick(1.0)
     judge.exited("worker 1", 1, 10.0)
     verdict_at(judge, 11.0)
-    assert judge.came_up and judge.absent() == []
+    assert judge.all_joined and judge.blocking_startup() == []
 
 
-def test_workers_that_end_alike_because_they_did_not_find_each_other_are_absent() -> None:
+def test_workers_that_end_alike_because_they_did_not_find_each_other_block_the_start() -> None:
     judge = Judge(job(2, 0), [Member(f"worker {rank}", "worker", "hostA") for rank in range(2)], 0.0)
     for rank in range(2):
         judge.started(f"worker {rank}", rank)
         judge.reported(f"worker {rank}", {"event": "connecting"}, 0.0)
         judge.exited(f"worker {rank}", 15, 1.0)
-    assert judge.absent() == ["worker 0"]
+    assert judge.blocking_startup() == ["worker 0"]

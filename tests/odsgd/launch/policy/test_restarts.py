@@ -15,9 +15,9 @@ from tests.odsgd.launch.jobs import ROOT, A, B, C, job
 
 
 def attempt(exit_code: int = 137, culprit: Optional[str] = "worker 1", resumed: int = 400, saved: int = 400,
-            at: int = 412, message: str = "worker 1 failed (host a, pid 7): killed by SIGKILL\n  the last lines",
+            farthest: int = 412, message: str = "worker 1 failed (host a, pid 7): killed by SIGKILL\n  the last lines",
             by_signal: bool = False, finished: bool = False) -> Attempt:
-    return Attempt(Verdict(exit_code, message, culprit, by_signal, finished), resumed, saved, at, 3.45)
+    return Attempt(Verdict(exit_code, message, culprit, by_signal, finished), resumed, saved, farthest, 3.45)
 
 
 def test_a_failure_is_followed_by_a_restart_that_says_what_is_lost() -> None:
@@ -37,9 +37,9 @@ def test_without_restarts_nothing_is_said() -> None:
     assert decide(attempt(), None, 0, 0) == Decision(False)
 
 
-def test_a_mistake_in_the_options_stays_one() -> None:
+def test_a_mistake_in_the_options_is_not_tried_again() -> None:
     assert decide(attempt(exit_code=64), None, 0, 3) == Decision(
-        False, "not started again: a mistake in the options stays one")
+        False, "not started again: the options would be wrong again")
 
 
 @pytest.mark.parametrize("most, used", [(3, "all 3 restarts are"), (1, "the 1 restart is")])
@@ -57,7 +57,7 @@ def test_the_same_failure_at_the_same_place_is_not_tried_again() -> None:
 
 
 @pytest.mark.parametrize("other", [
-    attempt(at=413), attempt(resumed=405), attempt(culprit="worker 0"),
+    attempt(farthest=413), attempt(resumed=405), attempt(culprit="worker 0"),
     attempt(message="worker 1 failed (host a, pid 7): exit code 70"),
     attempt(culprit=None, message="lost host a (worker 1): ssh ended")])
 def test_another_failure_is_tried_again(other: Attempt) -> None:
@@ -82,41 +82,42 @@ def planned(members: Membership) -> List[Process]:
     return make_plan(members.job, ROOT).processes
 
 
-def some(members: Membership, *names: str) -> List[Process]:
-    return [process for process in planned(members) if process.name in names]
+def failed_start(members: Membership, now: float, *blocking: str) -> Optional[Decision]:
+    processes = planned(members)
+    return members.after_failed_start([process for process in processes if process.name in blocking], processes, now)
 
 
 def test_a_worker_that_does_not_come_back_is_waited_for_and_then_left_out() -> None:
     members = Membership(elastic())
-    assert members.missed(some(members, "worker 1"), planned(members), 0.0) is None  # the first start: a failure
-    members.met()
-    assert members.missed([], planned(members), 5.0) is None
-    assert members.missed(some(members, "worker 1"), planned(members), 10.0) == Decision(
+    assert failed_start(members, 0.0, "worker 1") is None  # the first start: a failure
+    members.note_started()
+    assert failed_start(members, 5.0) is None
+    assert failed_start(members, 10.0, "worker 1") == Decision(
         True, "worker 1 did not come back; trying again for 20 s, then without")
     assert members.job.num_workers == 3
-    assert members.missed(some(members, "worker 1"), planned(members), 31.0) == Decision(
+    assert failed_start(members, 31.0, "worker 1") == Decision(
         True, "going on with 2 of 3 workers, without worker 1; batches are dealt anew")
     assert (members.job.num_workers, members.job.most_workers, members.present) == (2, 3, [0, 2])
-    assert members.missed(some(members, "worker 1"), planned(members), 40.0) == Decision(
+    assert failed_start(members, 40.0, "worker 1") == Decision(
         True, "worker 2 did not come back; trying again for 20 s, then without")  # it is worker 1 by now
-    assert members.missed(some(members, "worker 1"), planned(members), 61.0) is None  # there would be fewer than two
+    assert failed_start(members, 61.0, "worker 1") is None  # there would be fewer than two
 
 
 def test_at_the_next_restart_all_are_called_and_the_missing_have_one_try() -> None:
     members = Membership(elastic(rejoin_timeout_s=0.0))
-    members.met()
-    assert members.missed(some(members, "worker 0"), planned(members), 1.0)
+    members.note_started()
+    assert failed_start(members, 1.0, "worker 0")
     members.full = elastic(rejoin_timeout_s=100.0)
-    members.met()
+    members.note_started()
     assert members.job.num_workers == 3
-    decision = members.missed(some(members, "worker 0"), planned(members), 2.0)
+    decision = failed_start(members, 2.0, "worker 0")
     assert decision and decision.text.startswith("going on with 2 of 3 workers, without worker 0")
 
 
 def test_nothing_is_placed_on_a_host_that_is_gone() -> None:
     members = Membership(elastic(A, B, C, servers=3, servers_beside_workers=True, rejoin_timeout_s=0.0))
-    members.met()
-    assert members.missed(some(members, "worker 1", "server 1"), planned(members), 0.0)
+    members.note_started()
+    assert failed_start(members, 0.0, "worker 1", "server 1")
     assert {process.host for process in planned(members) if process.role != "scheduler"} == {A, C}
     assert (members.job.num_workers, members.job.num_servers) == (2, 2)
     assert all(process.env["ODSGD_MOST_WORKERS"] == "3" for process in planned(members))
@@ -124,44 +125,44 @@ def test_nothing_is_placed_on_a_host_that_is_gone() -> None:
 
 def test_a_host_of_servers_alone_is_left_out_and_no_worker() -> None:
     members = Membership(elastic(A, A, A, B, C, servers=2, rejoin_timeout_s=0.0))
-    members.met()
-    decision = members.missed(some(members, "server 0"), planned(members), 0.0)
+    members.note_started()
+    decision = failed_start(members, 0.0, "server 0")
     assert decision and "going on with 3 of 3 workers, without host 10.0.0.2" in decision.text
     assert [process.host for process in planned(members) if process.role == "server"] == [C, A]
 
 
 def test_a_job_of_a_fixed_number_waits_for_one_that_does_not_come_back_and_leaves_nobody_out() -> None:
     members = Membership(job(3, 1, max_restarts=2, rejoin_timeout_s=20.0))
-    assert members.missed(some(members, "worker 1"), planned(members), 0.0) is None  # the first start
-    members.met()
-    assert members.missed(some(members, "worker 1"), planned(members), 10.0) == Decision(
+    assert failed_start(members, 0.0, "worker 1") is None  # the first start
+    members.note_started()
+    assert failed_start(members, 10.0, "worker 1") == Decision(
         True, "worker 1 did not come back; trying again for 20 s")
-    assert members.missed(some(members, "worker 1"), planned(members), 31.0) is None and members.job is members.full
+    assert failed_start(members, 31.0, "worker 1") is None and members.job is members.full
 
 
 def test_a_job_without_restarts_leaves_nobody_out() -> None:
     members = Membership(job(3, 1))
-    members.met()
-    assert members.missed(some(members, "worker 1"), planned(members), 10.0) is None and members.job is members.full
+    members.note_started()
+    assert failed_start(members, 10.0, "worker 1") is None and members.job is members.full
 
 
 def test_a_job_grows_when_a_host_is_back_and_later_and_later_if_that_was_in_vain() -> None:
     members = Membership(elastic(A, B, C, rejoin_timeout_s=0.0, grow=True))
-    assert members.missing(1.0) == ([], 1.0)
-    members.met()
-    assert members.missed(some(members, "worker 1"), planned(members), 0.0)
-    assert members.missing(10.0) == ([B], 10.0)
+    assert members.left_out_hosts(1.0) == ([], 1.0)
+    members.note_started()
+    assert failed_start(members, 0.0, "worker 1")
+    assert members.left_out_hosts(10.0) == ([B], 10.0)
     for wait_s in (60.0, 120.0):
-        members.met()
-        members.grows()
+        members.note_started()
+        members.note_growth()
         assert members.job.num_workers == 3
-        assert members.missed(some(members, "worker 1"), planned(members), 20.0)
-        assert members.missing(30.0) == ([B], 30.0 + wait_s)
-    members.met()  # by a restart
-    members.met()  # now all three had met
-    assert members.missed(some(members, "worker 2"), planned(members), 40.0) and members.missing(50.0) == ([C], 50.0)
+        assert failed_start(members, 20.0, "worker 1")
+        assert members.left_out_hosts(30.0) == ([B], 30.0 + wait_s)
+    members.note_started()  # by a restart
+    members.note_started()  # now all three had met
+    assert failed_start(members, 40.0, "worker 2") and members.left_out_hosts(50.0) == ([C], 50.0)
     members.full = elastic(A, B, C)
-    assert members.missing(60.0)[0] == []
+    assert members.left_out_hosts(60.0)[0] == []
 
 
 def test_growth_is_no_restart() -> None:
