@@ -305,17 +305,42 @@ def mean(parts: List[np.ndarray]) -> np.ndarray:
 
 
 def diloco(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, inner: List[Any], H: int,
-           eta: float, mu: float) -> Path:
-    """Douillard et al. 2023, Algorithm 1. `inner[m]` is worker m's InnerOpt; `path_global`: theta after t steps."""
+           eta: float, mu: float, push: Any = lambda m, delta: delta) -> Path:
+    """Douillard et al. 2023, Algorithm 1. `inner[m]` is worker m's InnerOpt; `path_global`: theta after t steps.
+    `push`: what becomes of what worker m sends.
+    """
     outer, theta, x = Nesterov(eta, mu), w_0, [w_0] * num_workers
     path, path_global = [list(x)], [w_0]
     for t in range(iterations):
         x = [inner[m](x[m], gradient(m, t, x[m]), t, x[m]) for m in range(num_workers)]         # l.4-8
         if (t + 1) % H == 0:
-            theta = outer(theta, mean([theta - one for one in x]))                                # l.10, 12
+            theta = outer(theta, mean([push(m, theta - x[m]) for m in range(num_workers)]))    # l.10, 12
             x = [theta] * num_workers                                                             # l.3
         path.append(list(x))
         path_global.append(theta)
+    return path, path_global
+
+
+def streaming(gradient: Gradient, w_0: np.ndarray, num_workers: int, iterations: int, inner: List[Any], H: int,
+              eta: float, mu: float, fragments: List[slice], tau: int, alpha: float) -> Path:
+    """Douillard et al. 2025, Algorithm 2: fragment p is sent at steps t with (t + floor(p H / P)) mod H = 0;
+    tau steps later what came of it is merged. `path_global`: Theta with all that was sent.
+    """
+    P, M = len(fragments), num_workers
+    outers, Theta, x = [Nesterov(eta, mu) for _ in fragments], w_0.copy(), [w_0.copy() for _ in range(M)]
+    path, path_global, sent = [[one.copy() for one in x]], [w_0], set()
+    for t in range(1, iterations + 1):
+        x = [inner[m](x[m], gradient(m, t - 1, x[m]), t - 1, x[m]).copy() for m in range(M)]
+        for p, part in enumerate(fragments):
+            if (t + p * H // P) % H == 0:
+                Theta = Theta.copy()
+                Theta[part] = outers[p](Theta[part], mean([Theta[part] - one[part] for one in x]))
+                sent.add(p)
+            if (t - tau + p * H // P) % H == 0 and p in sent:
+                for one in x:
+                    one[part] = F(alpha) * one[part] + F(1 - alpha) * Theta[part]
+        path.append([one.copy() for one in x])
+        path_global.append(Theta)
     return path, path_global
 
 

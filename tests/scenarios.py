@@ -244,6 +244,9 @@ MULT = {"w2": (0.5, 2.0), "z": (1.0, 0.0)}
 #: Of methods that take weights: in eight iterations two exchanges, and two steps after them.
 OUTER = {"H": 3, "lr_outer": 0.7, "momentum_outer": 0.9}
 AVERAGE = {"H": 3, "lr_outer": 1.0, "momentum_outer": 0.0}
+STREAMING = {"H": 4, "fragments": 2, "delay": 2, "lr_outer": 0.7, "momentum_outer": 0.9}
+#: The parameters of `SHAPES` in two fragments: the largest, and the others.
+FRAGMENTS = [slice(0, 21), slice(21, SIZE)]
 WEIGHTS: Dict[str, Scenario] = {
     "diloco": Scenario("diloco", OUTER, optimizer_params=MOMENTUM),
     "diloco_tiny": Scenario("diloco", {**OUTER, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
@@ -254,6 +257,12 @@ WEIGHTS: Dict[str, Scenario] = {
     "diloco_average": Scenario("diloco", AVERAGE, optimizer_params=DECAY),
     "diloco_1": Scenario("diloco", {**OUTER, "H": 1}, optimizer_params=PLAIN),
     "diloco_no_momentum": Scenario("diloco", {"H": 2}, optimizer_params=PLAIN),
+    "streaming": Scenario("diloco", STREAMING, optimizer_params=MOMENTUM, iterations=11),
+    "streaming_tiny": Scenario("diloco", {**STREAMING, "bucket_nbytes": 16}, optimizer_params=MOMENTUM, iterations=11),
+    "streaming_fragments": Scenario("diloco", {**OUTER, "H": 2, "fragments": 2}, optimizer_params=MOMENTUM),
+    "streaming_over": Scenario("diloco", {**OUTER, "delay": 2, "mix": 0.0}, optimizer_params=PLAIN),
+    "streaming_plain": Scenario("diloco", {**OUTER, "fragments": 1, "delay": 0, "mix": 0.0}, optimizer_params=MOMENTUM),
+    "streaming_alone": Scenario("diloco", {**OUTER, "fragments": 2, "delay": 1, "mix": 1.0}, optimizer_params=PLAIN),
     "eager": Scenario("eager", OUTER, optimizer_params=MOMENTUM),
     "eager_tiny": Scenario("eager", {**OUTER, "bucket_nbytes": 16}, optimizer_params=MOMENTUM),
     "eager_naive": Scenario("eager", {**OUTER, "local_scale": 0.0}, optimizer_params=MOMENTUM),

@@ -9,6 +9,7 @@ A bucket is one message to one server: small parameters share one, a large param
 `plan` is a pure function: the same parameters give the same buckets on every worker. Checkpoints are per parameter
 (`split`, `join`), so they outlive a plan. docs/design.md, "Messages", says what shares a bucket.
 """
+import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class Parameter:
     wd_mult: float = 1.0
     group: int = 0
     """Only parameters of one group share a bucket: each group may have another learning rate in every step."""
+    fragment: int = 0
+    """The same of fragments (`in_fragments`): each has turns of its own."""
 
     @property
     def size(self) -> int:
@@ -138,12 +141,12 @@ def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[
     Buckets of different kinds are filled side by side, so that biases with a multiplier of their own do
     not break the rows of weights into small pieces.
     """
-    filling: Dict[Tuple[str, float, float, int], List[Segment]] = {}
+    filling: Dict[Tuple[str, float, float, int, int], List[Segment]] = {}
     for parameter in parameters:
         if capacity is None:
             yield [Segment(parameter, 0, parameter.size, 0)]
             continue
-        kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult, parameter.group)
+        kind = (parameter.dtype, parameter.lr_mult, parameter.wd_mult, parameter.group, parameter.fragment)
         start = 0
         while start < parameter.size:
             group = filling.setdefault(kind, [])
@@ -156,12 +159,21 @@ def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[
     yield from filling.values()
 
 
-def _balance(sizes: Sequence[int], num_servers: int) -> List[int]:
-    """A server for each bucket: the one with the least load so far, the largest buckets first."""
-    load = [0] * num_servers
+def in_fragments(parameters: Sequence[Parameter], number: int) -> List[Parameter]:
+    """`parameters` dealt to `number` fragments of about equal bytes."""
+    if number > len(parameters):
+        raise ConfigError(f"`fragments` is {number}, and the model has {len(parameters)} trained parameters; a "
+                          "fragment has one at least")
+    dealt = _balance([parameter.size for parameter in parameters], number)
+    return [dataclasses.replace(parameter, fragment=fragment) for parameter, fragment in zip(parameters, dealt)]
+
+
+def _balance(sizes: Sequence[int], number: int) -> List[int]:
+    """A server, or a fragment, for each of `sizes`: the one with the least load so far, the largest sizes first."""
+    load = [0] * number
     chosen = [0] * len(sizes)
     for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
-        chosen[index] = min(range(num_servers), key=lambda s: (load[s], s))
+        chosen[index] = min(range(number), key=lambda s: (load[s], s))
         load[chosen[index]] += sizes[index]
     return chosen
 

@@ -28,6 +28,7 @@ class Step:
     t: int
     lr: float  # the trainer's, for the global weights
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
+    counts: float = 1.0  # where weights are taken: M / the workers that had data since the exchange before
 
 
 class Update:
@@ -217,8 +218,13 @@ class Method:
         return None
 
     @classmethod
-    def due(cls, options: Any, t: int) -> bool:
-        """Whether `Worker.iterate` has its turn in iteration `t`."""
+    def fragments(cls, options: Any) -> int:
+        """In how many groups of whole parameters, of about equal bytes, weights travel; each is `due` by itself."""
+        return 1
+
+    @classmethod
+    def due(cls, options: Any, t: int, fragment: int) -> bool:
+        """Whether `Worker.iterate` has its turn in iteration `t`, for buckets of this fragment."""
         return cls.takes == "gradients" or t % cls.intervals(options)[0] == 0
 
     def advice(self) -> Optional[str]:

@@ -1,6 +1,7 @@
-"""DiLoCo, distributed low-communication training.
+"""DiLoCo, distributed low-communication training, and its streaming form.
 
 Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105, Algorithm 1.
+Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv:2501.18512: fragments, overlap.
 
 Every worker trains by itself for H steps, by the script's own optimizer. Then all send how far they have come since the
 last exchange, the outer gradient; whoever holds the global weights applies the mean by SGD with Nesterov's momentum,
@@ -15,6 +16,9 @@ and all go on from the result.
     eta, mu           lr_outer, momentum_outer
     H                 H               inner steps between two exchanges
     k, T              num_workers     workers; t counts exchanges in the paper, and inner steps here
+    p, P              fragments       of whole tensors, dealt by size; each has turns of its own, H / P steps apart
+    tau               delay           inner steps between sending a fragment and applying what came back
+    alpha             mix             what a worker's own weights count where that is applied
 
 How the loop is cut. A pass of `iterate` begins every H iterations, where the inner steps have been taken:
 
@@ -25,19 +29,29 @@ How the loop is cut. A pass of `iterate` begins every H iterations, where the in
     l.12    theta^(t) <- OuterOpt(theta^(t-1), Delta)       `SyncRule.receive`; without servers U of every worker
                                                             ── a pass ends with theta^(t)
 
+With a delay two passes do this, tau steps apart; the inner steps between them go on from what was sent:
+
+    t          l.10  exchange                                                              ── a pass begins and ends
+    t + tau    theta_i <- alpha theta_i + (1 - alpha) theta^(t)                            ── a pass begins and ends
+
+What came back is applied at t + tau exactly, however early it came; so no bit depends on the network.
+
 Reading: what is not trained (the statistics of BatchNorm) stays each worker's own, and the mean is what is evaluated.
 Reading: the global weights between two exchanges are those of the last one, without what workers have found since.
 Reading: below H = 100 momentum_outer is 0 unless given. There successive outer gradients point the same way, and a
 momentum of 0.9 acts as a rate that is up to ten times larger.
+Reading: fragment p is sent where (t + floor(p H / P)) mod H = 0. Streaming DiLoCo takes whole layers, here it is whole
+parameters, the largest first, each to the fragment that is smallest so far.
 A worker whose data have ended (``uneven="join"``) takes no more steps: from the next exchange on its outer gradient is
-0, and the mean is over all workers.
+0, and the mean is over those that have taken a step since the one before.
 Other workers after a restart (``-n MIN:MAX``): all begin at theta; what a worker had found since the last exchange, and
 the state of its inner optimizer, are lost. The outer momentum stays.
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Optional, Tuple
 
-from kvstore.messages.seam import Array
+from kvstore.errors import ConfigError
+from kvstore.messages.seam import Array, Traffic
 from kvstore.methods import common
 from kvstore.methods.contract import Method, Step, Worker
 from kvstore.methods.sync import SyncRule
@@ -45,16 +59,48 @@ from kvstore.options import integer, option, real
 
 LONG = 100  # H from which on the paper's momentum is the default
 MOMENTUM = 0.9
+MIX = 0.5  # with a delay
 
 
 class Replica(Worker):
     """The worker, for one bucket."""
 
     def iterate(self, x: Array, step: Step) -> Array:
-        """An exchange: `x` are the weights that the inner steps have come to; returns those of the next one."""
-        theta = self.last_exchange.result()
-        self.last_exchange = self.weights_holder.exchange(self.bucket, theta - x, self.options.lr_outer)   # l.10, 12
-        return self.last_exchange.result()                                                                # l.3
+        """An exchange, or what came of it: `x` are the weights that the inner steps have come to."""
+        options, theta = self.options, self.last_exchange.result()
+        since = options.since(step.t, self.bucket.first.fragment)
+        if since == 0:
+            delta = step.counts * (theta - x)
+            self.last_exchange = self.weights_holder.exchange(self.bucket, delta, options.lr_outer)       # l.10, 12
+        if since != options.delay:
+            return x
+        theta = self.last_exchange.result()                                                             # l.3
+        return options.share * x + (1 - options.share) * theta if options.share else theta
+
+
+@dataclass(frozen=True)
+class OuterOptions(common.CodedOptions):
+    """What methods have whose workers send how far they have come."""
+
+    H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunes=True)
+    fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunes=True)
+    lr_outer: float = option(0.7, real(at_least=0), "rate at which the mean way of the workers moves the global "
+                             "weights", tunes=True)
+    momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of these moves",
+                                             tunes=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
+
+    delay = 0
+
+    @property
+    def momentum(self) -> float:
+        """Of the outer optimizer."""
+        short = MOMENTUM if self.H >= LONG else 0.0
+        return short if self.momentum_outer is None else self.momentum_outer
+
+    def since(self, t: int, fragment: int) -> int:
+        """Iterations since a fragment was sent last; negative before the first time."""
+        first = self.H - fragment * self.H // self.fragments
+        return (t - first) % self.H if t >= first else -1
 
 
 class DiLoCo(Method):
@@ -68,28 +114,43 @@ class DiLoCo(Method):
     resumes_from_optimizer = False
 
     @dataclass(frozen=True)
-    class Options(common.CodedOptions):
+    class Options(OuterOptions):
         """Options of DiLoCo."""
 
-        H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunes=True)
-        lr_outer: float = option(0.7, real(at_least=0), "rate at which the mean way of the workers moves the global "
-                                 "weights", tunes=True)
-        momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of these moves",
-                                                 tunes=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
+        delay: int = option(0, integer(0), "steps between an exchange and what comes of it; less than H", tunes=True)
+        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "what a worker's own weights count where the "
+                                      "global ones come to it", tunes=True, otherwise=f"{MIX} with a delay, else 0")
 
         @property
-        def momentum(self) -> float:
-            """Of the outer optimizer."""
-            short = MOMENTUM if self.H >= LONG else 0.0
-            return short if self.momentum_outer is None else self.momentum_outer
+        def share(self) -> float:
+            """`mix`, or its default."""
+            return (MIX if self.delay else 0.0) if self.mix is None else self.mix
+
+        def check(self) -> None:
+            super().check()
+            if self.delay >= self.H:
+                raise ConfigError(f"delay is {self.delay}, expected less than H, which is {self.H}: what comes of an "
+                                  "exchange is applied before the next one")
 
     @classmethod
     def intervals(cls, options: Any) -> Tuple[int, int]:
         return options.H, options.H
 
     @classmethod
+    def fragments(cls, options: Any) -> int:
+        return int(options.fragments)
+
+    @classmethod
+    def due(cls, options: Any, t: int, fragment: int) -> bool:
+        return options.since(t, fragment) in (0, options.delay)
+
+    @classmethod
     def outer_sgd(cls, options: Any) -> Optional[Tuple[float, float]]:
         return options.lr_outer, options.momentum
+
+    def traffic(self, whole: bool) -> Traffic:
+        traffic = super().traffic(whole)
+        return replace(traffic, waits=traffic.waits and not self.options.delay)
 
     def advice(self) -> Optional[str]:
         if self.options.momentum_outer is not None or self.options.H >= LONG:

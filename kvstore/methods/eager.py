@@ -47,9 +47,10 @@ the last exchange, and the state of its inner optimizer, are lost. `local_scale`
 from dataclasses import dataclass
 from typing import Optional
 
+from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array
 from kvstore.methods.contract import Step
-from kvstore.methods.diloco import DiLoCo, Replica
+from kvstore.methods.diloco import DiLoCo, OuterOptions, Replica
 from kvstore.options import option, real
 
 
@@ -65,7 +66,7 @@ class EagerReplica(Replica):
     def iterate(self, x: Array, step: Step) -> Array:
         """The end of round t: `x` are the weights that the inner steps have come to; returns those of the next one."""
         eta, mu = self.options.lr_outer, self.options.momentum
-        theta, delta = self.last_exchange.result(), self.anchor - x            # Theta(t-1), Delta_m(t)
+        theta, delta = self.last_exchange.result(), step.counts * (self.anchor - x)   # Theta(t-1), Delta_m(t)
         self.last_exchange = self.weights_holder.exchange(self.bucket, delta, eta)
         u = delta
         if self.b is not None:
@@ -90,9 +91,15 @@ class Eager(DiLoCo):
     waits = False
 
     @dataclass(frozen=True)
-    class Options(DiLoCo.Options):
+    class Options(OuterOptions):
         """Options of eager DiLoCo."""
 
         local_scale: Optional[float] = option(None, real(at_least=0, at_most=1), "what a worker's own last round "
                                               "counts in its weights, before the others' is there", tunes=True,
                                               otherwise="1 / number of workers")
+
+        def check(self) -> None:
+            super().check()
+            if self.on_nan == "skip":
+                raise ConfigError("on_nan `skip` leaves a round out for all, and by then a worker's own weights have "
+                                  "it; take `stop`")

@@ -130,11 +130,11 @@ class QueuedOptimizer(Applied):
         w.copyto(out)
 
     def _queue(self, step: Apply, w: NDArray, grad: NDArray, out: NDArray) -> None:
-        state = list(self.arrays().values())
+        state, skips = list(self.arrays().values()), self.skips
 
         def update() -> None:
             before, g, after = engine.view(w), engine.view(grad), engine.view(out)
-            if self.skips is not None and self.skips(g):
+            if skips is not None and skips(g):
                 if out is not w:
                     after[:] = before
                 return

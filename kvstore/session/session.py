@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 from collections import deque
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Type
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Type
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
 from kvstore.job.environment import lost_workers
 from kvstore.job.pulse import pulse
-from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
+from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, in_fragments
 from kvstore.messages.finite import finite, names, skips
 from kvstore.messages.seam import (
     GlobalWeights,
@@ -79,6 +79,7 @@ class Session:
         self.optimizer: Optional[mx.optimizer.Optimizer] = None
         self.outer: Optional[mx.optimizer.Optimizer] = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
+        self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
 
@@ -161,6 +162,8 @@ class Session:
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
         """Lay out the buckets. The last parameters come first, since their gradients appear first."""
+        fragments = self.method.fragments(self.method.options)
+        parameters = in_fragments(parameters, fragments) if fragments > 1 else parameters
         used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
@@ -300,7 +303,10 @@ class Session:
         return self.weights_holder.room(bucket) if self._has_room else None
 
     def multiplied(self, factor: float) -> None:
-        """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again."""
+        """The gradients of this iteration have been multiplied by `factor`; local steps divide by it again, and what is
+        made of a round of them counts so much.
+        """
+        self._counted.append(factor)
         for step in self.local_steps.values():
             step.factor = 1.0 / factor
 
@@ -314,21 +320,25 @@ class Session:
             w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(grad, step)
             return w
         self._step_within(bucket, grad, step)
-        return self.iterate_weights(bucket, self.w_local[bucket.id], step) if self.due else self.w_local[bucket.id]
+        x = self.w_local[bucket.id]
+        return self.iterate_weights(bucket, x, step) if bucket.first.fragment in self.due() else x
 
     def _step_within(self, bucket: Bucket, grad: NDArray, step: Step) -> None:
         """A step of the trainer's optimizer on this worker's weights; what an exchange brought stays as it is."""
         update = self.workers[bucket.id].local_optimizer
         if not self.joined and update is not None:
+            own = self.local_steps[bucket.id]
+            own.skips = own.skips and own.telling()  # nobody else sees this gradient
             self.w_local[bucket.id] = update(self.w_local[bucket.id], grad, step.lr, out=self._stepped[bucket.id])
 
-    @property
-    def due(self) -> bool:
-        """Whether the method has its turn in this iteration."""
-        return self.method.due(self.method.options, self.step.t)
+    def due(self) -> List[int]:
+        """The fragments for which the method has its turn in this iteration."""
+        method, options = self.method, self.method.options
+        return [one for one in range(method.fragments(options)) if method.due(options, self.step.t, one)]
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
+        step = dataclasses.replace(step, counts=min(self._counted, default=1.0))
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w
 
@@ -378,6 +388,10 @@ class Session:
             for name, meaning in worker.arrays.items():
                 self._count(counted, f"{name}: {meaning}", getattr(worker, name))
             self._count(counted, "local weights: what the trainer's optimizer makes of them", self._stepped.get(key))
+            if self.outer is not None:
+                answer = worker.last_exchange.untaken()
+                self._count(counted, "theta: the global weights that the last exchange brought", answer)
+                self._count(counted, "in flight: what the next one sends and brings", answer)
             if key in self.local_steps:
                 self._count(counted, "state of the local optimizer", list(self.local_steps[key].arrays().values()))
             for name, array in self.weights_holder.codec_state(worker.bucket).items():

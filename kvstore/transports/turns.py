@@ -63,6 +63,7 @@ class Turns:
             except BaseException as error:  # raised again below
                 self._failure = self._failure or error
             finally:
+                self.rest(worker_rank)
                 self._hand_over()
 
         self._waiting += first
@@ -112,7 +113,7 @@ class Turns:
         return False
 
     def rest(self, worker_rank: int) -> None:
-        """A worker waits for an answer before it begins anything new."""
+        """A worker waits for an answer before it begins anything new, or has ended."""
 
     def take_turn(self, worker_rank: int) -> None:
         """Wait until the script lets this worker's exchange arrive."""

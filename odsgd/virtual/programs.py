@@ -81,7 +81,7 @@ class Programs:
 
     def _record(self, worker: Worker, t: int) -> List[Op]:
         self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
-        if self._method.due(self._options, t):
+        if self._method.due(self._options, t, worker.bucket.first.fragment):
             worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
         return self._holder.ops
 

@@ -31,12 +31,13 @@ EVERYTHING = (*INPROCESS, "ps-lite 2+1", "MPI 2")
 FEW: Dict[str, List[str]] = {
     "sync": ["gluon", "gluon_adam", "gluon_states", "ssgd", "ssgd_adam", "ssgd_mult", "ssgd_tiny", "ssgd_two_devices",
              "ssgd_states", "odsgd", "odsgd_tiny", "odsgd_two_devices", "odsgd_none", "odsgd_a", "odsgd_schedule",
-             "odsgd_replaced", "delayed", "diloco", "diloco_tiny", "diloco_two_devices", "eager", "eager_tiny"],
+             "odsgd_replaced", "delayed", "diloco", "diloco_tiny", "diloco_two_devices", "eager", "eager_tiny",
+             "streaming", "streaming_tiny"],
     "async": ["gluon_momentum", "asgd", "asgd_tiny", "asgd_two_devices", "asgd_states", "dcasgd_c", "dcasgd_a",
               "softsync", "softsync_1", "downpour", "downpour_apart", "easgd", "easgd_alone", "eamsgd"],
     "ring": ["gluon", "gluon_adam", "dsync", "dsync_adam", "dsync_tiny", "dsync_two_devices", "dsync_quantize",
              "pipesgd_1_quantize", "pipesgd_3", "pipesgd_truncate", "sasgd_3", "sasgd_tiny", "delayed", "odsgd",
-             "odsgd_tiny", "odsgd_none", "long_truncate", "diloco", "eager"],
+             "odsgd_tiny", "odsgd_none", "long_truncate", "diloco", "eager", "streaming"],
     "coded": ["ssgd_truncate", "ssgd_2bit", "ssgd_2bit_tiny", "ssgd_back", "ssgd_both_adam", "odsgd_float16",
               "odsgd_float16_tiny", "odsgd_1bit", "odsgd_both_2bit", "delayed_quantize", "delayed_both"],
     "coded async": ["asgd_quantize", "asgd_both", "dcasgd_c_2bit", "softsync_both", "downpour_2_2bit"]}

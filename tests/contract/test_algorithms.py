@@ -8,7 +8,7 @@ import pytest
 from tests import paper
 from tests.contract.outcomes import TRANSPORTS, Job, NamedJob, on
 from tests.jobs import Result
-from tests.scenarios import SCENARIOS, SHAPES, Scenario, gradient, initial
+from tests.scenarios import FRAGMENTS, SCENARIOS, SHAPES, Scenario, gradient, initial
 
 # MXNet fuses a multiplication and an addition where NumPy rounds in between.
 CLOSE: Dict[str, Any] = dict(rtol=2e-5, atol=2e-6)
@@ -18,6 +18,7 @@ IN_NUMPY = ["ssgd", "ssgd_sum", "ssgd_plain", "ssgd_mult", "ssgd_schedule", "ssg
             "odsgd_schedule", "odsgd_all_warmup", "odsgd_no_warmup", "odsgd_follow",
             "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "delayed", "odsgd_c", "odsgd_a", "odsgd_c_momentum",
             "diloco", "diloco_rates", "diloco_replaced", "diloco_average", "diloco_1", "diloco_no_momentum", "eager",
+            "streaming", "streaming_fragments", "streaming_over", "streaming_plain", "streaming_alone",
             "eager_naive", "eager_1", "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states"]
 
 
@@ -96,7 +97,10 @@ def of_weights(scenario: Scenario, workers: int, inner: List[Any]) -> paper.Path
     """The same for methods that take weights."""
     options = dict(scenario.options)
     more = {"local_scale": options["local_scale"]} if "local_scale" in options else {}
-    made = paper.diloco if scenario.store == "diloco" else paper.eager
+    made: Any = paper.diloco if scenario.store == "diloco" else paper.eager
+    if {"fragments", "delay"} & set(options):
+        parts, delay = FRAGMENTS if options.get("fragments", 1) == 2 else [slice(0, None)], options.get("delay", 0)
+        made, more = paper.streaming, {"fragments": parts, "tau": delay, "alpha": options.get("mix", 0.5 * (delay > 0))}
     return made(gradient, initial(), workers, scenario.iterations, inner, options["H"], options.get("lr_outer", 0.7),
                 options.get("momentum_outer", 0.0), **more)
 
@@ -115,7 +119,8 @@ def test_the_scenarios_tell_neighbouring_methods_apart(whole_job: Job) -> None:
     different = ["ssgd", "odsgd", "odsgd_no_warmup", "odsgd_local_schedule", "odsgd_momentum", "odsgd_none", "odsgd_c",
                  "odsgd_a", "odsgd_c_momentum", "odsgd_adam", "ssgd_lr_at", "ssgd_schedule", "ssgd_adam", "ssgd_lamb",
                  "ssgd_replaced", "ssgd_states", "odsgd_replaced", "odsgd_states", "diloco_average", "diloco_1",
-                 "diloco_no_momentum", "eager_1", "eager_naive", "diloco_replaced"]
+                 "diloco_no_momentum", "eager_1", "eager_naive", "diloco_replaced",
+                 "streaming_fragments", "streaming_over", "streaming_alone"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(whole_job[0][f"{one}/path"] - whole_job[0][f"{other}/path"]).max()
@@ -140,6 +145,8 @@ LAYOUTS = [
     ("odsgd_tiny", "odsgd"),
     ("diloco_tiny", "diloco"),
     ("eager_tiny", "eager"),
+    ("streaming_tiny", "streaming"),
+    ("streaming_plain", "diloco"),          #    one fragment, no delay, no mix
 ]
 
 

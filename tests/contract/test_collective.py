@@ -21,8 +21,8 @@ def collective(scenario: Scenario, workers: int) -> paper.Path:
         options.pop(key, None)
     if scenario.store in ("odsgd", "delayed", "diloco", "eager"):  # what carries messages is nothing to the algorithm
         return by_the_paper(Scenario(scenario.store, options, **{
-            key: getattr(scenario, key) for key in ("optimizer_params", "multipliers", "schedule", "lr_at",
-                                                    "optimizer_at", "states_at")}), workers)
+            key: getattr(scenario, key) for key in ("optimizer_params", "iterations", "multipliers", "schedule",
+                                                    "lr_at", "optimizer_at", "states_at")}), workers)
     lr = scheduled(scenario) if scenario.schedule else rates(params["learning_rate"], scenario.lr_at)
     lr_mult, wd_mult = multipliers(scenario)
     wd = params.get("wd", 0) * wd_mult

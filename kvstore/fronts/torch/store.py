@@ -223,17 +223,23 @@ class TorchStore(FrontEnd[TensorLane]):
         Returns whether any worker has taken one. Collective where it is due, and then it waits.
         """
         self._check_usable()
-        if not self._counts()[0]:
+        counts = self._counts()[0]
+        if not counts:
             return False
+        self.session.multiplied(counts)
         step = self.session.next_step(0.0, None)
-        if self.session.due:
+        due = self.session.due()
+        if due:
             with self.session.deadline():
-                for lane in self.lanes:
-                    lane.w = self.session.iterate_weights(lane.bucket, lane.weights(anew=False), step)
-                for lane in self.lanes:
-                    assert lane.w is not None
-                    lane.show(lane.w)
+                self._exchange([lane for lane in self.lanes if lane.bucket.first.fragment in due], step)
         return True
+
+    def _exchange(self, lanes: Sequence[TensorLane], step: Step) -> None:
+        before = [lane.weights(anew=False) for lane in lanes]
+        after = [self.session.iterate_weights(lane.bucket, x, step) for lane, x in zip(lanes, before)]
+        for lane, x, w in zip(lanes, before, after):
+            if w is not x:  # else the fragment was sent, and its answer is applied later
+                lane.show(w)
 
     def _own_weights(self) -> List[NDArray]:
         if self.takes_weights:

@@ -112,7 +112,7 @@ def _lines(method: Type[Method], floats: int) -> float:
     workers = [recorded(method, options, 2, bucket, holder, mx.nd.ones(floats), local, ring) for bucket in buckets]
     return _timed([_bind(worker.iterate, grad, Step(t, 1e-6, 1e-6))
                    for t in range(1, max(method.intervals(options)) + 1) for worker in workers
-                   if method.due(options, t)]) * share
+                   if method.due(options, t, 0)]) * share
 
 
 def _bind(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:

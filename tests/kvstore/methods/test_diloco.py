@@ -6,7 +6,7 @@ import pytest
 
 import kvstore
 from kvstore.engine._mxnet import mx
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, DivergedError
 from kvstore.messages.seam import Saved
 from kvstore.transports.in_process import Stage
 from tests import paper
@@ -27,9 +27,10 @@ def drawn(size: int) -> Grads:
     return gradient
 
 
-def walk(name: str, workers: int, steps: int, gradient: Grads, w_0: np.ndarray, lr: float = 0.1, way: str = "worker",
+def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, lr: float = 0.1, way: str = "worker",
          momentum: float = 0.0, states: Any = None, **options: Any) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
-    """Of each worker its path, the global weights at its end, and both states. `states`: to go on from."""
+    """Of each worker its path, the global weights at its end, and both states. `states`: to go on from; `steps`: of all
+    workers, or of each."""
     stage = Stage(workers, timeout_s=60)
 
     def train(transport: Any) -> Tuple[np.ndarray, np.ndarray, Any]:
@@ -43,15 +44,18 @@ def walk(name: str, workers: int, steps: int, gradient: Grads, w_0: np.ndarray, 
         store.broadcast("w", w, w)
         store.begin()
         path, first = [w.asnumpy()], store.iteration
-        for t in range(first, first + steps):
+        for t in range(first, first + (steps if isinstance(steps, int) else steps[m])):
             store.pushpull("w", mx.nd.array(gradient(m, t, w.asnumpy())), w)
+            path.append(w.asnumpy())
+        if "uneven" in options:
+            store.join()
             path.append(w.asnumpy())
         with store.global_weights():
             final = w.asnumpy()
         np.testing.assert_array_equal(w.asnumpy(), path[-1])
         mine: Saved = store.worker_state()
         theirs = store.server_state() if m == 0 or store.state_is_shared else None
-        store.barrier()
+        (store.close if "uneven" in options else store.barrier)()
         return np.array(path), final, (mine, theirs)
 
     return stage.run(train, getattr(stage, way))
@@ -121,10 +125,26 @@ def test_eager_diloco_of_one_step_is_od_sgd_with_a_share_of_the_rate(workers: in
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["diloco", "eager"])
-def test_a_run_that_stops_between_two_exchanges_goes_on_to_the_same_bits(name: str, way: str) -> None:
+def test_what_is_sent_with_a_delay_is_applied_that_many_steps_later(way: str) -> None:
+    """As above without momentum, H = 2, delay 1, mix 1/2.
+
+        t   x_0, x_1                          sent and Theta of it            x_0, x_1 then
+        1   2, 2.5
+        2   1, 1.75                           3, 2.25: 4 - 2.625 / 2          the same
+        3   0.5, 1.375                                                        + 2.6875, halved: 1.59375, 2.03125
+        4   0.796875, 1.515625                1.890625, 1.171875: 1.921875    the same
+    """
+    ways = walk("diloco", 2, 4, lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, way, H=2, lr_outer=0.5, delay=1)
+    np.testing.assert_array_equal(ways[0][0][:, 0], [4, 2, 1, 1.59375, 0.796875])
+    np.testing.assert_array_equal(ways[1][0][:, 0], [4, 2.5, 1.75, 2.03125, 1.515625])
+    assert [float(final[0]) for _, final, _ in ways] == [1.921875, 1.921875]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name, options", [("diloco", {}), ("diloco", {"delay": 3}), ("eager", {})])
+def test_a_run_that_stops_between_two_exchanges_goes_on_to_the_same_bits(name: str, options: Any, way: str) -> None:
     w_0 = np.ones(5, np.float32)
-    settings: Dict[str, Any] = {**SHORT, "H": 4, "momentum": 0.9, "way": way}
+    settings: Dict[str, Any] = {**SHORT, "H": 4, "momentum": 0.9, "way": way, **options}
     whole = walk(name, 2, 11, drawn(5), w_0, **settings)
     first = walk(name, 2, 6, drawn(5), w_0, **settings)
     then = walk(name, 2, 5, drawn(5), w_0, states=[ends[2] for ends in first], **settings)
@@ -156,21 +176,30 @@ def memory_of(name: str, **options: Any) -> Dict[str, int]:
 
 
 def test_what_a_worker_keeps_is_told() -> None:
-    own = {"local weights: what the trainer's optimizer makes of them": 20, "state of the local optimizer": 20}
+    own = {"local weights: what the trainer's optimizer makes of them": 20, "state of the local optimizer": 20,
+           "theta: the global weights that the last exchange brought": 20,
+           "in flight: what the next one sends and brings": 20}
     assert memory_of("diloco") == own
     assert memory_of("eager", H=2) == {"anchor: where this worker's round began": 20, **own}
     assert memory_of("eager")["b: momentum of its own outer gradients"] == 20
 
 
 @pytest.mark.parametrize("given, says", [
-    ({"H": 0}, "H"), ({"lr_outer": -1}, "lr_outer"), ({"momentum_outer": 1}, "momentum_outer")])
+    ({"H": 0}, "H"), ({"lr_outer": -1}, "lr_outer"), ({"momentum_outer": 1}, "momentum_outer"),
+    ({"fragments": 0}, "fragments")])
 def test_options_out_of_range_are_refused_in_a_line(given: Dict[str, Any], says: str) -> None:
     for name in ("diloco", "eager"):
         with pytest.raises(ConfigError, match=f"{says}.*expected") as error:
             kvstore.create(name, Stage(1).worker(0), **given)
         assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match=r"local_scale.*expected"):
-        kvstore.create("eager", Stage(1).worker(0), local_scale=1.5)
+    for name, more, said in (("eager", {"local_scale": 1.5}, "local_scale.*expected"),
+                             ("eager", {"on_nan": "skip"}, "on_nan `skip` leaves a round out"),
+                             ("diloco", {"H": 2, "delay": 2}, "delay is 2, expected less than H, which is 2"),
+                             ("diloco", {"mix": 1.5}, "mix.*expected"), ("diloco", {"delay": -1}, "delay.*expected")):
+        with pytest.raises(ConfigError, match=said):
+            kvstore.create(name, Stage(1).worker(0), **more)
+    with pytest.raises(ConfigError, match="`fragments` is 2, and the model has 1 trained parameters"):
+        walk("diloco", 1, 1, drawn(5), np.ones(5, np.float32), fragments=2)
 
 
 def test_a_short_round_has_no_outer_momentum_unless_it_is_given_and_a_line_says_so(
@@ -203,3 +232,56 @@ def test_nothing_is_asked_between_two_exchanges(monkeypatch: pytest.MonkeyPatch)
     for _ in range(7):
         store.pushpull("w", w.copy(), w)
     assert asked == [3, 6]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_round_is_the_mean_over_the_workers_that_took_a_step_in_it(way: str) -> None:
+    """g = w - m, inner rate 1/2, H = 2, outer rate 1/2. Worker 1 has data for 3 steps: it takes part in two rounds.
+
+        t      x_0, x_1          Delta             theta
+        1, 2   1, 1.75           3, 2.25           4 - 2.625 / 2                = 2.6875
+        3      1.34375, 1.84375
+        4      0.671875, -       2.015625, 0.84375 2.6875 - 1.4296875 / 2       = 1.97265625
+        5, 6   0.4931640625, -   1.4794921875      1.97265625 - 1.4794921875 / 2 = 1.23291015625
+    """
+    ways = walk("diloco", 2, [6, 3], lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, way, H=2, lr_outer=0.5,
+                uneven="join")
+    assert [float(final[0]) for _, final, _ in ways] == [1.23291015625] * 2
+    np.testing.assert_array_equal(ways[0][0][[2, 4, 6], 0], [2.6875, 1.97265625, 1.23291015625])
+
+
+def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
+    """Worker 1's third gradient is not a number."""
+    return np.full_like(w, np.nan) if (m, t) == (1, 2) else drawn(5)(m, t, w)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["diloco", "eager"])
+def test_weights_that_are_not_finite_stop_the_job_at_their_exchange(name: str, way: str) -> None:
+    with pytest.raises(DivergedError, match=r"worker 1, iteration 4.*w.*not"):
+        walk(name, 2, 6, spoiled, np.ones(5, np.float32), way=way, H=4)
+
+
+@pytest.mark.parametrize("way", ["worker", "ring_worker"])
+def test_a_step_that_is_not_finite_is_left_out_of_a_round(way: str, capfd: pytest.CaptureFixture[str]) -> None:
+    w_0 = np.ones(5, np.float32)
+    ways = walk("diloco", 2, 8, spoiled, w_0, way=way, H=4, on_nan="skip")
+    np.testing.assert_array_equal(ways[1][0][3], ways[1][0][2])
+    assert np.isfinite(ways[0][0]).all() and "worker 1, iteration 3" in capfd.readouterr().err
+    still = walk("diloco", 2, 8, lambda m, t, w: 0 * w if (m, t) == (1, 2) else drawn(5)(m, t, w), w_0, way=way, H=4)
+    np.testing.assert_array_equal(ways[0][1], still[0][1])
+
+
+@pytest.mark.parametrize("codec", ["float16", "quantize", "2bit"])
+def test_outer_gradients_travel_by_a_codec_as_gradients_do(codec: str) -> None:
+    w_0, threshold = np.ones(5, np.float32), 0.1
+    push: Any = paper.Residuals(lambda x: paper.in_two_bits(x, threshold))
+    options: Dict[str, Any] = {**SHORT, "codec": codec, **({"codec_threshold": threshold} if codec == "2bit" else {})}
+    ours = walk("diloco", 2, 9, drawn(5), w_0, **options)
+    theirs, _ = paper.diloco(drawn(5), w_0, 2, 9, [paper.Sgd(0.1)] * 2, 2, 0.5, 0.5,
+                             push if codec == "2bit" else lambda m, delta: paper.LEFT[codec](delta))
+    for m in range(2):
+        np.testing.assert_allclose(ours[m][0], [x[m] for x in theirs], rtol=1e-5, atol=1e-6)
+    plain: Dict[str, Any] = SHORT
+    ends = [walk("eager", 2, 9, drawn(5), w_0, **{**plain, "codec": one})[0][1] for one in ("none", "float16")]
+    assert 0 < np.abs(ends[1] - ends[0]).max() < 1e-3

@@ -103,7 +103,9 @@ def test_the_memory_report_names_what_a_method_declares(name: str) -> None:
     there: Set[str] = {label for label in meant if any(
         list(arrays_in(getattr(worker, label.partition(":")[0]))) for worker in store.session.workers.values())}
     if store.session.method.takes == "weights":  # which the session keeps
-        there.add("local weights: what the trainer's optimizer makes of them")
+        there |= {"local weights: what the trainer's optimizer makes of them",
+                  "theta: the global weights that the last exchange brought",
+                  "in flight: what the next one sends and brings"}
     assert set(counted) == there
     assert all(nbytes == 4 * SIZE for label, nbytes in counted.items()), counted
 

@@ -19,11 +19,11 @@ CLUSTER: Dict[str, Any] = {"workers": WORKERS, "servers": 2, "links": {"goodput"
 STORES = [name for name, method in methods.METHODS.items() if method.transports != ("process",)]
 
 
-def trained(store: str, iterations: int = 12, **cluster: Any) -> Tuple[np.ndarray, List[int], float]:
+def trained(store: str, iterations: int = 12, options: Any = None, **cluster: Any) -> Tuple[
+        np.ndarray, List[int], float]:
     """Every worker's path, the order at the asynchronous servers, and the virtual seconds of worker 0."""
-    stage = VirtualStage(of({**CLUSTER, **cluster}))
-    every = {"H": 2} if "H" in methods.find(store).option_names() else {}  # of 12 iterations the last one asks
-    scenario = Scenario(store, {"bucket_nbytes": 64, **every}, optimizer_params=PLAIN, iterations=iterations)
+    stage = VirtualStage(of({**CLUSTER, **cluster}), timeout_s=60)
+    scenario = Scenario(store, {"bucket_nbytes": 64, **(options or {})}, optimizer_params=PLAIN, iterations=iterations)
 
     def run(transport: Any) -> Tuple[np.ndarray, Any]:
         return train(scenario, transport.worker_rank, transport)["path"], transport.seconds()
@@ -38,6 +38,11 @@ def test_a_run_repeats_to_the_bit_and_the_nanosecond(store: str) -> None:
     (path, order, seconds), again = trained(store), trained(store)
     np.testing.assert_array_equal(path, again[0])
     assert (order, seconds) == again[1:] and seconds > 12 * 0.004
+
+
+@pytest.mark.parametrize("store, options", [("diloco", {"H": 7}), ("sasgd", {"T": 7}), ("diloco", {"H": 3})])
+def test_the_time_after_a_last_iteration_is_known_whether_it_exchanges_or_not(store: str, options: Any) -> None:
+    assert 12 * 0.004 < trained(store, options=options)[2] < 1
 
 
 @pytest.mark.parametrize("store", ["asgd", "softsync", "downpour", "easgd", "dcasgd_a"])

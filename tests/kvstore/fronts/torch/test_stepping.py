@@ -115,7 +115,10 @@ def test_global_weights_are_the_last_exchanges_and_this_workers_own_come_back() 
             shared, mean = flat(net), net[1].running_mean.numpy().copy()
         np.testing.assert_array_equal(flat(net), at[-1])
         np.testing.assert_array_equal(shared, at[2])
-        assert store.shows_own and store.memory() == {}
+        nbytes = 4 * flat(net).size
+        assert store.shows_own and store.memory() == {
+            "theta: the global weights that the last exchange brought": nbytes,
+            "in flight: what the next one sends and brings": nbytes}
         step(net, optimizer, transport.worker_rank, 5)
         return flat(net), mean
 
@@ -139,6 +142,52 @@ def test_workers_whose_data_end_earlier_wait_for_nobody_and_hold_nobody_up() -> 
     one, other = Stage(2, timeout_s=60).run(train)
     np.testing.assert_array_equal(one[0], other[0])
     assert one[1] == other[1] == 9
+
+
+@pytest.mark.parametrize("way", ["worker", "ring_worker"])
+def test_weights_that_are_not_finite_leave_their_round_out(way: str, capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Stage(2, timeout_s=60)
+
+    def train(transport: Any) -> Any:
+        net = model()
+        store = create("diloco", transport, on_nan="skip", **OUTER)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        path = [flat(net)]
+        for t in range(6):
+            step(net, optimizer, transport.worker_rank, t)
+            path.append(flat(net))
+            if transport.worker_rank and t == 1:
+                with torch.no_grad():
+                    net[0].bias[0] = np.nan
+        return path
+
+    one, other = stage.run(train, getattr(stage, way))
+    np.testing.assert_array_equal(one[3], one[0])  # of the round there is nothing, on no worker
+    np.testing.assert_array_equal(one[6], other[6])
+    assert np.isfinite(one[6]).all() and not np.array_equal(one[6], one[0])
+    assert "worker 1, iteration 3" in capfd.readouterr().err
+
+
+def test_fragments_leave_at_steps_of_their_own_and_come_back_after_the_delay() -> None:
+    """H = 4: fragment 0 is sent at 4, fragment 1 at 2 and 6; what came of it is there a step later."""
+    def train(transport: Any) -> Any:
+        net = model()
+        store = create("diloco", transport, H=4, fragments=2, delay=1, mix=0.0, lr_outer=0.5)
+        optimizer = Optimizer(torch.optim.SGD(net.parameters(), lr=0.1), net, store)
+        path = []
+        for t in range(7):
+            step(net, optimizer, transport.worker_rank, t)
+            path.append({name: one.detach().numpy().copy() for name, one in net.named_parameters()})
+        return path, {segment.parameter.name: lane.bucket.first.fragment for lane in store.lanes
+                      for segment in lane.bucket.segments}
+
+    (one, fragments), (other, _) = Stage(2, timeout_s=60).run(train)
+    assert fragments == {"0.weight": 0, "0.bias": 1, "1.weight": 1, "1.bias": 1, "3.weight": 1, "3.bias": 0}
+    for t in range(7):
+        for name, fragment in fragments.items():
+            if name == "0.bias":
+                continue  # BatchNorm takes its gradient away
+            assert np.array_equal(one[t][name], other[t][name]) is (t + 1 in ((5,), (3, 7))[fragment]), (t, name)
 
 
 def test_an_overflow_of_one_worker_leaves_its_own_step_out_and_no_round() -> None:
