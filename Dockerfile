@@ -16,7 +16,7 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
         ca-certificates libgomp1 libquadmath0 openssh-client python3 python3-venv rsync \
     && rm -rf /var/lib/apt/lists/*
 
-COPY setup.py pyproject.toml /src/
+COPY setup.py pyproject.toml README.md LICENSE /src/
 COPY kvstore /src/kvstore
 COPY odsgd /src/odsgd
 

@@ -3,7 +3,15 @@
 MXNet itself comes by extra, because its CPU and CUDA builds exclude each other. pip must see odsgd and MXNet in one
 command: asked later for one of them alone it would bring NumPy 2, which MXNet 1.9.1 cannot use.
 """
+import os
+import runpy
+from pathlib import Path
+
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+ITS = runpy.run_path(str(HERE / "kvstore/_version.py"))
 
 # Upper bounds stand only where a newer release is known to break, or to make pip download release after release
 # before it finds one for NumPy 1 (each OpenCV is 60 MB). They hold on every Python from 3.8 to 3.12.
@@ -46,11 +54,28 @@ DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.5,<10", "mkdocstrings[python]>=0.2
 # A later ruff may know rules that this code has never met; the others' releases differ from Python to Python.
 CHECK = ["ruff>=0.17,<0.18", "mypy>=1.11", "import-linter>=2.0", "types-PyYAML", "types-tqdm"]
 
+
+class Build(build_py):
+    """Writes into a wheel which commit it was built from."""
+
+    def run(self) -> None:
+        super().run()
+        if not getattr(self, "editable_mode", False) and ITS["commit"]():
+            (Path(self.build_lib) / "kvstore" / ITS["BUILT_FROM"]).write_text(ITS["commit"]())
+
+
 setup(
     name="odsgd",
-    version="0.3.0",
-    description="One-step-delay SGD (OD-SGD) on Apache MXNet's parameter server",
+    version=ITS["VERSION"],
+    description="Data-parallel training in which no worker waits for the network (OD-SGD), for MXNet and PyTorch",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    project_urls={name: os.environ[key] for name, key in (("Source", "REPO_URL"), ("Documentation", "SITE_URL"))
+                  if os.environ.get(key)},
     license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=["distributed training", "parameter server", "SGD", "MXNet", "PyTorch"],
+    cmdclass={"build_py": Build},
     python_requires=">=3.8,<3.13",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
     package_data={"odsgd.lab.advise": ["measured.json"], "odsgd.lab.reproduce": ["papers/*.yaml"]},
@@ -67,6 +92,9 @@ setup(
     },
     entry_points={"console_scripts": ["odsgd = odsgd.__main__:main"]},
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Operating System :: POSIX :: Linux",
         *("Programming Language :: Python :: 3." + str(minor) for minor in range(8, 13)),
     ],

@@ -1,2 +1,20 @@
-"""The version of odsgd: that of both packages, which are installed together."""
-VERSION = "0.3.0"
+"""The version of odsgd: that of both packages, which are installed together, and of the tag `vVERSION`."""
+import subprocess
+from pathlib import Path
+
+VERSION = "0.4.0"
+BUILT_FROM = "_commit.txt"
+
+
+def commit() -> str:
+    """Where a checkout stands, with `-dirty` if it was changed, or what a wheel was built from; empty if unknown."""
+    here = Path(__file__).resolve().parent
+    if (here.parent / ".git").exists():
+        try:
+            done = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude", "*"], cwd=str(here),
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return ""
+        return done.stdout.decode().strip()
+    built = here / BUILT_FROM
+    return built.read_text(encoding="ascii").strip() if built.is_file() else ""

@@ -52,8 +52,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print(_usage(), end="")
         return 0 if argv else EXIT_USAGE
     if argv[0] == "--version":
-        from odsgd import __version__
-        print(f"odsgd {__version__}")
+        from kvstore._version import VERSION, commit
+        print(f"odsgd {VERSION}" + (f" (commit {commit()})" if commit() else ""))
         return 0
     return _run(argv[0], argv[1:])
 

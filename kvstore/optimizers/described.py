@@ -97,7 +97,7 @@ def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
 
 
 def kind_of(path: str) -> str:
-    """The optimizer that an import path means, without our module: older saved states have ours in other modules."""
+    """The optimizer that an import path means, without our module, which may differ from version to version."""
     return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path
 
 

@@ -75,8 +75,8 @@ def load_worker(session: Session, saved: Saved) -> None:
 def check_form(saved: Saved, key: str) -> None:
     """ConfigError unless the JSON of a state has this entry, as every state of this version has."""
     if not isinstance(saved[1], dict) or key not in saved[1]:
-        raise ConfigError("the saved state is of another version of odsgd, which kept it in another form; go on with "
-                          "that version, or begin anew")
+        raise ConfigError("the saved state has not the form of odsgd 0.4.0 and later: an earlier odsgd wrote it, which "
+                          "was never released; begin anew")
 
 
 def check_worker(saved: Saved) -> None:
@@ -88,14 +88,10 @@ def check_worker(saved: Saved) -> None:
     if not ({"optimizer_local", "versions"} <= set(meta) and _are_numbers(meta.get("lr"), meta["lr_local"])
             and _are_counts(meta.get("iteration"), meta.get("left_out", 0)) and _are_numbers(meta.get("since", 0))
             and _by_bucket(meta.get("facts"), lambda one: isinstance(one, dict))
-            and (_are_names(names) or (_by_bucket(names, _are_names) and set(names) == set(meta["facts"])))
-            and (not local or _is_progress(local) or _by_bucket(local, _is_progress))
+            and _by_bucket(names, _are_names) and set(names) == set(meta["facts"])
+            and (not local or _by_bucket(local, _is_progress))
             and (not meta.get("versions") or _by_bucket(meta["versions"], _are_counts))):
         raise ConfigError("the saved state is not one of a worker, as `worker_state` makes it; it is damaged")
-    whole = ("global/", "local/", "aux/", "frozen/", *(f"{name}/" for name in names))
-    if _are_names(names) and not all(name.startswith(whole) for name in saved[0]):
-        raise ConfigError("the saved state is of odsgd 0.3.0, which did not tell which bucket had which arrays, and "
-                          "here not all had the same; go on with that version, or begin anew")
 
 
 def check_servers(saved: Saved, name: str) -> None:
@@ -105,7 +101,7 @@ def check_servers(saved: Saved, name: str) -> None:
     if not (_by_bucket(facts, lambda one: isinstance(one, dict) and _is_progress(one.get("optimizer"))
                        and isinstance(one.get("rule", {}), (dict, type(None))))
             and len({"rule" in one for one in facts.values()}) == 1
-            and (_are_names(names) or (_by_bucket(names, _are_names) and set(names) == set(facts)))):
+            and _by_bucket(names, _are_names) and set(names) == set(facts)):
         raise ConfigError(f"`{shown(name)}` holds no state of servers, as `save_optimizer_states` writes it")
 
 
@@ -175,8 +171,7 @@ def for_servers(session: Session, saved: Saved) -> Tuple[State, int]:
 
 def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]]:
     """Of a `server_state`: the facts and the arrays' names, by bucket."""
-    names, facts = saved[1]["arrays"], {label: one for label, one in saved[1].items() if label != "arrays"}
-    return facts, dict.fromkeys(facts, names) if isinstance(names, list) else names
+    return {label: one for label, one in saved[1].items() if label != "arrays"}, saved[1]["arrays"]
 
 
 def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
@@ -204,12 +199,9 @@ def optimizer_alone(saved: Saved) -> Saved:
 
 
 def of_bucket(session: Session, bucket: Bucket, saved: Any) -> Any:
-    """What was saved of a bucket: by label, or one for all buckets, as version 0.3.0 wrote names and `optimizer_local`.
-    """
+    """What was saved of a bucket; ConfigError if it cannot be told."""
     if not saved:
         raise ConfigError(f"the saved state has nothing of {bucket}; it belongs to another version or other options")
-    if isinstance(saved, list) or "count" in saved:
-        return saved
     return saved[_label(session, bucket, saved)]
 
 

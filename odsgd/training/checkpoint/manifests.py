@@ -15,10 +15,9 @@ from odsgd import __version__
 from odsgd.config.files import read_text
 from odsgd.training.checkpoint.disk import flush_folder, replacing
 
-SCHEMA = 3
-"""Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at: the
-arrays of schema 1 had numbers where they have names now, which an option could change the meaning of; runs of schema 2
-had other update rules (`easgd`, `downpour`, `gamma_p`, `poly`).
+SCHEMA = 4
+"""Grows when what is kept of a run changes its form. A checkpoint of another schema is refused, not guessed at. That of
+0.4.0, the first release, is 4.
 """
 MANIFEST, SERVERS, WEIGHTS = "manifest.json", "servers.npz", "weights.params"
 MOST_MANIFEST_NBYTES = 1 << 24
@@ -57,8 +56,10 @@ def read_manifest(folder: Path) -> Dict[str, Any]:
                            f"({shown(str(error))}); {REMEDY.format(folder)}") from None
     if schema != SCHEMA:
         writer = "odsgd " + shown(versions.get("odsgd", "(version not told)") if isinstance(versions, dict) else "?")
+        released = isinstance(schema, int) and schema > SCHEMA
         raise ConfigError(f"`{path}` was written by {writer}, in schema {shown(schema)}; odsgd {__version__} reads "
-                          f"schema {SCHEMA}. Resume it with {writer}, or begin a new run with another --out")
+                          f"schema {SCHEMA}. " + (f"Resume it with {writer}, or begin" if released else "Begin")
+                          + " a new run with another --out")
     wrong = [name for name, fits in MANIFEST_HAS.items() if not fits(manifest.get(name))]
     if wrong or folder.name != str(manifest["iteration"]):
         raise DamagedError(f"`{path}`: `{(wrong or ['iteration'])[0]}` is not what a manifest has there; "

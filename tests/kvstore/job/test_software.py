@@ -61,6 +61,6 @@ def test_the_processes_of_a_real_job_are_compared(tmp_path: Path) -> None:
                       "print(mx.kv.create('ssgd'))\n", encoding="utf-8")
     done = launch(2, 1, [sys.executable, str(script)])
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stderr.splitlines() if line.startswith("worker 0 |   0.3.0")]
+    rows = [line for line in done.stderr.splitlines() if line.startswith(f"worker 0 |   {software.VERSION}")]
     processes = [row.split("  ")[-1].strip() for row in rows]
     assert processes == ["launcher", "worker 0, server 0", "worker 1"], done.stderr

@@ -178,34 +178,10 @@ def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up
                 np.testing.assert_array_equal(array, arrays_again[key], err_msg=key)
 
 
-def as_before(worker: Saved, servers: Saved) -> Tuple[Saved, Saved]:
-    """The form of 0.3.0: names of arrays, and what the local optimizer remembers, once for all buckets."""
-    def any_of(by_bucket: Dict[str, Any]) -> Any:
-        return next(iter(by_bucket.values()), None)
-
-    (mine, my_meta), (theirs, their_meta) = worker, servers
-    return (mine, {**my_meta, "arrays": any_of(my_meta["arrays"]),
-                   "optimizer_local": any_of(my_meta["optimizer_local"])}), (
-        theirs, {**their_meta, "arrays": any_of(their_meta["arrays"])})
-
-
-@pytest.mark.parametrize("name, settings", [
-    ("odsgd", {"warmup": 0, "optimizer_local": "adam"}), ("dcasgd_a", {"momentum": 0.5}), ("pipesgd", {"K": 3})])
-def test_a_state_in_the_form_of_version_0_3_0_is_gone_on_with(name: str, settings: Dict[str, Any]) -> None:
-    saved = alone(name, steps=3, **settings)[0]
-    states = saved.worker_state(), saved.server_state()
-    paths = [alone(name, steps=2, states=form, **settings)[0] for form in (states, as_before(*states))]
-    ours, theirs = ((one.worker_state(), one.server_state()) for one in paths)
-    assert ours[0][1] == theirs[0][1] and ours[1][1] == theirs[1][1]
-    for one, other in zip(ours, theirs):
-        for key, array in one[0].items():
-            np.testing.assert_array_equal(array, other[0][key], err_msg=key)
-
-
 @pytest.mark.parametrize("optimizer, path", [
     (DCASGD_C(), "kvstore.engine.optimizers:DCASGD_C"), (DCASGD_A(), "kvstore.engine.optimizers:DCASGD_A"),
     (torch_formulas.Adam(), "kvstore.engine.formulas:Adam")], ids=["dcasgd_c", "dcasgd_a", "torch"])
-def test_a_state_of_an_optimizer_of_ours_that_lay_in_another_module_in_0_3_0_is_gone_on_with(
+def test_a_state_of_an_optimizer_of_ours_that_lay_in_another_module_is_gone_on_with(
         optimizer: mx.optimizer.Optimizer, path: str) -> None:
     def servers(store: Store, saved: Optional[Saved] = None) -> Saved:
         store.set_optimizer(optimizer)
@@ -224,14 +200,6 @@ def test_a_state_of_an_optimizer_of_ours_that_lay_in_another_module_in_0_3_0_is_
     meta["w@0"]["optimizer"]["class"] = "mxnet.optimizer.optimizer:" + path.partition(":")[2]
     with pytest.raises(ConfigError, match="the saved state is of mxnet"):
         servers(kvstore.create("ssgd", transport=Stage(1).worker(0)), (arrays, meta))
-
-
-def test_a_state_of_version_0_3_0_that_does_not_tell_which_bucket_had_which_arrays_is_refused() -> None:
-    store, _ = alone("pipesgd", steps=3, K=3)
-    (arrays, meta), servers = as_before(store.worker_state(), store.server_state())
-    meta["arrays"].remove("worker/in_flight/1")
-    with pytest.raises(ConfigError, match=r"of odsgd 0\.3\.0, which did not tell which bucket had which arrays"):
-        alone("pipesgd", K=3, states=((arrays, meta), servers))
 
 
 def test_buckets_that_keep_something_of_their_own_are_not_cut_anew() -> None:
@@ -262,8 +230,8 @@ def test_states_of_another_form_are_refused_in_one_line(tmp_path: Path) -> None:
     with open(file, "wb") as out:
         write_npz(out, {"0/w": np.zeros(3)}, {"w@0": {"count": 3}})
     store = kvstore.create("local")
-    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+    with pytest.raises(ConfigError, match="the saved state has not the form of odsgd"):
         store.load_optimizer_states(str(file))
-    with pytest.raises(ConfigError, match="the saved state is of another version of odsgd"):
+    with pytest.raises(ConfigError, match="the saved state has not the form of odsgd"):
         store.load_state(({}, {"store": "local", "iteration": 3}))
 

@@ -196,7 +196,7 @@ def test_a_damaged_file_is_named_with_what_was_expected(tmp_path: Path, trained:
 
 
 @pytest.mark.parametrize("text, said", [("{", "JSONDecodeError"), ("[]", "TypeError"), ("{}", "KeyError"),
-                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 3")])
+                                        ('{"schema": 99}', "in schema 99; odsgd .* reads schema 4")])
 def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match=said) as caught:
@@ -204,12 +204,17 @@ def test_a_manifest_that_is_none_is_one_line(tmp_path: Path, text: str, said: st
     assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
 
 
-def test_a_checkpoint_of_another_version_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text('{"schema": 1, "versions": {"odsgd": "0.1.7"}}')
+@pytest.mark.parametrize("schema, writer, remedy", [
+    (99, "0.9.1", "Resume it with odsgd 0.9.1, or begin a new run with another --out"),
+    (3, "0.3.0", "reads schema 4. Begin a new run with another --out")])  # 0.3.0 was never released
+def test_a_checkpoint_of_another_version_is_refused_with_a_remedy_that_exists(tmp_path: Path, schema: int, writer: str,
+                                                                              remedy: str) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema": schema, "versions": {"odsgd": writer}}))
     with pytest.raises(ConfigError) as caught:
         manifests.read_manifest(tmp_path)
-    assert str(caught.value).startswith(f"`{tmp_path}/manifest.json` was written by odsgd 0.1.7, in schema 1; odsgd ")
-    assert str(caught.value).endswith("Resume it with odsgd 0.1.7, or begin a new run with another --out")
+    said = str(caught.value)
+    assert said.startswith(f"`{tmp_path}/manifest.json` was written by odsgd {writer}, in schema {schema}; odsgd ")
+    assert said.endswith(remedy)
 
 
 @pytest.mark.parametrize("name", ["worker-0.npz", "servers.npz", "manifest.json"])

@@ -1,0 +1,63 @@
+"""A wheel, installed outside the checkout: it says what it is, and trains."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from kvstore._version import VERSION
+from tests.jobs import ROOT
+
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "kvstore", "odsgd")
+
+
+def run(*command: object, cwd: Path) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run([str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True,
+                          timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_a_wheel_trains_outside_a_checkout_and_names_its_version_and_commit(tmp_path: Path) -> None:
+    source, venv = tmp_path / "source", tmp_path / "venv"
+    source.mkdir()
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(str(ROOT / name), str(source / name))
+    run("git", "init", "-q", cwd=source)
+    run("git", "add", ".", cwd=source)
+    run("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "all", cwd=source)
+    commit = run("git", "rev-parse", "--short", "HEAD", cwd=source).strip()
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, source,
+        cwd=tmp_path)
+    wheel, = tmp_path.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", venv, cwd=tmp_path)
+    packages = next(venv.glob("lib/python3*/site-packages"))
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))  # a checkout's own .pth is not read there
+    run(venv / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+
+    odsgd = venv / "bin/odsgd"
+    assert run(odsgd, "--version", cwd=tmp_path) == f"odsgd {VERSION} (commit {commit})\n"
+    assert str(packages) in run(venv / "bin/python", "-c", "import odsgd; print(odsgd.__file__)", cwd=tmp_path)
+    metadata = next(packages.glob("odsgd-*.dist-info/METADATA")).read_text(encoding="utf-8")
+    assert {"Summary", "License", "Requires-Python", "Description-Content-Type"} <= set(
+        re.findall(r"^([\w-]+): ", metadata, re.MULTILINE)) and "# odsgd" in metadata
+    run(odsgd, "launch", "-n", 2, "-s", 1, odsgd, "train", "--dataset", "digits", "--kvstore", "odsgd",
+        "--iterations", 8, "--out", "run", cwd=tmp_path)
+    assert "test accuracy" in run(odsgd, "report", "run", cwd=tmp_path)
+    assert "od-sgd" in run(odsgd, "reproduce", "--list", cwd=tmp_path)
+
+
+def test_the_changelog_begins_with_this_version_and_a_tag_of_this_commit_is_its() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    heading = re.search(r"^## (\S+) — \d{4}-\d\d-\d\d$", text, re.MULTILINE)
+    assert heading and heading[1] == VERSION
+    tags = run("git", "tag", "--points-at", "HEAD", cwd=ROOT).split() if (ROOT / ".git").exists() else []
+    assert [tag for tag in tags if tag.startswith("v")] in ([], [f"v{VERSION}"])
