@@ -17,7 +17,7 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.job import commands, ending, environment, software
 from kvstore.job.deadlines import deadlines
-from kvstore.job.pulse import connecting
+from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
 from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
@@ -177,7 +177,7 @@ class Connection:
                 mx.base.check_call(mx.base._LIB.MXKVStoreSetBarrierBeforeExit(self.native.handle, 0))
             handle, self.native.handle = self.native.handle, None
             mx.base.check_call(mx.base._LIB.MXKVStoreFree(handle))
-        report("done")
+        report("done", at=pulse.at)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import Any, Optional
 from kvstore.errors import ConfigError, KVStoreError
 from kvstore.job import environment
 from kvstore.job.deadlines import deadlines
-from kvstore.job.pulse import connecting
+from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 
 INSTALL = "pip install 'odsgd[mpi]'"
@@ -61,7 +61,7 @@ class World:
             with deadlines.within(self.timeout_s, f"the other workers did not leave within {self.timeout_s:g} s; "
                                   "under a plain mpiexec all leave together"):
                 _let_wait(self.mpi, "MPI_Finalize")
-        report("done")
+        report("done", at=pulse.at)
 
 
 def _let_wait(mpi: Any, name: str, *arguments: Any) -> None:

@@ -17,7 +17,7 @@ FORMS = (".html", ".md")
 def main(argv: List[str]) -> int:
     """Print the table of the runs named, and write the page."""
     parser = Parser("; `odsgd report --help` says how", prog="odsgd report",
-                    description="Print a table of finished runs (accuracy, speed and, of asynchronous ones, staleness) "
+                    description="Print a table of runs (accuracy, speed and, of asynchronous ones, staleness) "
                     "and write a page about them, with pictures of accuracy by epoch and by time, of throughput, of "
                     "staleness, and of where the time of an iteration goes (of runs with --trace).")
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="the folder of a run, its --out")
@@ -34,7 +34,7 @@ def main(argv: List[str]) -> int:
     print(table(list(map(outcome, runs))))
     for path in paths:
         _write(path, runs)
-    for line in compared(list(map(outcome, runs))) if paths else ():
+    for line in compared(list(map(outcome, runs))):
         print(line)
     return 0
 

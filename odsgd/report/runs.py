@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -20,7 +21,7 @@ Record = Dict[str, Any]
 
 
 class Outcome(NamedTuple):
-    """Accuracy, speed and staleness of one finished run; of one on a virtual cluster, in its time."""
+    """Accuracy, speed and staleness of one run; of one on a virtual cluster, in its time."""
 
     name: str
     epochs: int
@@ -30,6 +31,7 @@ class Outcome(NamedTuple):
     last_five: float = math.nan  # mean test accuracy of the last five epochs; NaN unless all five were evaluated
     staleness: Optional[Tuple[float, int, float]] = None  # of an asynchronous run: mean, maximum, updates per second
     virtual: bool = False
+    asked: Optional[int] = None  # epochs, of a run that has not come to its end
 
 
 class Records(NamedTuple):
@@ -40,6 +42,7 @@ class Records(NamedTuple):
     epochs: List[Record]
     intervals: List[Record]
     staleness: Optional[Record]  # of an asynchronous run that has come to its end
+    ended: bool = True
 
     @property
     def name(self) -> str:
@@ -72,8 +75,9 @@ def read_records(folder: Path) -> Records:
     if not epochs:
         raise ConfigError(f"{path}: no finished epoch. Did the run stop in its first one?")
     starts, stale = _all(events, "start"), _all(events, "staleness")
+    last = [event["event"] for event in events if event.get("event") in ("start", "end")][-1:]
     return Records(folder.resolve(), starts[-1] if starts else {}, epochs,
-                   _latest(events, "interval", "iteration"), stale[-1] if stale else None)
+                   _latest(events, "interval", "iteration"), stale[-1] if stale else None, last != ["start"])
 
 
 def outcome(records: Records) -> Outcome:
@@ -92,7 +96,16 @@ def outcome(records: Records) -> Outcome:
         last_five=_mean([number(epoch.get("test_accuracy")) for epoch in epochs[-FEW:]]),
         staleness=_staleness(records.staleness),
         virtual=records.virtual,
+        asked=None if records.ended else _asked(records.start),
     )
+
+
+def _asked(start: Record) -> Optional[int]:
+    """The epochs that a run was to have."""
+    config, per_epoch = start.get("config") or {}, start.get("batches_per_epoch") or 1
+    if "epochs" not in config:
+        return None
+    return min(int(config["epochs"]), -(-int(config.get("iterations") or sys.maxsize) // per_epoch))
 
 
 def number(value: Optional[float]) -> float:
@@ -146,7 +159,8 @@ def cells(outcomes: Sequence[Outcome]) -> List[List[str]]:
     lines = [["run", "epochs", "test accuracy", f"mean of last {FEW}", "samples/s", "seconds"]]
     for one in outcomes:
         time = " virtual" if one.virtual else ""
-        lines.append([one.name, str(one.epochs), percent(one.test_accuracy),
+        of = "" if one.asked is None else f" of {one.asked}"
+        lines.append([one.name, f"{one.epochs}{of}", percent(one.test_accuracy),
                       "-" if math.isnan(one.last_five) else percent(one.last_five),
                       f"{one.samples_per_s:.0f}{time}", f"{one.seconds:.1f}{time}"])
     if any(one.staleness for one in outcomes):
@@ -168,13 +182,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def compared(outcomes: Sequence[Outcome]) -> List[str]:
-    """Of two runs: the first beside the second, in two sentences.
+    """Which runs have not come to their end; of two that have, the first beside the second in two sentences.
 
     >>> compared([Outcome("odsgd", 8, 0.9778, 4031, 3.1), Outcome("ssgd", 8, 0.9722, 2150, 5.2)])
     ['Accuracy: odsgd 97.78 %, ssgd 97.22 %.', 'Time: odsgd took 40 % less than ssgd, 3.1 s for 5.2 s.']
     """
-    if len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
-        return []
+    stopped = [f"{one.name} has not come to its end: {one.epochs} of {one.asked} epochs." for one in outcomes
+               if one.asked is not None]
+    if stopped or len(outcomes) != 2 or not all(one.seconds > 0 for one in outcomes):
+        return stopped
     first, second = outcomes
     gain = 1 - first.seconds / second.seconds
     kind = " of the virtual cluster" if first.virtual and second.virtual else ""

@@ -212,13 +212,17 @@ def _seed(text: str) -> int:
 
 
 def listed(folder: Path) -> str:
-    """Every table and figure by its state: the cells that have run, what it shows; below that, how or why."""
+    """Every table and figure by its state: the cells that have run, what it shows; below that, how or why.
+
+    Where there are no results how many have run is not told.
+    """
+    there = (folder / "data").is_dir()
     found: Dict[str, List[Tuple[str, str, str, str]]] = {state: [] for state in STATES}
     for paper in papers():
         runs = pages.load(paper, folder, [])
         for item in paper.items.values():
-            found[item.state].append((item.full_name, words.progress(paper, item, runs), item.caption,
-                                      _because(item)))
+            progress = words.progress(paper, item, runs if there else None)
+            found[item.state].append((item.full_name, progress, item.caption, _because(item)))
     name_width, runs_width = (max(len(row[place]) for rows in found.values() for row in rows) for place in (0, 1))
     lines: List[str] = []
     for state, rows in found.items():
@@ -226,6 +230,9 @@ def listed(folder: Path) -> str:
         for name, progress, caption, because in rows:
             lines.append(f"  {name:{name_width}}  {progress:{runs_width}}  {caption}")
             lines += [f"      {because}"] if because else []
+    if not there:
+        lines += ["", "The numbers count cells. How many have run is not known: "
+                  f"no results lie in `{folder}`; those of the project lie in docs/results of a checkout (--results)."]
     return "\n".join(lines[1:])
 
 

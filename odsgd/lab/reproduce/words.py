@@ -1,9 +1,8 @@
 """Words and tables that the front page and the papers' pages share."""
 from __future__ import annotations
 
-import collections
 import math
-from typing import Counter, Iterator, Optional, Sequence
+from typing import Iterator, Optional, Sequence
 
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, Tested
 from odsgd.lab.reproduce.declarations import SCALES, STATES, Claim, Item, Paper
@@ -71,11 +70,11 @@ def state_of(paper: Paper, item: Item, runs: Runs) -> str:
     return f"runs here{f', {at[whole[0]]}' if whole else ''}{part}" if some else "to be run here"
 
 
-def progress(paper: Paper, item: Item, runs: Runs) -> str:
-    """How many of an item's cells have run, by scale."""
+def progress(paper: Paper, item: Item, runs: Optional[Runs]) -> str:
+    """How many of an item's cells have run, by scale; how many there are, if it is not known what has run."""
     of = paper.runs_of(item)
-    counts: Counter[str] = collections.Counter({scale: len(runs.get((of.name, scale), {})) for scale in of.scales})
-    return ", ".join(f"{scale}: {counts[scale]} of {len(of.cells)}" for scale in of.scales)
+    return ", ".join(f"{scale}: {'' if runs is None else f'{len(runs.get((of.name, scale), {}))} of '}{len(of.cells)}"
+                     for scale in of.scales)
 
 
 def left(lines: Sequence[Sequence[str]]) -> str:

@@ -114,7 +114,7 @@ class Judge:
             if self.asked_at is None:
                 self.asked_at = now
             if event == "done":
-                self.liveness.leaving(name)
+                self.liveness.leaving(name, report.get("at"))
         elif event in ("saved", "resumed"):
             self.history.note(event, report.get("iteration"), now)
         elif event == "failed" and member.error is None:
@@ -236,11 +236,12 @@ class Judge:
             self.host_lost(hung.host, hung.names, hung.text, (), now)
             return
         members = [self.members[name] for name in hung.names]
-        for member in members:
-            member.hung = True
-            self.liveness.ended(member.name)
-        self.hung += hung.names
-        if len(members) == 1:
+        if hung.stacks:
+            for member in members:
+                member.hung = True
+                self.liveness.ended(member.name)
+            self.hung += hung.names
+        if len(members) == 1 and hung.stacks:
             self._fail(Failure(members[0], f"it {hung.text}", exit_code=EXIT_DEADLINE), now)
         else:
             self._fail(Failure(None, hung.text, exit_code=EXIT_DEADLINE, on_host=members), now)

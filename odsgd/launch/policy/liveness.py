@@ -12,9 +12,10 @@ long it has waited for others, and how long it has been silent.
    checkpoints and the first iterations have `SLOW` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
    writes waits for nobody.
-4. A worker waits in an iteration that another worker never reached before it ended: after `LEFT_S` both are named. So
-   are, after the time of rule 1, workers that all wait for each other at different iterations. Their data differ in
-   length. They fail by their own deadline, or by rule 3. Asynchronous workers may differ.
+4. A worker waits in an iteration that another worker never reached before it ended: after `LEFT_S` the job fails, if
+   that one has said where it ended; else both are named. So are, after the time of rule 1, workers that all wait for
+   each other at different iterations; they fail by their own deadline, or by rule 3. Their data differ in length.
+   Asynchronous workers may differ.
 5. If the launcher itself was held up, the time of its absence is nobody's silence.
 """
 import math
@@ -38,6 +39,8 @@ class Hung(NamedTuple):
     names: List[str]
     text: str
     host: Optional[str] = None
+    stacks: bool = True
+    """Whether their stacks say what `text` does not."""
 
 
 @dataclass
@@ -55,6 +58,7 @@ class _ProcessState:
     activity: str = ""
     asynchronous: bool = False
     leaving: bool = False
+    told_end: bool = False  # `at` is where it has ended
     waits_s: Optional[float] = None
     moves: int = 0
     moved_at: float = 0.0
@@ -89,7 +93,7 @@ class LivenessMonitor:
         self._warnings: List[str] = []
         self._silent_agents: Set[str] = set()
         self._farthest = 0
-        self._finished: Dict[str, int] = {}  # workers that have ended: their iteration
+        self._finished: Dict[str, _ProcessState] = {}  # workers that have ended
         self._uneven = False  # the user has been told that the data differ in length
 
     # Events
@@ -113,16 +117,18 @@ class LivenessMonitor:
                 if name.startswith("worker"):
                     self._farthest = max(self._farthest, self._processes[name].at)
 
-    def leaving(self, name: str) -> None:
-        """It has done its part, and will end by itself."""
+    def leaving(self, name: str, at: object = None) -> None:
+        """It has done its part, after iteration `at` if it says so, and will end by itself."""
         if name in self._processes:
-            self._processes[name].leaving = True
+            process, told = self._processes[name], number(at)
+            process.leaving, process.told_end = True, told is not None
+            process.at = process.at if told is None else int(told)
 
     def ended(self, name: str) -> None:
         """It has ended, and is not watched any more."""
         process = self._processes.pop(name, None)
         if process is not None and name.startswith("worker"):
-            self._finished[name] = process.at
+            self._finished[name] = process
 
     def farthest(self) -> int:
         """The greatest iteration in a worker's beats."""
@@ -142,9 +148,8 @@ class LivenessMonitor:
             for process in self._processes.values():
                 process.moved_at += held_up_s
                 process.agent_at = None if process.agent_at is None else process.agent_at + held_up_s
-        self._compare_lengths(now)
         return (self._find_silent_agent(now) or self._find_silent(now) or self._find_still(now)
-                or self._find_deadlock(now))
+                or self._find_deadlock(now) or self._compare_lengths(now))
 
     def _find_silent_agent(self, now: float) -> Optional[Hung]:
         agents: Dict[str, List[_ProcessState]] = {}
@@ -206,15 +211,18 @@ class LivenessMonitor:
                     f"every worker has waited ({where}): messages between them do not come through, or they wait "
                     "for each other")
 
-    def _compare_lengths(self, now: float) -> None:
-        """Name the workers that have taken fewer steps than one that waits."""
+    def _compare_lengths(self, now: float) -> Optional[Hung]:
+        """Workers that have taken fewer steps than one that waits: a failure if they have ended, else a warning."""
         workers = [process for process in self._answering(now) if process.name.startswith("worker")]
         waiting = [process for process in workers if (process.waits_s or 0) > LEFT_S]
         if self._uneven or not waiting or any(process.asynchronous for process in workers):
-            return
+            return None
         farthest = max(waiting, key=lambda process: process.at)
-        fewer = {name: at for name, at in self._finished.items() if at < farthest.at}
-        have = "has ended" if len(fewer) == 1 else "have ended"  # no iteration: its last beats may be missing
+        fewer = {name: process.at for name, process in self._finished.items() if process.at < farthest.at}
+        certain = any(self._finished[name].told_end for name in fewer)
+        have = "has ended" if len(fewer) == 1 else "have ended"
+        if fewer and certain:
+            have += f" after {_iterations(list(fewer.values()))}"
         calls = ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
             fewer = {process.name: process.at for process in workers if process.at < farthest.at}
@@ -222,10 +230,14 @@ class LivenessMonitor:
             calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
             self._uneven = True
-            self._warnings.append(f"{listed(list(fewer))} {have}, and "
-                                  f"{farthest.name} waits in iteration {farthest.at}: a synchronous store needs as "
-                                  f"many batches on every worker{calls}; give all the same number, by shards of one "
-                                  'size and last_batch="discard", or make the store with uneven="join"')
+            text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.at}: a "
+                    f"synchronous store needs as many batches on every worker{calls}. Give all the same number, by "
+                    'shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
+                    "asynchronous one, such as asgd")
+            if certain:
+                return Hung([process.name for process in waiting], text, stacks=False)
+            self._warnings.append(text)
+        return None
 
     # Small things
 

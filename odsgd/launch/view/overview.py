@@ -128,16 +128,32 @@ class Overview:
         run = self._beats.get(name, {}).get("run")
         return run if isinstance(run, dict) else {}
 
+    def _together(self) -> Dict[str, int]:
+        """The iterations of all workers at one time: beats come at different ones, up to a second apart.
+
+        That time is the last at which all have beaten; those that have fallen silent stand where they were.
+        """
+        samples = {name: list(its) for name, its in self._samples.items() if name.startswith("worker")}
+        last = [its[-1].at_s for its in samples.values()]
+        at_s = min((one for one in last if max(last) - one < FRESH_S), default=0.0)
+        found = {}
+        for name, its in samples.items():
+            after = next((index for index, one in enumerate(its) if one.at_s > at_s), len(its))
+            before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
+            share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
+            found[name] = round(before.at + min(max(share, 0.0), 1.0) * (then.at - before.at))
+        return found
+
     def table(self) -> List[Facts]:
         """A row of facts for each process, workers first."""
         names = sorted(self._hosts, key=lambda name: (not name.startswith("worker"), name.split()[0], _rank(name)))
         rows = [self._row(name) for name in names if name != "scheduler"]
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
-        farthest = max((row["at"] for row in rows if row["name"].startswith("worker")), default=0)
+        reached = self._together()
         for row in rows:
             if row["name"].startswith("worker"):
-                row["behind"] = farthest - row["at"]
+                row["behind"] = max(reached.values(), default=0) - reached.get(row["name"], 0)
                 longer_ms = (row["own_ms"] or 0.0) - median
                 row["slow"] = bool(row["own_ms"]) and longer_ms > max((SLOW - 1) * median,
                                                                       SLOW_OF_ALL * 1000 / row["rate"])

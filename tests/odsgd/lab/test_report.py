@@ -71,6 +71,20 @@ def test_an_epoch_written_again_after_a_resume_counts_once(tmp_path: Path) -> No
     assert runs.read_run(run)[:5] == ("run", 2, 0.7, 100.0, 3.0)
 
 
+@pytest.mark.parametrize("iterations, end, epochs", [
+    (None, [], "2 of 4000"), (25, [], "2 of 3"), (None, [{"event": "end"}], "2")])
+def test_a_run_that_was_stopped_is_not_shown_as_finished(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], iterations: Any, end: List[Dict[str, Any]], epochs: str,
+) -> None:
+    config = {"epochs": 4000, "iterations": iterations}
+    start = {"event": "start", "batches_per_epoch": 10, "config": config}
+    run = write_run(tmp_path / "run", [start, epoch(1, 0.5, 100, 1.0), epoch(2, 0.7, 100, 1.0), *end])
+    assert main(["--table", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"^run\s+{epochs}\s+70.00 %", said, re.MULTILINE)
+    assert ("run has not come to its end" in said) == (not end)
+
+
 def test_half_a_last_line_is_no_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [epoch(0, 0.5, 100, 1.0)])
     with (run / "metrics.jsonl").open("a") as metrics:

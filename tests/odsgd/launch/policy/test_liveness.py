@@ -224,15 +224,22 @@ def test_a_beat_of_another_form_does_no_harm(beat: Any) -> None:
 
 # --- data that are not of one length ----------------------------------------------------------------------------------
 
-def test_a_worker_that_has_ended_early_is_named_at_once() -> None:
-    story = Story()
-    story.goes_on(20)
-    story.liveness.ended("worker 1")
-    del story.hosts["worker 1"]
-    story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
-    assert story.goes_on(30, moves=False) is None
-    warning, = story.liveness.take_warnings()
-    assert warning.startswith("worker 1 has ended, and worker 0 waits in iteration 21: ")
+def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_not_say_where_it_ended() -> None:
+    for told in (20, None):
+        story = Story()
+        story.goes_on(20)
+        story.liveness.leaving("worker 1", told)
+        story.liveness.ended("worker 1")
+        del story.hosts["worker 1"]
+        story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
+        hung = story.goes_on(30, moves=False)
+        if told:
+            assert hung and hung.names == ["worker 0"] and not hung.stacks and story.now == 21
+            assert hung.text.startswith("worker 1 has ended after iteration 20, and worker 0 waits in iteration 21: ")
+        else:
+            warning, = story.liveness.take_warnings()
+            assert hung is None
+            assert warning.startswith("worker 1 has ended, and worker 0 waits in iteration 21: ")
 
 
 def test_workers_that_wait_at_different_iterations_are_named() -> None:

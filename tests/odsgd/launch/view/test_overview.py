@@ -67,6 +67,18 @@ def test_the_table_has_rates_shares_and_the_slow_worker() -> None:
     assert (server["name"], server["rate"], server["staleness"], server["own_ms"]) == ("server 0", 30.0, 2.0, None)
 
 
+def test_workers_are_compared_at_one_time_although_their_beats_come_at_different_ones() -> None:
+    """Both do 200 iterations per second; worker 1's beats come 0.9 s after worker 0's. Then worker 1 is stopped."""
+    of = Overview({"worker 0": "here", "worker 1": "here"})
+    for second in range(100, 105):
+        of.beats({"worker 0": beat(200 * second, 0)}, second)
+        of.beats({"worker 1": beat(200 * second + 180, 0)}, second + 0.9)
+    assert [row["behind"] for row in of.table()] == [0, 0]
+    for second in range(105, 115):
+        of.beats({"worker 0": beat(200 * second, 0)}, second)
+    assert [row["behind"] for row in of.table()] == [0, 200 * 114 - 200 * 104 - 180]
+
+
 def test_a_worker_that_counts_anew_beside_one_that_stands_still_has_no_rate_and_nobody_is_slow() -> None:
     of = Overview({"worker 0": "here", "worker 1": "here", "worker 2": "here"})
     for now, at in ((100.0, 9), (102.0, 5), (104.0, 1)):
