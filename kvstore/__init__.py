@@ -40,7 +40,7 @@ def create(name: str, transport: "Union[str, Transport, None]" = None, **options
     ----------
     name
         ``ssgd``, ``odsgd``, ``asgd``, ``pipesgd`` … (`algorithms.METHODS`), in a worker of a job (`odsgd launch`); or
-        ``local``: SSGD in this process alone
+        ``local``: SSGD in this process alone. Options may be written behind it: ``odsgd:warmup=200:lr_local=0.05``
     transport
         ``server``, ``ring`` or ``sharded``, where a store runs on it; or a `Transport` of your own. None: the store's
         default, which is the job's parameter servers, and the ring of its workers for ``sasgd``, ``dsync``,

@@ -30,7 +30,9 @@ def checked(name: str, transport: Union[str, Transport, None], options: Dict[str
             reach: Callable[[str, Optional[str], float], Transport] = connect,
             ) -> Tuple[Type[Method], Options, Transport]:
     """What every front end makes its store of; `reach` waits for the job, the first time in a process."""
-    given = fit.options_of(methods.find(name), options)
+    name, written = fit.split(name)
+    transport = written.pop("transport", None) if transport is None else transport
+    given = fit.options_of(methods.find(name), {**written, **options})
     if not isinstance(transport, Transport):
         transport = reach(name, transport, given.timeout_s)
     return fit.fitting(methods.find(name), given, transport), given, transport

@@ -1,6 +1,6 @@
 """The store of a job in place of MXNet's, for scripts that do not know this project: `odsgd launch --store`.
 
-    odsgd,warmup=200,lr_local=0.05            a name, then options as `kvstore.create` knows them
+    odsgd:warmup=200:lr_local=0.05            a name, then options as `kvstore.create` knows them
 
 The launcher reads it before anything starts, and the workers where they would make MXNet's store.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, Optional, Type
 
 from kvstore import methods
-from kvstore.errors import ConfigError, shown
+from kvstore.errors import ConfigError
 from kvstore.methods import fit
 from kvstore.methods.contract import Method
 
@@ -44,22 +44,14 @@ class StandIn:
 
 def parse(text: str) -> StandIn:
     """The inverse of what a user writes; ConfigError for what `kvstore.create` would refuse in a worker."""
-    name, *items = text.split(",")
+    name, options = fit.split(text)
     method = methods.find(name)
     if method.transports == ("process",):
         raise ConfigError(f"store `{name}` trains in one process alone; the stores of a job are "
                           f"{', '.join(other for other in methods.METHODS if other != name)}")
-    options: Dict[str, Any] = dict(map(_option, items))
     transport = options.pop("transport", None)
     fit.check(method, fit.options_of(method, options, also=["transport"]), fit.transport_of(method, transport))
     return StandIn(method, transport, options)
-
-
-def _option(item: str) -> "tuple[str, Any]":
-    name, equals, value = item.partition("=")
-    if not equals:
-        raise ConfigError(f"expected NAME=VALUE behind the store's name, got `{shown(item)}`")
-    return name.strip().replace("-", "_"), {"true": True, "false": False}.get(value, value)
 
 
 def of_job() -> Optional[StandIn]:

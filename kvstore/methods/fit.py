@@ -1,7 +1,7 @@
 """Does this method run here, with these options? Whoever asks gets the answer from this file."""
-from typing import Any, Iterable, Mapping, Optional, Type
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Type
 
-from kvstore.errors import ConfigError, unknown
+from kvstore.errors import ConfigError, shown, unknown
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from kvstore.messages.seam import KINDS, Transport, kind_of
 from kvstore.methods.common import CodedOptions, Options
@@ -9,6 +9,22 @@ from kvstore.methods.contract import Method
 
 NOT_FINITE = ("none", "float16", "truncate")
 """Codecs that pass NaN and infinity through unchanged."""
+
+
+def split(text: str) -> Tuple[str, Dict[str, Any]]:
+    """A store with options, as they are written in one word, for `options_of`.
+
+    >>> split("odsgd:warmup=200:lr-local=0.05")
+    ('odsgd', {'warmup': '200', 'lr_local': '0.05'})
+    """
+    name, *items = text.split(":")
+    options: Dict[str, Any] = {}
+    for item in items:
+        option, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"expected :OPTION=VALUE behind the store's name, got `:{shown(item)}`")
+        options[option.strip().replace("-", "_")] = {"true": True, "false": False}.get(value, value)
+    return name, options
 
 
 def options_of(method: Type[Method], given: Mapping[str, Any], also: Iterable[str] = ()) -> Options:

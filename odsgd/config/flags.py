@@ -18,8 +18,8 @@ ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc
                              "-n, the number of workers"),
              **dict.fromkeys(("--nnodes", "--hosts", "--machinefile"), "-H FILE, a line for each host"),
              "--master-addr": "--host-ip", "--master-port": "--port", "--rdzv-endpoint": "--host-ip and --port",
-             "--network-interface": "--host-ip, an address in that network"}
-"""Flags of torchrun, mpirun, horovodrun and srun, and what `odsgd launch` has for them."""
+             "--cluster": "--launcher", "--network-interface": "--host-ip, an address in that network"}
+"""Flags of torchrun, mpirun, horovodrun, srun and dmlc's tracker, and what `odsgd launch` has for them."""
 
 LIKE = 0.6
 """A flag that is at least this like the given one, from 0 to 1, is suggested."""

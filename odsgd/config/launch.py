@@ -151,7 +151,7 @@ class HostOptions:
         "--num-servers", otherwise="as many as workers, or none for a store that needs none")
     hostfile: Optional[str] = _option(None, FILE, "one host per line: [user@]host [slots=4] [port=22]", "-H",
                                       "--hostfile", "--host-file")
-    launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher", "--cluster",
+    launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher",
                             otherwise="ssh with a hostfile, else local")
 
 
@@ -183,8 +183,8 @@ class JobOptions:
                          "without it, at the next restart")
     grace_s: float = _option(5.0, SECONDS, "between SIGTERM and SIGKILL", "--grace")
     store: Optional[str] = _option(
-        None, _text("NAME[,OPTION=VALUE...]", "a store, perhaps with options"), "for a script as it is: the store it "
-        "gets wherever it asks for one of MXNet's, e.g. odsgd,warmup=200; none: the command needs no store, so that "
+        None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for a script as it is: the store it "
+        "gets wherever it asks for one of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so that "
         "workers who make none have not failed")
     on_worker_loss: str = _option("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
                                   "let an asynchronous one go on")

@@ -49,16 +49,16 @@ def test_ssgd_gives_what_dist_sync_gives(tmp_path: Path, script: str, way: str, 
     assert str(load(tmp_path / "ours-0.npz")["kind"]) == name
     assert re.search(rf"^worker 0 \| worker 0: `ssgd` in place of `{name}`, which the script", done.stderr, re.M)
     if (way, name) == ("module", "dist_sync"):  # a worker's own mean, as odsgd's local step wants it
-        with_store("odsgd,warmup=4,lr_local=0", script, "module", name)
+        with_store("odsgd:warmup=4:lr_local=0", script, "module", name)
         delayed = weights(tmp_path, "ours")
-        with_store("odsgd,warmup=20,reduction=sum", script, "module", name)  # by name what it is by default
+        with_store("odsgd:warmup=20:reduction=sum", script, "module", name)  # by name what it is by default
         np.testing.assert_array_equal(weights(tmp_path, "ours"), ours)
         assert not np.allclose(delayed, ours, **CLOSE)
 
 
 def test_a_store_of_one_process_becomes_one_of_the_job(tmp_path: Path, script: str) -> None:
     """Trainer's default is `device`: alone, each worker would train by itself."""
-    with_store("ssgd,bucket-nbytes=64", script, "device", "")
+    with_store("ssgd:bucket-nbytes=64", script, "device", "")
     done = subprocess.run([sys.executable, "-c", STOCK, script, "device", "", str(tmp_path / "stock")],
                           env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -79,8 +79,9 @@ def _ours(mx: Any, create: Create, store: Any, **options: Any) -> Any:
         return store
     if _is_mxnets(store):
         return _stand_in(create, store.lower())
-    methods.find(store.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
-    return create(store.lower(), **options)
+    name, colon, written = store.partition(":")
+    methods.find(name.lower(), also=[*MXNETS, *mx.kvstore.KVStoreBase.kv_registry])
+    return create(name.lower() + colon + written, **options)
 
 
 def _is_ours(mx: Any, store: Any) -> bool:

@@ -71,6 +71,7 @@ class _ProcessState:
         self.asynchronous = beat.get("asynchronous") is True
         waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
         at, part, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
+        at = self.at if self.told_end else at  # the agent passes on its last beat once more
         activity = str(beat.get("activity") or "")[:20]
         if (at, part, activity) != (self.at, self.part, self.activity):
             if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:

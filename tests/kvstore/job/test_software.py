@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kvstore._version import VERSION
 from kvstore.errors import ProtocolError
 from kvstore.job import software
 from kvstore.transports.in_process import InProcess, Stage
@@ -61,6 +62,6 @@ def test_the_processes_of_a_real_job_are_compared(tmp_path: Path) -> None:
                       "print(mx.kv.create('ssgd'))\n", encoding="utf-8")
     done = launch(2, 1, [sys.executable, str(script)])
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stderr.splitlines() if line.startswith(f"worker 0 |   {software.VERSION}")]
+    rows = [line for line in done.stderr.splitlines() if line.startswith(f"worker 0 |   {VERSION}")]
     processes = [row.split("  ")[-1].strip() for row in rows]
     assert processes == ["launcher", "worker 0, server 0", "worker 1"], done.stderr

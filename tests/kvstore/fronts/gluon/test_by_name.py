@@ -62,6 +62,10 @@ def test_a_name_outside_a_job_or_a_mistyped_one_is_an_error_and_never_mxnets_loc
 def test_mx_kv_create_takes_the_options_of_our_stores() -> None:
     with pytest.raises(ConfigError, match="unknown option"):
         mx.kv.create("odsgd", warmpu=3)
+    with pytest.raises(ConfigError, match="unknown option of store odsgd `warmpu`"):
+        mx.kv.create("odsgd:warmpu=3")
+    with pytest.raises(ConfigError, match="store easgd: T: expected"):
+        mx.kv.create("EASGD:T=x")
     with pytest.raises(TypeError, match="warmup"):
         mx.kv.create("dist_sync", warmup=3)  # MXNet's own
 

@@ -229,6 +229,7 @@ def test_a_worker_that_ends_early_fails_the_job_at_once_and_is_named_if_it_did_n
         story = Story()
         story.goes_on(20)
         story.liveness.leaving("worker 1", told)
+        story.liveness.beats({"worker 1": {"at": 3}}, 20.0)  # an old one
         story.liveness.ended("worker 1")
         del story.hosts["worker 1"]
         story.states = {"worker 0": {"at": 21, "waits_s": 2.5}}
