@@ -40,7 +40,7 @@ def main(fault: str, codec: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
     connection.shared(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
-    store = kvstore.create("odsgd", warmup=2, timeout_s=10.0 if fault == "silent" else 600.0,
+    store = kvstore.create("odsgd", warmup=2, timeout_s=5.0 if fault == "silent" else 600.0,
                            codec=codec)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
     type(optimizer).__module__ = "tests.faulty" if fault in ("update", "start") else type(optimizer).__module__

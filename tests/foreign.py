@@ -8,8 +8,10 @@ import os
 import sys
 from typing import Any, Iterator, List, Tuple
 
-import mxnet as mx
-import numpy as np
+sys.modules.update(dict.fromkeys(("bokeh", "pandas", "scipy", "sklearn")))  # type: ignore[arg-type]  # half the import
+
+import mxnet as mx  # noqa: E402
+import numpy as np  # noqa: E402
 
 STEPS, BATCH = 20, 4
 

@@ -34,6 +34,7 @@ def sum_for_ever(world: mpi.World) -> None:
 def train_for_ever() -> None:
     import kvstore
     from kvstore.engine._mxnet import mx
+    kvstore.create("ssgd", transport="sharded", timeout_s=TIMEOUT_S).barrier()  # a job takes its time to come up
     store = kvstore.create("ssgd", transport="sharded", timeout_s=ROUND_TIMEOUT_S)
     store.set_optimizer(mx.optimizer.SGD(learning_rate=1e-3, momentum=0.9))
     weight, grad = mx.nd.ones(300_000), mx.nd.ones(300_000)

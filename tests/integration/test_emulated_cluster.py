@@ -124,7 +124,7 @@ def test_what_a_host_is_not_told_does_not_reach_it(slow: Cluster, monkeypatch: p
 
 def test_a_job_over_ssh_trains_on_the_hosts(slow: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import odsgd, socket, mxnet as mx\n"
+    script.write_text("import tests.lean, odsgd, socket, mxnet as mx\n"
                       "store, total = mx.kv.create('dist_sync'), mx.nd.zeros(4)\n"
                       "store.init(0, total)\nstore.push(0, mx.nd.ones(4))\nstore.pull(0, total)\n"
                       "print(socket.gethostname(), total.asnumpy().tolist())\n")
@@ -141,7 +141,7 @@ def test_a_codec_leaves_so_many_bytes_on_the_wire(slow: Cluster, tmp_path: Path,
                                                   back: float) -> None:
     size, iterations = 1 << 18, 5
     script = tmp_path / "script.py"
-    script.write_text(f"import odsgd, kvstore, mxnet as mx\n"
+    script.write_text(f"import tests.lean, odsgd, kvstore, mxnet as mx\n"
                       f"store = kvstore.create('ssgd', **{options})\n"
                       f"store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))\n"
                       f"w = mx.nd.ones({size})\n"
@@ -170,8 +170,8 @@ def test_a_codec_leaves_so_many_bytes_on_the_wire(slow: Cluster, tmp_path: Path,
 def test_messages_of_a_secure_job_use_the_links(codec: str, nbytes: int) -> None:
     size, iterations = 1 << 18, 5
     count = "sum(int(open(f'/sys/class/net/eth0/statistics/{way}_bytes').read()) for way in ('tx', 'rx'))"
-    script = (f"import odsgd, kvstore, mxnet as mx; store = kvstore.create('ssgd', codec='{codec}', "
-              f"codec_weights='{codec}'); store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1)); "
+    script = (f"import tests.lean, odsgd, kvstore, mxnet as mx; store = kvstore.create('ssgd', "
+              f"codec='{codec}', codec_weights='{codec}'); store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1)); "
               f"w = mx.nd.ones({size}); store.broadcast(0, w, w); store.begin(); store.barrier(); before = {count}; "
               f"[store.pushpull(0, mx.nd.ones({size}), out=w) for _ in range({iterations})]; w.wait_to_read(); "
               f"print({count} - before)")

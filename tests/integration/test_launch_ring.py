@@ -99,9 +99,9 @@ def test_kill_9_of_a_worker_that_owns_parts_ends_the_job_and_names_it() -> None:
 
 
 def test_a_worker_that_owns_parts_and_stands_still_is_missed_at_the_deadline() -> None:
-    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_ROUND_TIMEOUT_S:10", MEMBER, "stall parts") as launch:
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_ROUND_TIMEOUT_S:5", MEMBER, "stall parts") as launch:
         assert launch.wait() == 75
-    assert "nothing has moved on the ring for 10 s; worker 1, from which this one receives" in launch.said
+    assert "nothing has moved on the ring for 5 s; worker 1, from which this one receives" in launch.said
 
 
 FOREIGN = """from mpi4py import MPI
@@ -150,17 +150,17 @@ def test_a_library_without_what_it_is_to_send_by_is_told() -> None:
 
 
 def test_a_worker_that_stands_still_is_missed_at_the_deadline() -> None:
-    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:stop", "--env-worker", "MEMBER_TIMEOUT_S:10",
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_WORKER_1:stop", "--env-worker", "MEMBER_TIMEOUT_S:5",
                 MEMBER) as launch:
         memory = shared_memory(launch)
         assert launch.wait() == 75
     assert not any(map(os.path.exists, memory))
     assert launch.said.startswith("worker 0 failed")
-    assert "the job did not come up within 10 s: 2 workers expected to meet; check that each was" in launch.said
+    assert "the job did not come up within 5 s: 2 workers expected to meet; check that each was" in launch.said
 
 
 def test_a_worker_that_stands_still_in_mid_job_is_missed_at_the_deadline() -> None:
-    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_ROUND_TIMEOUT_S:10", MEMBER, "stall") as launch:
+    with Launch("-n", 2, "-s", 0, "--env-worker", "MEMBER_ROUND_TIMEOUT_S:5", MEMBER, "stall") as launch:
         assert launch.wait() == 75
     assert launch.said.startswith("worker 0 failed") and "late, stopped or unreachable" in launch.said
 

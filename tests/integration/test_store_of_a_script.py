@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from odsgd.launch import hook
-from tests.integration.test_other_launchers import STOCK_SERVER, Tracker
+from tests.integration.test_other_launchers import BARE, STOCK_SERVER, Tracker
 from tests.jobs import ROOT, environment, launch, load
 
 pytestmark = pytest.mark.slow
 
-STOCK = "import numpy; numpy.bool = bool; import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], " \
-        "run_name='__main__')"
+STOCK = BARE + "import runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 CLOSE: Any = dict(rtol=1e-4, atol=1e-6)
 
 
@@ -81,7 +80,8 @@ def test_the_hook_imports_nothing_before_mxnet_and_hides_no_other(tmp_path: Path
 
 def test_workers_who_meet_by_a_store_of_mxnets_own_have_not_failed(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import odsgd, mxnet as mx\nstore, total = mx.kv.create('dist_sync'), mx.nd.zeros(1)\n"
+    script.write_text("import tests.lean, odsgd, mxnet as mx\n"
+                      "store, total = mx.kv.create('dist_sync'), mx.nd.zeros(1)\n"
                       "store.init(0, total)\nstore.push(0, mx.nd.ones(1))\nstore.pull(0, total)\n"
                       "print(total.asnumpy().tolist())\n")
     done = launch(2, 1, [sys.executable, str(script)])
