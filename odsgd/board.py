@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 from kvstore.errors import ConfigError
-from kvstore.job.aside import Aside, guarded
+from kvstore.job.aside import BackgroundThread, guarded
 from kvstore.job.pulse import pulse
 
 FOLDER = "runs/board"
@@ -42,7 +42,7 @@ class Board:
             raise ConfigError("event files for TensorBoard need tensorboardX: pip install 'odsgd[board]'") from None
         except OSError as error:
             raise ConfigError(f"no event files in `{folder}`: {error.strerror}; name another folder") from None
-        self._aside = Aside(EVENT_FILE)
+        self._aside = BackgroundThread(EVENT_FILE)
         # The first event starts a thread of the library's, which Python 3.12 refuses once the script has ended.
         self._writer.file_writer.add_event(importlib.import_module("tensorboardX.proto.event_pb2").Event())
         events = self._writer.file_writer.event_writer

@@ -1,7 +1,7 @@
 """What only observes may neither end nor hang what it observes.
 
-`guarded` is for what may raise. An `Aside` is for what may also block, since it writes where a disk or a reader may
-hold it up: it does so on a thread of its own. Files are opened by `without_waiting`.
+`guarded` is for code that may raise. A `BackgroundThread` is for code that may also block, because a disk or a reader
+holds it up. Files are opened by `without_waiting`.
 """
 import contextlib
 import os
@@ -36,7 +36,7 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
-class Aside:
+class BackgroundThread:
     """Does what it is given, one after the other, on a daemon thread. What fails there is said once."""
 
     def __init__(self, what: str, most: int = 1000) -> None:

@@ -7,15 +7,14 @@
                     process, tunnel_process.py the tunnel of the host
     messages.py     the messages between launcher and agents: a class each, lines of JSON on the way
     policy/         decides, without any I/O: judge.py when and how the job ends, liveness.py who is silent or stands
-                    still, restarts.py whether a job that has failed is started again, and with whom
-    hosts/          agents.py: all agents of an attempt. How one gets onto a host: ssh.py (and a subprocess), mpi.py,
-                    slurm.py, kubernetes.py;
-                    listener.py is where agents call that another program has started; check.py asks hosts before the
-                    start, missing.py later
-    connections/    handshake.py: how an agent that calls and its launcher know each other; tunnel.py encrypts the job's
+                    still, restarts.py whether a failed job starts again, and with which workers
+    hosts/          agents.py: all agents of an attempt. ssh.py (or a local subprocess), mpi.py, slurm.py and
+                    kubernetes.py start agents; listener.py takes the calls of agents that another program has started;
+                    check.py asks hosts before the start, missing.py later
+    connections/    handshake.py: how a calling agent and its launcher recognise each other; tunnel.py encrypts the
                     connections between hosts; pmi.py: how the workers of a job without servers find each other
-    view/           console.py: every line with the name of its process in front, and at the bottom how far the job is
-                    (overview.py, without any I/O); status_file.py says the same to watch.py, `odsgd watch`
+    view/           console.py: every line with the name of its process in front, and a status line at the bottom
+                    (overview.py, without any I/O); status_file.py hands the status to watch.py, `odsgd watch`
     function.py     a job whose workers call a Python function: ``odsgd.launch(function, num_workers=2)``
     pod.py          what a pod of Kubernetes runs: the launcher, or an agent
     hostfile.py     the hostfile                                                -> a list of slots

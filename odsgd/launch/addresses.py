@@ -19,9 +19,9 @@ LOOPBACK = "127.0.0.1"
 def reserve_port(port: int = 0) -> socket.socket:
     """A socket that keeps a port for the scheduler; `port` 0 lets the kernel choose a free one.
 
-    To find a free port and release it again would let two jobs that start together choose the same one. Here the
-    socket stays bound, without listening, while the job lasts: the kernel gives the port to nobody who asks for any
-    free one. The scheduler asks for it by number with SO_REUSEADDR (as ZeroMQ does), and so may share it.
+    If we found a free port and released it, two jobs that start together could choose the same one. So the socket
+    stays bound, without listening, while the job lasts: the kernel gives the port to no program that asks for a free
+    one. The scheduler may share the port, because it asks for its number with SO_REUSEADDR (as ZeroMQ does).
     """
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -43,7 +43,7 @@ def numeric(name: str) -> Optional[str]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether the address is of use only on this very machine."""
+    """Whether the address works only on this machine."""
     return ipaddress.ip_address(address).is_loopback
 
 
@@ -58,10 +58,10 @@ def address_towards(name: str) -> Optional[str]:
 
 
 def node_host(name: str, root_uri: str) -> Optional[str]:
-    """The address that a process on host `name` binds and advertises; None: its agent finds it out, over there.
+    """The address that a process on host `name` binds and advertises; None: its agent finds it there.
 
-    None for a name that is not known here, and for a loopback address (many machines list their own name as 127.0.1.1)
-    in a job of several machines: the others could not connect to it.
+    None if this machine does not know the name, and for a loopback address (many machines list their own name as
+    127.0.1.1) in a job of several machines: the others could not connect to it.
     """
     address = numeric(name)
     if address is None or (is_loopback(address) and not is_loopback(root_uri)):
@@ -75,7 +75,7 @@ def launching_address(names: List[str]) -> str:
     others = [address for address in known if not is_loopback(address)]
     if known and not others and len(known) == len(names):
         return LOOPBACK
-    # Without any known host (mpirun chooses, or aliases of ssh), the way out of this machine is the best guess.
+    # If no host is known (mpirun chooses, or they are aliases of ssh), guess the address towards the internet.
     for candidate in [*others, "192.0.2.1"]:
         address = address_towards(candidate)
         if address and (candidate in others or not is_loopback(address)):
@@ -91,9 +91,9 @@ _ENTRY = struct.Struct("16s4x4s16x")  # struct ifreq of 64-bit Linux: name, fami
 
 
 def interface_of(address: str) -> Optional[str]:
-    """The network interface that has this IPv4 address; None if none has, or if it cannot be found out here."""
+    """The network interface that has this IPv4 address; None if no interface has it, or this system cannot tell."""
     if is_loopback(address):
-        address = LOOPBACK  # all of 127.0.0.0/8 is the loopback interface's, which lists one
+        address = LOOPBACK  # the loopback interface has all of 127.0.0.0/8, and lists one
     if not sys.platform.startswith("linux") or struct.calcsize("P") != 8:
         return None
     listed = array.array("B", bytes(1024 * _ENTRY.size))
@@ -110,8 +110,8 @@ def mpi_interface(env: Mapping[str, str]) -> Dict[str, str]:
     """Variables that keep a process's MPI to the interface of its DMLC_NODE_HOST.
 
     By default UCX and libfabric listen on all interfaces and choose among them by speed. Docker's bridge looks as fast
-    as any and has the same address on every host, so the job would not come up. In a machine with RDMA the libraries
-    choose, and so they do on the loopback interface for a user who has set UCX_TLS.
+    as any and has the same address on every host, so the job would not start. The libraries choose by themselves
+    on a machine with RDMA, and on the loopback interface if the user has set UCX_TLS.
     """
     address = env["DMLC_NODE_HOST"]
     interface = interface_of(address)

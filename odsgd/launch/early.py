@@ -1,6 +1,6 @@
-"""A signal to the launcher before there is a job to end: one line, and a signal's exit code.
+"""What a signal does to the launcher before it has a job: it says one line and ends, with exit code 128 + signal.
 
-In a process that will be the launcher `import odsgd` calls `end_on_signals` first: its other imports take a while.
+In a launcher `import odsgd` calls `end_on_signals` first, because the other imports take a while.
 """
 import contextlib
 import os
@@ -14,20 +14,20 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def command() -> str:
-    """The command of odsgd that this process runs, by its command line; empty if it runs none."""
+    """The odsgd command on this process's command line; empty for another program."""
     ours = os.path.basename(sys.argv[0]) in ("odsgd", "-m")
     return sys.argv[1] if ours and len(sys.argv) > 1 else ""
 
 
 def ending_signals() -> List[signal.Signals]:
-    """The signals that end a job: not those that are ignored (nohup, a shell's `&`); off the main thread, no signal."""
+    """The signals that end a job, without ignored ones (nohup, a shell's `&`); empty off the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return []
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
-    """Let a signal end this process by `end` from now on."""
+    """From now on a signal ends this process, by `end`."""
     def ended(number: int, frame: object) -> None:
         text = f"odsgd launch: stopped by {signal.Signals(number).name}; nothing of the job is left\n"
         with contextlib.suppress(OSError):
@@ -41,7 +41,7 @@ def end_on_signals(end: Callable[[int], object] = os._exit) -> None:
 
 @contextlib.contextmanager
 def exit_on_signals() -> Iterator[None]:
-    """Let a signal raise SystemExit meanwhile, so that what has been begun is taken back."""
+    """Meanwhile a signal raises SystemExit, so that `finally` undoes what was begun."""
     handlers = {number: signal.getsignal(number) for number in ending_signals()}
     end_on_signals(sys.exit)
     try:

@@ -1,7 +1,7 @@
 """A job from Python: ``odsgd.launch(function, num_workers=2)``, in a script or a notebook.
 
-Every worker is a process of its own that calls the function; the results come back by rank. The function travels by
-cloudpickle, so that the script itself may define it, in a folder that only its user can read.
+Every worker is a process that calls the function; the results come back by rank. The function travels by cloudpickle,
+in a folder that only its user can read; so the script itself may define it.
 """
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TASK, RESULT = "task", "worker-{}"
 
 
 class JobError(KVStoreError):
-    """A job has failed; its cause is a worker's exception, if there was one."""
+    """A job has failed; `__cause__` is a worker's exception, if there was one."""
 
 
 def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, num_servers: Optional[int] = None,
          options: Sequence[str] = (), **keywords: Any) -> List[Any]:
-    """Start a job on this machine whose workers call ``function(*arguments, **keywords)``; their results, by rank.
+    """Run a local job whose workers call ``function(*arguments, **keywords)``; returns their results, by rank.
 
     Blocks until the job has ended; Ctrl-C ends it where this is called on the main thread. The workers' output is shown
     as `odsgd launch` shows it.
@@ -41,7 +41,7 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
     Raises
     ------
     JobError
-        a process has failed. Where a worker raised an exception that is its ``__cause__``.
+        a process has failed. If a worker raised an exception, it is the ``__cause__``.
     """
     from odsgd.launch import command, supervisor
     with tempfile.TemporaryDirectory(prefix="odsgd-function-") as name:
@@ -50,8 +50,8 @@ def call(function: Callable[..., Any], *arguments: Any, num_workers: int = 2, nu
         servers = [] if num_servers is None else ["-s", str(num_servers)]
         job = command.parse(["-n", str(num_workers), *servers, *options, sys.executable, "-m", __name__, name])
         if job.launcher != "local":
-            raise ConfigError(f"options {list(options)}: a function runs on this machine alone; put it into a script "
-                              "and start that with `odsgd launch`")
+            raise ConfigError(f"options {list(options)}: a function runs on this machine only; put it into a script "
+                              "and start the script with `odsgd launch`")
         code = supervisor.run(job)
         if code == EXIT_INTERRUPTED:
             raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def _read(path: Path) -> Tuple[Any, Optional[BaseException]]:
 
 
 def _write(path: Path, result: Any, error: Optional[BaseException]) -> None:
-    """Whole or not at all."""
+    """Write what became of a worker, whole or not at all."""
     draft = path.with_suffix(".new")
     draft.write_bytes(cloudpickle.dumps((result, error)))
     os.replace(draft, path)
@@ -87,7 +87,7 @@ def _work(folder: Path) -> None:
         try:
             pickle.loads(cloudpickle.dumps(error))
             _write(path, None, error)
-        except Exception:  # an exception that cannot travel
+        except Exception:  # the exception cannot be copied
             _write(path, None, RuntimeError(text))
         raise
 

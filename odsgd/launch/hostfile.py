@@ -7,7 +7,7 @@
     # a comment
 
 A slot is room for one process of the job; a host on several lines has the slots of all its lines. dmlc's own tracker
-read ``host:2222`` as an ssh port. Here it would silently become 2222 slots, so such numbers are refused.
+read ``host:2222`` as an ssh port. Here it would mean 2222 slots, so such numbers are refused.
 """
 import re
 from typing import List, NamedTuple, Optional
@@ -32,7 +32,7 @@ class Host(NamedTuple):
 
     @property
     def target(self) -> str:
-        """The host as ssh and rsync are told it."""
+        """The host as ssh and rsync take it."""
         return f"{self.user}@{self.address}" if self.user else self.address
 
 
@@ -66,7 +66,7 @@ def _slots(line: str, where: str) -> List[Host]:
     if slots < 1:
         raise ConfigError(f"{where}: {slots} slots; expected at least 1 (leave the line out to leave the host out)")
     if slots > MOST_SLOTS or (match["slots"] and slots == 22):
-        raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; for so many slots "
+        raise ConfigError(f"{where}: {slots} slots? For an ssh port write `port={slots}`; if you mean slots, "
                           "repeat the line")
     port = int(numbers["port"]) if "port" in numbers else None
     if port is not None and not 1 <= port <= 65535:

@@ -57,7 +57,7 @@ class Lines:
 
 
 class Stream:
-    """A pipe from a process: its stdout, its stderr, its reports, its MPI's requests. Never waits."""
+    """A pipe from a process: stdout, stderr, reports, or requests of its MPI. Reading never waits."""
 
     def __init__(self, kind: str, fd: int) -> None:
         self.kind, self.fd, self.open = kind, fd, True
@@ -73,7 +73,7 @@ class Stream:
         return self._lines.feed(data) if data else self._lines.flush()
 
     def drain(self) -> Pieces:
-        """All that has come, as if the stream ended here: a descendant may still hold its other end."""
+        """All that has come. The stream counts as ended, though a descendant may still hold its other end."""
         found: Pieces = []
         data = self._chunk()
         while data:
@@ -87,5 +87,5 @@ class Stream:
             return os.read(self.fd, CHUNK)
         except BlockingIOError:
             return None
-        except ConnectionResetError:  # a socket's other end has ended before it read an answer
+        except ConnectionResetError:  # the other end of a socket ended before it read an answer
             return b""

@@ -9,10 +9,9 @@ from typing import Dict, List, Sequence, Set
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else lambda *_: 0
-MPI_MEMORY = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
-"""Memory that MPICH's processes share, in /proc/PID/maps. It outlives a killed process until its name is removed.
-Workers remove the name when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
-
+MPI_FILE = re.compile(rb" (/dev/shm/mpich_\w+)$", re.MULTILINE)
+"""A file of memory that MPICH's processes share, as /proc/PID/maps lists it. It outlives a killed process. Workers
+remove it when they have met (kvstore/transports/mpi.py); until then the agent remembers it."""
 
 CPU_LIMITS = (("/sys/fs/cgroup/cpu.max",),
               ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
@@ -25,7 +24,7 @@ def cores() -> int:
 
 
 def _limit(files: Sequence[str]) -> int:
-    """The limit by one version of cgroup; a huge number where it sets none."""
+    """The limit by one version of cgroup; a huge number if it sets none."""
     try:
         quota, period = " ".join(_text(path) for path in files).split()
         return int(quota) // int(period) if int(quota) > 0 else sys.maxsize
@@ -68,7 +67,7 @@ def descendants(ancestor: int) -> List[int]:
             if fields and fields[0] != "Z":
                 children.setdefault(int(fields[1]), []).append(int(entry))
     below = list(children.get(ancestor, ()))
-    for pid in below:  # which grows as we go
+    for pid in below:  # the list grows meanwhile
         below += children.get(pid, ())
     return below
 
@@ -97,6 +96,6 @@ def mpi_files(pid: int) -> Set[str]:
     """Files of shared memory that MPI has made for a process, and that must be removed after it."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as maps:
-            return {path.decode() for path in MPI_MEMORY.findall(maps.read())}
+            return {path.decode() for path in MPI_FILE.findall(maps.read())}
     except OSError:  # it has ended
         return set()

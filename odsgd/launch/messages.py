@@ -1,7 +1,7 @@
 """The messages between the launcher and its agents: a line of JSON each, over two pipes or a socket.
 
-Each kind of message is a class here, whose name the line tells beside the fields. An agent's tunnel (`tunnel.py`)
-speaks in the same way with its agent, which passes on what is for the launcher, or comes from it.
+Each kind of message is a class here; a line has the class's name beside the fields. A tunnel (`tunnel.py`) talks to its
+agent in the same way, and the agent passes messages between tunnel and launcher.
 """
 import functools
 import json
@@ -22,7 +22,7 @@ class Message:
 
 @dataclass(frozen=True)
 class ProcessOrders:
-    """A process that the agent starts: its variables are on top of those that all processes of the agent have."""
+    """A process that the agent starts; its `env` comes on top of the `env` of the agent's `Orders`."""
 
     name: str
     command: List[str]
@@ -35,7 +35,7 @@ class TunnelOrders(Message):
 
     certificate: str
     port: int
-    towards: str  # the launcher's address, where `address` is not known
+    towards: str  # the launcher's address, if `address` is not known
     address: Optional[str]
     hang_timeout_s: float
     sockets: List[str]  # of this host's processes
@@ -49,9 +49,9 @@ class Orders(Message):
     env: Dict[str, str]
     drop: List[str]  # variables that no process inherits from the agent
     grace_s: float
-    silence_s: Optional[float]  # an agent that has heard nothing for so long ends; None: never
-    tells_losses: bool
-    sockets: Dict[str, bool]  # files, and whether each is of use once all have met
+    silence_s: Optional[float]  # the agent ends after this silence of the launcher; None: never
+    tells_losses: bool  # lost workers are noted in the ODSGD_LOST file
+    sockets: Dict[str, bool]  # files, and whether each is still used when all have met
     tunnel: Optional[TunnelOrders] = None
 
 
@@ -79,7 +79,7 @@ class Stop(Message):
 
 @dataclass(frozen=True)
 class WorkersLost(Message):
-    """The job goes on without these; a line each in the ODSGD_LOST file."""
+    """The job goes on without these workers; each gets a line in the ODSGD_LOST file."""
 
     ranks: List[int]
 
@@ -98,7 +98,7 @@ class AllMet(Message):
 
 @dataclass(frozen=True)
 class MpiAnswer(Message):
-    """To a request of a process's MPI (`pmi.py`); None: cut it off."""
+    """The answer to a line of a process's MPI (`pmi.py`); None: cut the process off."""
 
     process: str
     line: Optional[str]
@@ -110,12 +110,12 @@ class RemoteSocket:
 
     name: str
     tunnel: str  # the address of the tunnel beside the socket
-    lasting: bool  # it is of use once all have met
+    lasting: bool  # it is still used when all have met
 
 
 @dataclass(frozen=True)
 class OpenRemoteSockets(Message):
-    """For the tunnel."""
+    """The tunnel is to open these."""
 
     sockets: List[RemoteSocket]
 
@@ -131,7 +131,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Beats(Message):
-    """Every second: the last beat of each process that has a pulse, with its age (`silent_s`). A tunnel has none."""
+    """Every second: the last beat of each process that has a pulse, with its age (`silent_s`); from a tunnel none."""
 
     beats: Dict[str, Any]
 
@@ -145,7 +145,7 @@ class AgentSignalled(Message):
 
 @dataclass(frozen=True)
 class TunnelListens(Message):
-    """`place` tells the sockets of this host from those of another."""
+    """The tunnel's address. Agents of the same `place` share the folder or network of their sockets."""
 
     address: str
     place: str
@@ -153,12 +153,12 @@ class TunnelListens(Message):
 
 @dataclass(frozen=True)
 class RemoteSocketsOpen(Message):
-    """The tunnel has made them."""
+    """The tunnel has opened its remote sockets."""
 
 
 @dataclass(frozen=True)
 class HostWarning(Message):
-    """For the user."""
+    """A warning for the user."""
 
     text: str
 
@@ -184,21 +184,21 @@ class ProcessMessage(Message):
 
 @dataclass(frozen=True)
 class Started(ProcessMessage):
-    """It exists."""
+    """The process exists."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Unstartable(ProcessMessage):
-    """It could not be started."""
+    """The process could not be started."""
 
     error: str
 
 
 @dataclass(frozen=True)
 class Output(ProcessMessage):
-    """A line of it, or a frame of its progress bar."""
+    """A line that the process printed, or a frame of its progress bar."""
 
     stream: str
     text: str
@@ -207,21 +207,21 @@ class Output(ProcessMessage):
 
 @dataclass(frozen=True)
 class Report(ProcessMessage):
-    """A line from its ODSGD_REPORT_FD."""
+    """A line that the process wrote to ODSGD_REPORT_FD."""
 
     report: Dict[str, Any]
 
 
 @dataclass(frozen=True)
 class MpiRequest(ProcessMessage):
-    """Its MPI asks for the others."""
+    """A line of the process's MPI (`pmi.py`)."""
 
     line: str
 
 
 @dataclass(frozen=True)
 class Exit(ProcessMessage):
-    """It has ended, and all of its output has been told; a negative code is the signal that ended it."""
+    """The process has ended, and all its output has been sent; a negative code is the signal that ended it."""
 
     code: int
 
@@ -250,7 +250,7 @@ _types = functools.lru_cache(None)(get_type_hints)
 
 
 class Channel:
-    """One side of it. Reading and writing never wait, so that a stop is heard at any time."""
+    """The launcher's or the agent's end. Reading and writing never wait, so that a stop is heard at any time."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         self.read_fd, self.write_fd = read_fd, write_fd
@@ -292,7 +292,7 @@ class Channel:
         return [_message(line) for line in whole if line.strip()]
 
     def close(self) -> None:
-        """The other side has gone."""
+        """Read and write no more: the other side has gone."""
         self.open = False
         self.backlog.clear()
 

@@ -6,14 +6,14 @@ the last slot comes the first again. So `-n 4 -s 1` on four hosts of one slot pu
 The scheduler only introduces the others to each other, and runs on the launching machine.
 
 Sockets. The processes of a local job meet by sockets in the file system (ps-lite's DMLC_LOCAL), which no network and no
-other user reaches. ps-lite names them /tmp/PORT, hence numbers for PORT that no other job has. The agent removes the
+other user reaches. ps-lite names them /tmp/PORT, so PORT is a number that no other job has. The agent removes the
 names when all have met.
 
-A job without servers has no scheduler either. Its workers, if they send to each other, do so by MPI, and the launcher
-introduces them itself (`pmi.py`).
+A job without servers has no scheduler either. If its workers send to each other, they use MPI, and the launcher
+introduces them (`pmi.py`).
 
 With a tunnel between hosts (`--secure`) each process has one address that is the same on all hosts: its socket's file,
-or with MPI a port of the loopback interface that no other worker of the job has. `tunnel.py` makes it true elsewhere.
+or with MPI a port of the loopback interface that no other worker has. `tunnel.py` opens it on the other hosts.
 """
 import collections
 import ipaddress
@@ -34,16 +34,16 @@ LOCAL = Host("127.0.0.1", here=True)
 SOCKETS = "/tmp"  # where ps-lite has them
 MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
 KEPT_ON_LOOPBACK = {"FI_TCP_IFACE": "lo", "UCX_NET_DEVICES": "lo"}
-"""Variables that keep MPI there, by libfabric or UCX."""
+"""Variables that keep MPI on the loopback interface, with libfabric or with UCX."""
 LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
-"""Only libfabric lets the launcher choose its port, and takes loopback for a way to another host."""
+"""MPI uses libfabric: only it lets the launcher choose its port, and connects to another host by loopback."""
 AT_PORT = ("FI_TCP_PORT_LOW_RANGE", "FI_TCP_PORT_HIGH_RANGE")
-FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port, and as many are left in 32 bits
+FIRST_NUMBER = 2 ** 30  # of a socket in the file system; above every TCP port
 
-#: Taken away unless asked for by --env: ps-lite takes PORT, a name many tools set, for its own port, on every process.
+#: Removed unless --env sets them. ps-lite would take PORT, which many tools set, for the port of every process;
 #: MASTER_ADDR and MASTER_PORT would lead a process group of PyTorch's into an outer job.
 MISLEADING = frozenset(("PORT", "MASTER_ADDR", "MASTER_PORT"))
-#: Variables that reach another host without being asked for: the switches of the libraries a job is made of.
+#: Variables that other hosts get without --env: the settings of the libraries that a job uses.
 FORWARDED = re.compile(r"(MXNET|DMLC|PS|OMP|KMP|GOMP|MKL|OPENBLAS|DGL|UCX|FI|MPICH|MPIR_CVAR)_\w+"
                        r"|LD_LIBRARY_PATH|PYTHON(UNBUFFERED|HASHSEED|WARNINGS)")
 
@@ -62,7 +62,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Job(JobOptions, Placement):
-    """A user's request. `secure` is true where a tunnel leads the connections between hosts."""
+    """A user's request. `secure` is true if a tunnel carries the connections between hosts."""
 
     known_hosts: bool = False  # processes copy files only to hosts that ssh knows
     least_workers: Optional[int] = None  # the fewest workers of a restart; None: all
@@ -90,13 +90,13 @@ class Process(NamedTuple):
 
     @property
     def sockets(self) -> Dict[str, bool]:
-        """Files, and a port of loopback, where a tunnel reaches it; and whether each is of use once all have met."""
+        """Files, or a port of loopback, where a tunnel reaches it; and whether each is still used when all have met."""
         port = self.env.get(AT_PORT[0])
         return {**self.files, **({f"{LOOPBACK}:{port}": True} if port else {})}
 
     @property
     def files(self) -> Dict[str, bool]:
-        """Files where others reach it, and whether each is of use once all have met."""
+        """Files where others reach it, and whether each is still used when all have met."""
         if self.env.get("DMLC_LOCAL") != "1" or "PORT" not in self.env:
             return {}
         couriers = self.env.get("ODSGD_COURIERS")
@@ -126,7 +126,7 @@ class Plan(NamedTuple):
 def make_plan(job: Job, root: Tuple[str, int], restarts: int = 0, certificate: str = "", saved: int = 0) -> Plan:
     """Place every process of the job and write out its environment.
 
-    `restarts`: how often it has been started before; `saved`: the iteration of its last checkpoint.
+    `restarts`: how often the job has been started before; `saved`: the iteration of its last checkpoint.
     """
     by_file = meets_by_file(job)
     if by_file:
@@ -259,7 +259,7 @@ def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict
     address = root_uri if host.here else None if job.launcher in AGENTS_CALL else node_host(host.address, root_uri)
     if job.secure:
         address = LOOPBACK
-    if address:  # else its agent finds the address out, over there
+    if address:  # else its agent finds the address
         env["DMLC_NODE_HOST"] = address
     if role != "scheduler":
         env.update({f"DMLC_{role.upper()}_ID": str(rank), f"ODSGD_{role.upper()}_RANK": str(rank)})
@@ -279,9 +279,9 @@ def _groups(job: Job, hosts: Sequence[Host]) -> Iterator[Dict[str, str]]:
 
 
 def _master(job: Job, first: Host, root_uri: str) -> Dict[str, str]:
-    """Where a process group that the script itself begins would meet: on worker 0's host, if that is known.
+    """Where a process group of the script's own would meet: on worker 0's host, if it is known.
 
-    With `--secure` nowhere, since nothing would protect its connections.
+    Empty with `--secure`, because nothing would protect the group's connections.
     """
     if job.known_hosts or job.launcher == "mpi":
         return {}

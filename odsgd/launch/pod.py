@@ -1,6 +1,6 @@
-"""What a pod of a Kubernetes job runs: the launcher in pod 0, an agent in each of the others.
+"""What a pod of a Kubernetes job runs: the launcher in pod 0, an agent in each other pod.
 
-It needs only its environment. `kubernetes.py` writes it into the job's manifest:
+A pod needs only its environment, which `kubernetes.py` writes into the job's manifest:
 
     ODSGD_LAUNCH          options and command of `odsgd launch`, as for a shell
     ODSGD_LAUNCHER        name and port at which pod 0 is found
@@ -9,8 +9,8 @@ It needs only its environment. `kubernetes.py` writes it into the job's manifest
     JOB_COMPLETION_INDEX  this pod's number, from Kubernetes itself
 
 Pod 0 is the job's launching machine, with an agent of its own. The other pods' agents call its `AgentListener`. When
-an agent has ended its pod calls again, since the job may start again (--max-restarts); when nobody answers any more the
-job is over. Pod 0's exit code says whether it has succeeded.
+an agent has ended, its pod calls again, because the job may restart (--max-restarts). When nobody answers any more, the
+job is over, and pod 0's exit code says whether it has succeeded.
 """
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ from odsgd.launch.messages import Channel, Orders, of_json
 from odsgd.launch.plan import Job
 
 OVER_S = 5.0
-"""After this time without an answer from pod 0 an agent that has served takes the job for over."""
+"""A pod whose agent has served takes the job for over after this time without an answer from pod 0."""
 AGAIN_S = 0.5
 
 
@@ -66,7 +66,7 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
     called = call(number, launcher, secret, startup_s)
     if called is None:
         print(f"odsgd pod {number}: no launcher has answered at {launcher[0]}:{launcher[1]} for {startup_s:g} s; is "
-              "pod 0 running (kubectl get pods), and is there the Service of the job's name?", file=sys.stderr)
+              "pod 0 running (kubectl get pods), and does the Service of the job's name exist?", file=sys.stderr)
         return EXIT_DEADLINE
     while called is not None:
         told, fd = called
@@ -83,12 +83,12 @@ def serve(number: int, environ: Mapping[str, str]) -> int:
 
 def call(number: int, launcher: Tuple[str, int], secret: str, patience_s: float
          ) -> Optional[Tuple[Dict[str, Any], int]]:
-    """Call until the launcher answers; its orders, and the descriptor of the connection. None: nobody has answered."""
+    """Call until the launcher answers; returns its orders and the connection's descriptor. None: nobody answered."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):  # not there yet, or not any more
             connection, nonce = handshake.call_launcher(launcher, secret, number)
-            deadline = time.monotonic() + patience_s  # it is there, and may be busy with the end of the last attempt
+            deadline = time.monotonic() + patience_s  # the launcher may still be ending the last attempt
             with connection:
                 told = handshake.receive_orders(connection, secret, nonce)
                 if told is not None:

@@ -255,9 +255,9 @@ class Supervisor:
         starting = "" if status else self._starting_text(now)
         self.console.show_status(text or starting)
         with self._guarded("the file for `odsgd watch`"):
-            self.status_file.write({"job": os.getpid(), "command": shlex.join(self.job.command), "at": time.time(),
-                                    "status": status, "starting": starting, "out": self.overview.out(),
-                                    "rows": self.overview.table()})
+            self.status_file.write({
+                "job": os.getpid(), "command": shlex.join(self.job.command), "written_at": time.time(),
+                "status": status, "starting": starting, "out": self.overview.out(), "rows": self.overview.table()})
 
     def _guarded(self, what: str) -> ContextManager[None]:
         """For what only observes the job: its errors are shown, and do no harm."""

@@ -93,7 +93,7 @@ for _ in range(3000):
     print("x" * 1000)
 open(f"done-{os.environ['ODSGD_WORKER_RANK']}", "w").close()
 """
-LEFT_OUT = "lines are left out here, which nobody read"
+LEFT_OUT = "lines are left out here: nobody read them"
 
 
 def have_done(folder: Path) -> None:

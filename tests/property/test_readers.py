@@ -382,7 +382,7 @@ def test_any_beats_have_a_table_a_line_and_a_screen(steps: List[Tuple[float, Dic
             assert [row["name"] for row in rows] == ["worker 0", "worker 1", "worker 2", "server 0"]
             assert all(row["rate"] is None or 0 <= row["rate"] < math.inf for row in rows)
             shown = [overview.line(status, columns) for columns in (-1, 0, 1, 40, 200)] if status else [""]
-            facts = {"job": 1, "command": "x", "at": now, "status": status, "starting": "", "rows": rows}
+            facts = {"job": 1, "command": "x", "written_at": now, "status": status, "starting": "", "rows": rows}
             shown += watch.screen(json.loads(json.dumps({**facts, "out": of.out()})), now, 80).splitlines()
             assert all(map(str.isprintable, shown))
     holds(told)

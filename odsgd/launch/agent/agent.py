@@ -1,8 +1,8 @@
-"""The agent: one per host, it starts the processes and forwards their output; neither outlives the other.
+"""The agent, one per host: it starts the processes, forwards their output, and ends when they have ended.
 
-When a process ends, the rest of its group is killed before its exit is told. The agent adopts the orphans below it, so
-that even a grandchild with a session of its own is found in the end. If the channel to the launcher closes, breaks, or
-stays silent for too long, everything is stopped. One thread, no locks: a fork in a threaded process is not safe.
+When a process ends, the agent kills the rest of its group before it reports the exit. It adopts orphans, so it finds
+even a grandchild with a session of its own. If the channel to the launcher closes, or is silent for too long, the agent
+stops everything. It has one thread, because a fork in a threaded process is not safe.
 """
 import functools
 import json
@@ -25,10 +25,10 @@ from odsgd.launch.lines import CHUNK, Pieces, Stream
 from odsgd.launch.messages import Channel, Message, Orders
 
 MAX_BACKLOG = 1 << 20
-"""With more bytes that the launcher has not taken, the processes' output stays in their pipes."""
+"""While the launcher has more bytes than this to read, the processes' output stays in their pipes."""
 ORPHANED_GRACE_S = 1.0
 KILLED_WITHIN_S, SWEPT_WITHIN_S, SENT_WITHIN_S = 5.0, 0.2, 5.0
-"""The launcher must not wait for a process that is beyond SIGKILL, e.g. at a dead disk."""
+"""How long the end may take: the launcher must not wait for a process that survives SIGKILL, e.g. at a dead disk."""
 BEATS_EVERY_S = 1.0
 
 
@@ -40,7 +40,7 @@ class Agent:
         self.orders, self.channel = orders, channel
         self.children: Dict[int, Child] = {}
         self.stopping = False
-        self.signalled: Optional[int] = None  # the launcher has not been told
+        self.signalled: Optional[int] = None  # a signal that the launcher does not know of yet
         self.ended_by: Optional[int] = None
         self.kill_at: Optional[float] = None
         self.give_up_at: Optional[float] = None
@@ -50,7 +50,7 @@ class Agent:
         self.paused = False
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
-        """Where servers and the scheduler work: empty, and for no other user, whatever they are made to write."""
+        """The working directory of servers and the scheduler: empty, and closed to other users."""
         self.tunnel: Optional[TunnelProcess] = None
         self.mpi_files: Set[str] = set()
         self.wakeup: Tuple[int, ...] = ()
@@ -63,7 +63,7 @@ class Agent:
             messages.OpenRemoteSockets: self._tell_tunnel}
 
     def run(self) -> int:
-        """Start everything, stay until told to stop and everything is gone."""
+        """Start everything; return when the launcher has said to stop and every process is gone."""
         try:
             self._run()
         finally:
@@ -125,14 +125,14 @@ class Agent:
     def _listen(self, child: Child, stream: Stream) -> None:
         self.selector.register(stream.fd, selectors.EVENT_READ, functools.partial(self._read, child, stream))
 
-    def _forget(self, fd: int) -> None:
+    def _stop_listening(self, fd: int) -> None:
         if fd in self.selector.get_map():  # else reading is paused
             self.selector.unregister(fd)
 
     def _read(self, child: Child, stream: Stream) -> None:
         self._forward(child, stream.kind, stream.read())
         if not stream.open:
-            self._forget(stream.fd)
+            self._stop_listening(stream.fd)
 
     def _forward(self, child: Child, kind: str, pieces: Pieces) -> None:
         for text, progress in pieces:
@@ -154,7 +154,7 @@ class Agent:
             self.channel.send(messages.Report(child.name, report))
 
     def _warn_unreadable(self, child: Child, text: str) -> None:
-        """A line that two writers have mixed, or that a kill has cut off. The next line is whole again."""
+        """Two writers have mixed a line, or a kill has cut it off. The next line is whole again."""
         if not child.garbled:
             child.garbled = True
             self.channel.send(messages.HostWarning(
@@ -164,10 +164,10 @@ class Agent:
         assert self.tunnel
         self.tunnel.read()
         if not self.tunnel.channel.open:
-            self._forget(self.tunnel.channel.read_fd)
+            self._stop_listening(self.tunnel.channel.read_fd)
 
     def _pass_beats(self) -> None:
-        """Tell that the agent is there, even if no process has a pulse; not to a launcher that does not read."""
+        """Send the last beats, or none: they also say that the agent runs. Not while the launcher does not read."""
         now = time.monotonic()
         if now - self.beats_at >= BEATS_EVERY_S and not self.paused:
             self.beats_at = now
@@ -180,7 +180,7 @@ class Agent:
     # Ending
 
     def _reap(self) -> None:
-        """Wait for every process that has ended: ours, and the orphans we have inherited."""
+        """Collect every process that has ended: our own, and adopted orphans."""
         try:
             while True:
                 info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -199,7 +199,7 @@ class Agent:
         for stream in child.streams:
             if stream.open:
                 self._forward(child, stream.kind, stream.drain())
-                self._forget(stream.fd)
+                self._stop_listening(stream.fd)
             os.close(stream.fd)
         del self.children[child.pid]
         self.channel.send(messages.Exit(child.name, code))
@@ -211,7 +211,7 @@ class Agent:
             self._note_mpi_files(lambda child: True)
             for child in self.children.values():
                 child.signal(signal.SIGTERM)
-                child.signal(signal.SIGCONT)  # a stopped process would not even notice
+                child.signal(signal.SIGCONT)  # a stopped process does not see SIGTERM
         self.stopping = True
         self.kill_at = min(self.kill_at or now + grace_s, now + grace_s)
 
@@ -229,7 +229,7 @@ class Agent:
             self.mpi_files |= linux.mpi_files(child.pid)
 
     def _sweep(self) -> None:
-        """Kill the processes that have left their group: on Linux all of them have become our own descendants."""
+        """Kill the processes that have left their group: on Linux they are our descendants by now."""
         now = time.monotonic()
         give_up_at = max(self.give_up_at or now + KILLED_WITHIN_S, now + SWEPT_WITHIN_S)
         while time.monotonic() < give_up_at:
@@ -263,7 +263,7 @@ class Agent:
             _append_lines(self.lost_file, lost.ranks)
 
     def _all_have_met(self, message: messages.AllMet) -> None:
-        """Take away the sockets' names: no one else can connect."""
+        """Remove the files of sockets, so that no one else can connect."""
         for path, lasting in self.orders.sockets.items():
             with unless_gone:
                 if not lasting:
@@ -275,12 +275,12 @@ class Agent:
             self.tunnel.send(message)
 
     def _check_channel(self) -> None:
-        """Stop when the launcher has gone; leave output in the pipes while it is slow to take it."""
+        """Stop if the launcher has gone; leave output in the pipes while it reads too slowly."""
         silence_s = self.orders.silence_s
         if silence_s and time.monotonic() - self.heard_at > silence_s:
             self.channel.close()
         if not self.channel.open:
-            self._forget(self.channel.read_fd)
+            self._stop_listening(self.channel.read_fd)
             self._stop(ORPHANED_GRACE_S)
         self.channel.flush()
         if self.tunnel:
@@ -291,7 +291,7 @@ class Agent:
             for child in self.children.values():
                 for stream in child.streams:
                     if full:
-                        self._forget(stream.fd)
+                        self._stop_listening(stream.fd)
                     elif stream.open:
                         self._listen(child, stream)
 
@@ -300,7 +300,7 @@ class Agent:
         self._stop(self.orders.grace_s)
 
     def _tell_of_signal(self) -> None:
-        """Say that somebody other than the launcher has told us to end: that is why our processes do."""
+        """Tell the launcher that somebody else's signal ends us, and with us our processes."""
         if self.signalled is not None:
             self.channel.send(messages.AgentSignalled(self.signalled))
             self.signalled = None
@@ -312,7 +312,7 @@ class Agent:
             time.sleep(0.01)
 
     def _listen_to_signals(self) -> None:
-        """A signal ends a wait of the selector. SIGCHLD needs no more: `_reap` looks for the process."""
+        """Let signals wake the selector. SIGCHLD needs nothing else, because `_reap` looks for ended processes."""
         read_fd, write_fd = self.wakeup = os.pipe()
         os.set_blocking(read_fd, False)
         os.set_blocking(write_fd, False)
@@ -347,7 +347,7 @@ def _new_lost_file() -> str:
 
 
 def _append_lines(path: str, numbers: List[int]) -> None:
-    """In one write, so that half a number is never read. A clean-up of old files may have taken the file away."""
+    """Append in one write, so that nobody reads half a number. A clean-up of old files may have taken the file away."""
     def safely(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW, 0o600)
     with open(path, "a", opener=safely) as file:

@@ -1,7 +1,7 @@
 """A process of the job on this host: its environment, its start, the pipes that it writes to, its beats.
 
-It has a session of its own, so that a signal reaches its children and no terminal reaches it. The kernel kills it if
-the agent dies.
+It has a session of its own: a signal to its group reaches its children, and no terminal sends it signals. The kernel
+kills it if the agent dies.
 """
 import contextlib
 import functools
@@ -43,16 +43,16 @@ class Child:
         self.name, self.popen, self.pid, self.streams = name, popen, popen.pid, streams
         self.progress_at = 0.0
         self.garbled = False
-        """A report of it could not be read, and the user knows."""
+        """The user has been told that a report could not be read."""
         self.connecting = False
-        """It asks for the other workers of its job, and has not met them yet."""
+        """It asks for the others, and has not met them yet."""
         self.beat: Dict[str, Any] = {}
         self.beat_at: Optional[float] = None
         self.stopped_at: Optional[float] = None
         self.kill_at: Optional[float] = None
 
     def last_beat(self, now: float) -> Optional[Dict[str, Any]]:
-        """Its last beat, with its age; None: it has no pulse, or not yet, and the kernel does not call it stopped."""
+        """Its last beat and the beat's age; None: no beat has come, and the kernel does not call it stopped."""
         state = ""
         if self.beat_at is None or now - self.beat_at > SILENT_S:
             state = linux.state(self.pid)
@@ -83,7 +83,7 @@ class Child:
                 os.kill(self.pid, signal.SIGCONT)
 
     def answer_mpi(self, line: Optional[str]) -> None:
-        """Answer its MPI, or cut it off. It makes one request at a time, so that there is room for the answer."""
+        """Answer its MPI; None cuts it off. MPI makes one request at a time, so there is room for the answer."""
         for stream in self.streams:
             if stream.kind == "mpi":
                 with contextlib.suppress(OSError), socket.socket(fileno=os.dup(stream.fd)) as link:
@@ -92,7 +92,7 @@ class Child:
 
 def start(process: ProcessOrders, orders: Orders, folder: str, lost_file: Optional[str]) -> Child:
     """Start a process; servers and the scheduler work in `folder`."""
-    pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # why it failed comes before that it ended
+    pipes = {kind: os.pipe() for kind in ("report", "stdout", "stderr")}  # report first: the reason before the exit
     told = {"ODSGD_REPORT_FD": pipes["report"][1]}
     if "PMI_RANK" in {**orders.env, **process.env}:
         here, there = socket.socketpair()
@@ -117,7 +117,7 @@ def start(process: ProcessOrders, orders: Orders, folder: str, lost_file: Option
 
 
 def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]) -> Dict[str, str]:
-    """The agent's own variables, those of the job, and what only this host can tell."""
+    """The agent's own variables, the job's, and those that only this host knows."""
     inherited = {name: value for name, value in os.environ.items()
                  if name not in orders.drop and not MPI_PRIVATE.fullmatch(name)}
     env = {**inherited, **orders.env, **process.env}
@@ -132,7 +132,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
         env = {**mpi_interface(env), **env}
     path = env["PYTHONPATH"].split(os.pathsep) if env.get("PYTHONPATH") else []
     if not process.name.startswith("worker"):
-        path.insert(0, "")  # it works elsewhere, and finds the same modules
+        path.insert(0, "")  # it runs in another folder, and needs the same modules
     elif "ODSGD_STORE" in env:
         path.insert(0, hook.FOLDER)
     if path:
@@ -141,7 +141,7 @@ def environment(process: ProcessOrders, orders: Orders, lost_file: Optional[str]
 
 
 def _place_among_agents() -> Dict[str, str]:
-    """A worker's place among those of its host, each with an agent that mpirun has started; empty where it is mute."""
+    """A worker's place among the workers of its host, by what mpirun tells each agent; empty if it tells nothing."""
     found = {name: _number(variables) for name, variables in
              (("LOCAL_RANK", MPI_LOCAL_RANKS), ("LOCAL_WORLD_SIZE", MPI_LOCAL_SIZES))}
     return {name: number for name, number in found.items() if number}

@@ -1,4 +1,4 @@
-"""The tunnel of this host, as its agent sees it: a process that is started, watched and ended."""
+"""The tunnel process of this host: its agent starts, watches and ends it."""
 import contextlib
 import functools
 import math
@@ -20,13 +20,13 @@ class TunnelProcess:
     """Passes messages between the launcher and the tunnel (`tunnel.py`)."""
 
     def __init__(self, orders: TunnelOrders, launcher: Channel) -> None:
-        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # a stopped one hears of our end
+        goes_on = functools.partial(linux.die_with, os.getpid(), signal.SIGCONT)  # a stopped tunnel sees our end
         self.popen = subprocess.Popen([sys.executable, "-m", "odsgd.launch.connections.tunnel"], stdin=subprocess.PIPE,
                                       stdout=subprocess.PIPE, bufsize=0, start_new_session=True, preexec_fn=goes_on)
         assert self.popen.stdin and self.popen.stdout
         self.channel = Channel(self.popen.stdout.fileno(), self.popen.stdin.fileno())
         self.channel.send(orders)
-        self.files: List[str] = []  # that a tunnel which is killed leaves behind
+        self.files: List[str] = []  # that a killed tunnel leaves behind
         self._launcher, self._hang_timeout_s = launcher, orders.hang_timeout_s
         self._heard_at = time.monotonic()
         self._spoke = self._warned = False
@@ -38,7 +38,7 @@ class TunnelProcess:
         self.channel.send(message)
 
     def read(self) -> None:
-        """Pass on what the tunnel says. If it has ended none of the processes is to blame: their ends are not told."""
+        """Pass on what the tunnel says. If it has ended, hang up, so that no process is blamed for its own end."""
         self._heard_at, self._spoke = time.monotonic(), True
         for message in self.channel.receive():
             if not isinstance(message, Beats):
@@ -48,7 +48,7 @@ class TunnelProcess:
             self._launcher.close()
 
     def watch(self) -> None:
-        """Kill a tunnel that is silent for too long. Before its first word it is silent only if it is stopped."""
+        """Kill a tunnel that is silent for too long. Before its first word only a stopped one is silent."""
         if not self.channel.open:
             return
         now = time.monotonic()
@@ -64,7 +64,7 @@ class TunnelProcess:
             self._launcher.send(HostWarning(f"{text}: {STATES[state]}" if state in STATES else text))
 
     def close(self) -> None:
-        """Hang up: it then takes its sockets away, and ends."""
+        """Hang up: the tunnel then removes its sockets and ends."""
         assert self.popen.stdin
         self.popen.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

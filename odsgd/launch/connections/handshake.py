@@ -1,11 +1,11 @@
 """How an agent that another program has started finds its launcher; both sides.
 
-mpirun and srun mix the output of their ranks and forward stdin only to the first, so they carry nothing but the orders
-of all agents, in an environment variable. An agent connects to the launcher, gets a number, and answers with its rank
-and a proof that it knows the job's secret; from then on the connection is a `Channel`.
+mpirun and srun mix the output of their ranks and forward stdin only to the first one, so they only carry the orders of
+all agents, in an environment variable. An agent connects to the launcher, gets a random number, and answers with its
+rank and a proof that it knows the job's secret; from then on the connection is a `Channel`.
 
-A pod of Kubernetes has the secret and no orders. It also sends a number, and gets its orders with a proof that they
-come from the launcher and answer this very call.
+A pod of Kubernetes has the secret but no orders. It also sends a random number, and gets its orders with a proof that
+they come from the launcher and answer this call.
 """
 import base64
 import contextlib
@@ -100,7 +100,7 @@ class UnprovenConnection:
             proof = _proof(self._secret, f"agent {rank} {self._nonce}")
             if rank in expected and hmac.compare_digest(shown.encode(), proof.encode()):
                 return rank, own
-        raise ConnectionRefusedError("not an agent of this job that is waited for")
+        raise ConnectionRefusedError("not an agent that this job waits for")
 
 
 def seal(orders: Orders, secret: str, nonce: str) -> SealedOrders:

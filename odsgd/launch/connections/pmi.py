@@ -1,12 +1,12 @@
-"""How the workers of a job without servers find each other: PMI-1, which MPICH and its kin ask at their start.
+"""How the workers of a job without servers find each other: PMI-1, which MPICH and its kin speak at their start.
 
-MPI's processes exchange their addresses through a table of keys and values, kept by the program that starts them. A
-process asks one question at a time, a line each, and is answered with a line:
+MPI's processes exchange their addresses through a table of keys and values, which the program that starts them keeps. A
+process asks one question at a time; question and answer are a line each:
 
     cmd=put kvsname=… key=… value=…     cmd=get kvsname=… key=…
     cmd=barrier_in                      answered when every rank has asked
 
-Others ask for the limits, for the name of the table, and to leave.
+Other lines ask for the limits, for the name of the table, and to leave.
 
 A process asks at PMI_FD, a socket without an address whose other end its agent has; so nobody else can ask. The agent
 passes the lines on (`messages.py`). Here is the launcher's part: a line and its sender go in, answers by rank come out.
@@ -19,7 +19,7 @@ from typing import Dict, Hashable, List, Mapping, Optional, Sequence, Set, Tuple
 from kvstore.errors import shown
 
 NAME_MAX, KEY_MAX, VALUE_MAX = 32, 64, 896
-"""Bytes of the table's name, a key and a value. A line of MPICH has 1024: these three and 30 for the words between."""
+"""Bytes of the table's name, a key and a value. A line of MPICH has 1024 bytes: these and 30 for the words between."""
 LINE_MAX = 1024
 MOST_PUTS = 1024
 """The most entries of one rank; MPICH makes about ten."""
@@ -93,7 +93,7 @@ class Table:
 
 
 def _parse(line: str) -> Dict[str, str]:
-    """The words of a line, the first of which is the command. A value is the last one and may hold anything printable.
+    """The words of a line. The first one is the command; `value` is the last one and may hold anything printable.
 
     >>> _parse("cmd=put kvsname=t key=k value=a=b")
     {'cmd': 'put', 'kvsname': 't', 'key': 'k', 'value': 'a=b'}
@@ -107,8 +107,8 @@ def _parse(line: str) -> Dict[str, str]:
 
 
 def aborts(line: str) -> Optional[int]:
-    """The exit code with which a process wants the job to end (MPI_Abort); None for any other line. It gets no answer:
-    MPICH 4 waits for it in vain, and MPICH 5 would go on to end with 0.
+    """The exit code with which a process wants the job to end (MPI_Abort); None for any other line. We do not
+    answer: MPICH 4 then waits until it is killed, and MPICH 5 would go on after an answer and end with 0.
 
     >>> aborts("cmd=abort exitcode=7 message=a few words"), aborts("cmd=barrier_in")
     (7, None)

@@ -8,15 +8,15 @@ socket itself.
     worker → /tmp/NUMBER, a remote socket → tunnel ═ TLS ═ tunnel → /tmp/NUMBER ← server
     worker → 127.0.0.1:PORT, a remote socket → tunnel ═ TLS ═ tunnel → 127.0.0.1:PORT ← worker
 
-A remote socket serves only this user: a file has its mode, and at a port the kernel knows the user at the other end.
-At a worker's own port MPI listens, which asks nobody; so other users of that very host reach it.
+A remote socket serves only this user: a file by its mode, a port because the kernel knows the user at the other end.
+At a worker's own port MPI listens, which checks nobody; so other users of that host reach it.
 
 The tunnel's port is the only port of the job on its host that others reach. Both ends of a connection show the job's
 certificate, and trust no other. Each start of a job makes a new one, signed by itself. Its key travels as the job's
 secret does, by ssh to the agents' standard input. The cipher is TLS 1.3's, by OpenSSL in Python's `ssl`.
 
-A connection has a thread of its own, since two threads may not use one TLS object of OpenSSL's at a time. The bytes
-pass outside Python's lock. The agent sends and gets messages (`messages.py`); when it ends, so does the tunnel.
+A connection has one thread, because two threads may not use a TLS object of OpenSSL's at the same time. Its bytes pass
+outside Python's lock. The tunnel exchanges messages with its agent (`messages.py`), and ends when the agent does.
 """
 import contextlib
 import errno
@@ -52,18 +52,18 @@ IGNORE_CLOCKS = 0x200000
 MADE_WITHIN_S = 30.0
 LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
 REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
-"""How long the way to another tunnel may take, and a caller to show the certificate and ask for a socket."""
+"""How long a connection to another tunnel may take, and how long a caller until it has asked for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
-"""How long a socket may take to appear while its process is still coming up."""
+"""How long a socket may take to appear while its process still starts."""
 MOST_UNPROVEN, UNDISTURBED_S = 64, 2.0
-"""With more callers that have not shown the certificate, further ones wait. A caller of this age is then closed to make
-room; a tunnel of this job calls again."""
+"""When this many callers have not shown the certificate, further callers wait. A caller of this age is then closed to
+make room; a tunnel of this job calls again."""
 ROOM_NBYTES = 128 * 1024
 """Most bytes received at a time; a record of TLS has 16 KiB."""
 AGAIN_S = 1.0
 """Between two tries of a connection; ps-lite itself would try again at once."""
 FULL_S = 0.05
-"""The pause where there is no room for another caller, or no descriptor."""
+"""The pause when there is no room for another caller, or no file descriptor."""
 BACKLOG = 1024
 CERTIFICATE = "-----BEGIN CERTIFICATE"
 NAME = struct.Struct(">Q")  # a socket's number, with which its name ends
@@ -95,7 +95,7 @@ def place(sockets: Sequence[str]) -> str:
 
 
 class Tunnel:
-    """One host's end of it. Invariant: a caller reaches nothing but `sockets`, and only with the certificate."""
+    """One host's tunnel. Invariant: a caller reaches nothing but `sockets`, and only with the certificate."""
 
     def __init__(self, certificate: str, sockets: Sequence[str], address: str, port: int = 0) -> None:
         self._sockets = {_number(name): name for name in sockets}
@@ -104,7 +104,7 @@ class Tunnel:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._remote: Dict[str, Tuple[socket.socket, bool]] = {}
-        """What listens here for a socket of another host, and whether it is of use once all have met."""
+        """The remote sockets that listen here, and whether each is still used when all have met."""
         self._unproven: Dict[ssl.SSLSocket, float] = {}
         """Callers that have not shown the certificate, oldest first, with their time. Their threads remove them."""
         self._full = False
@@ -124,7 +124,7 @@ class Tunnel:
             for key, _ in self._selector.select(FULL_S if self._full else LOOK_EVERY_S):
                 try:
                     key.data()
-                except OSError as error:  # else it has gone again
+                except OSError as error:  # else the caller has gone again
                     time.sleep(FULL_S if error.errno in (errno.EMFILE, errno.ENFILE) else 0)
             self._make_room()
             if time.monotonic() - beat_at >= BEAT_EVERY_S:
@@ -146,7 +146,7 @@ class Tunnel:
                 self._close(lasting=False)
 
     def _open(self, remote_sockets: Sequence[RemoteSocket]) -> None:
-        """Stand for these sockets, for this user alone."""
+        """Open these remote sockets, for this user only."""
         with environment.alone():
             for remote in remote_sockets:
                 listener = bound(remote.name)
@@ -170,9 +170,9 @@ class Tunnel:
         _on_thread(self._carry_out, plain, remote)
 
     def _carry_out(self, plain: socket.socket, remote: RemoteSocket) -> None:
-        """Lead a connection on to the tunnel beside the remote socket.
+        """Carry a connection to the tunnel of the socket's host.
 
-        No byte of it leaves before that tunnel has let us in, so that nothing is lost where we have to call again.
+        No byte leaves before that tunnel has let us in, so nothing is lost if we have to call again.
         """
         deadline = time.monotonic() + THERE_WITHIN_S
         with plain, contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ class Tunnel:
     def _let_in(self, at: str, number: int) -> Optional[ssl.SSLSocket]:
         """A connection to a socket behind another tunnel; None if that tunnel had too many callers.
 
-        OSError if there is no way to it, or it is a stranger.
+        OSError if it cannot be reached, or has another certificate.
         """
         way = self._connect(at)
         try:
@@ -240,7 +240,7 @@ class Tunnel:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def _carry_in(self, guarded: ssl.SSLSocket, caller: str) -> None:
-        """Lead a caller that shows the certificate to the socket that it asks for."""
+        """Connect a caller that shows the certificate to the socket that it asks for."""
         with guarded, contextlib.suppress(OSError):
             name = self._asked(guarded, caller)
             if name:
@@ -319,20 +319,20 @@ def carry(guarded: ssl.SSLSocket, plain: socket.socket) -> None:
             flow.move()
             if flow.over:
                 return
-        # Where the room was full OpenSSL may hold more, of which the kernel knows nothing.
+        # If there was no room left, OpenSSL may hold more bytes, which the kernel does not see.
         if not any(flow.filled and not flow.held for flow in flows):
             for flow, back in (flows, flows[::-1]):
                 awaited = (0 if flow.held else select.POLLIN) | (select.POLLOUT if back.held else 0)
                 if awaited:
                     poll.register(flow.source, awaited)
-                else:  # else the kernel would tell again and again that it has been closed
+                else:  # else `poll` would report again and again that it is closed
                     with contextlib.suppress(KeyError):
                         poll.unregister(flow.source)
             poll.poll()
 
 
 def _on_thread(lead: Callable[..., None], end: End, *arguments: object) -> bool:
-    """Lead a connection on a thread of its own; where no thread is left close it and return false."""
+    """Run `lead` on a new thread; if none can start, close the connection and return false."""
     try:
         threading.Thread(target=lead, args=(end, *arguments), daemon=True).start()
     except RuntimeError:
@@ -377,15 +377,15 @@ def _new_socket(name: str) -> Tuple[socket.socket, Union[str, Tuple[str, int]]]:
 
 
 def bound(name: str) -> socket.socket:
-    """A socket bound to this name, not listening yet. Ends the process where the name is taken."""
+    """A socket bound to this name, not listening yet. Ends the process if the name is taken."""
     made, address = _new_socket(name)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a port, for MPI as well while nobody listens there
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # MPI may bind a port, too, while nobody listens there
     try:
         made.bind(address)
     except OSError as error:
         made.close()
-        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot have {name} for this job: {error.strerror}; a job "
-                 "that is started again takes another one")
+        sys.exit(f"odsgd tunnel on {socket.gethostname()}: cannot have {name} for this job: {error.strerror}; start "
+                 "the job again, it then takes another name")
     return made
 
 

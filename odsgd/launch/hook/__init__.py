@@ -1,4 +1,4 @@
-"""A folder in front of a worker's PYTHONPATH, where the job has a store for scripts that know nothing of it."""
+"""A folder that is first in PYTHONPATH of workers whose script gets its store from `--store`."""
 import os
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))

@@ -1,4 +1,4 @@
-"""The agents of one attempt: they are opened, heard, told and closed here, together with what carries them."""
+"""The agents of one attempt, and their carriers: the local processes (ssh, mpirun …) that connect us with them."""
 import collections
 import contextlib
 import functools
@@ -19,19 +19,19 @@ from odsgd.launch.plan import Job, Plan, Process
 from odsgd.launch.policy.failures import TAIL_LINES
 
 TICK_S = 0.1
-"""Between two looks at the time, and at the signals, which end no wait."""
+"""How often the loop looks at the time, and at signals: they do not end its wait."""
 PING_EVERY_S = 10.0
 PATIENCE_S = 1.0
-"""How long the carriers of lost connections may take to end and say why, all together; the loop is deaf meanwhile."""
+"""How long all carriers of lost connections together may take to end and say why; meanwhile the loop stands still."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
-"""How long an agent may take to end after its connection has been closed; an agent that has never spoken."""
+"""How long a carrier may take to end after its connection is closed; the same if its agent has never spoken."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
-"""Launchers whose agents come by themselves."""
+"""Launchers whose agents call us."""
 
 
 class Events(NamedTuple):
-    """The functions that the agents' news go to."""
+    """The functions to call with what agents say."""
 
     heard: Callable[[AgentConnection, Sequence[Message]], object]
     lost: Callable[[str, List[Process], str, List[str]], object]
@@ -41,7 +41,7 @@ class Events(NamedTuple):
 
 
 class Agents:
-    """Invariant: an agent that has gone before it said that nothing is left is told as lost once."""
+    """Invariant: an agent that has gone before it said that nothing is left is reported as lost, once."""
 
     def __init__(self, job: Job, plan: Plan, events: Events) -> None:
         self.job, self.plan, self.events = job, plan, events
@@ -80,7 +80,7 @@ class Agents:
         return next(agent for agent in self.all if name in [process.name for process in agent.processes])
 
     def turn(self) -> None:
-        """Hear what there is to hear; wait for it, but not long."""
+        """Read what has come; wait for it, but not long."""
         for key, _ in self._selector.select(TICK_S):
             key.data()
         now = time.monotonic()
@@ -94,12 +94,12 @@ class Agents:
             self._check_starter(self._listener)
 
     def tell(self, message: Message) -> None:
-        """Send a message to all."""
+        """Send a message to all agents."""
         for agent in self.all:
             agent.channel.send(message)
 
     def stop(self, grace_s: float) -> None:
-        """Have all processes ended."""
+        """Have the agents end all processes."""
         self.ending = True
         for agent in self.all:
             agent.wake()
@@ -107,17 +107,17 @@ class Agents:
 
     @property
     def occupied(self) -> bool:
-        """Whether something of the job is left, with an agent that will say when it is gone."""
+        """Whether an agent may still have processes, and will say when they are gone."""
         return any(agent.occupied for agent in self.all)
 
     def ended(self, agent: AgentConnection) -> None:
-        """It has said that nothing is left."""
+        """The agent has said that nothing is left."""
         agent.ended = True
         if not self.ending:
             self._lost_agent(agent)
 
     def close(self) -> None:
-        """Close every channel (an agent that has not heard us ends at that), and let no carrier stay behind."""
+        """Close every channel, which ends agents that have not heard us, and end every carrier."""
         for agent in self.all:
             agent.close()
         if self._listener:
@@ -175,7 +175,7 @@ class Agents:
                 last_words.data()
         self.events.lost(host, processes, why, list(self._last_lines[label]))
 
-    # What carries them
+    # Carriers
 
     def _carried_by(self, carrier: "subprocess.Popen[bytes]", label: str, *kinds: str) -> None:
         self._carriers.append(carrier)

@@ -1,6 +1,6 @@
 """Asks all hosts of a job at once whether they can take part in it, before anything is started.
 
-A question is one line for any shell. The host answers with what it lacks; without an answer ssh has said why.
+The question is one line for any shell. The host answers with what it lacks; if it cannot answer, ssh says why.
 """
 import contextlib
 import os
@@ -61,7 +61,7 @@ def _ask(job: Job, host: Host, given_up: threading.Event) -> Optional[str]:
 
 def _answer(asked: "subprocess.Popen[bytes]", deadline: float, given_up: threading.Event
             ) -> Optional[Tuple[bytes, bytes]]:
-    """Its output on both streams. If it is late, or no longer wanted: None, and it is killed with its children."""
+    """The output of ssh on both streams; None if it is late or not wanted any more: then it is killed."""
     while time.monotonic() < deadline and not given_up.is_set():
         with contextlib.suppress(subprocess.TimeoutExpired):
             return asked.communicate(timeout=LOOK_EVERY_S)

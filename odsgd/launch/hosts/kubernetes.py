@@ -1,11 +1,11 @@
-"""A job on Kubernetes: its manifests, `kubectl apply`, and where its agents call. What its pods run is in `pod.py`.
+"""A job on Kubernetes: its manifests, `kubectl apply`, and the port that its agents call. Its pods run `pod.py`.
 
-    Secret     the job's secret, which no pod has in its description
+    Secret     the job's secret; no pod's description shows it
     Service    without an address of its own (headless): it gives pod 0 a name
     Job        indexed, one pod per worker, pod k with worker k; servers beside them, as on hosts of one slot each
 
-A pod that fails fails the job, since the launcher in pod 0 has then said why. With --max-restarts a pod that Kubernetes
-itself takes away (a drained node) comes again, and the launcher starts the processes anew.
+If a pod fails, so does the job: the launcher in pod 0 has said why. With --max-restarts, Kubernetes replaces a pod that
+it has removed itself (a drained node), and the launcher starts the processes anew.
 """
 import secrets
 import shlex
@@ -29,7 +29,7 @@ from odsgd.launch.plan import Job, Plan
 Manifest = Dict[str, Any]
 MODULE = "odsgd.launch.pod"
 AGENTS_PORT = 9370
-"""Of pod 0; below the ports that processes choose freely."""
+"""Pod 0 listens there; below the ports that the kernel hands out."""
 APPLIED_WITHIN_S = 120.0
 SHARED_MEMORY, OURS = "shared-memory", "app.kubernetes.io/instance"
 """Names of the volume for shared memory, and of the label that everything of a job has."""
@@ -107,7 +107,7 @@ def _pod_spec(job: Job, name: str, options: LaunchOptions) -> Manifest:
 
 def _environment(job: Job, name: str) -> List[Manifest]:
     first = pod_names(name, 1)[0]
-    launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and takes one $ of two away
+    launch = shlex.join(words(job)).replace("$", "$$")  # Kubernetes fills in $(NAME), and makes $ of $$
     return [{"name": "ODSGD_LAUNCH", "value": launch},
             {"name": "ODSGD_LAUNCHER", "value": f"{first}.{name}:{AGENTS_PORT}"},
             {"name": "ODSGD_SECRET", "valueFrom": {"secretKeyRef": {"name": name, "key": "secret"}}},
@@ -134,7 +134,7 @@ def _pod(path: str) -> Manifest:
 
 
 class PodListener(AgentListener):
-    """Its agents have nothing but the secret, and get their orders without it."""
+    """Its agents have the secret already, and get orders without it."""
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self.job = job

@@ -16,16 +16,16 @@ from odsgd.launch.messages import Channel
 from odsgd.launch.plan import Job, Plan, Process
 
 ANSWERED_WITHIN_S = 30.0
-"""How long a caller has to prove that it is an agent, which may start on a busy machine. Nothing waits for it."""
+"""How long a caller may take to prove that it is an agent. Its machine may be busy; nothing waits for it."""
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
-"""Unproven connections beside those of the expected agents. With more, a connection of this age makes room."""
+"""Most unproven connections beside the expected agents'. If there are more, those of this age are closed."""
 AGAIN_S = 0.5
-"""How long the port stays shut after too many files were open; else the loop would turn for nothing else."""
+"""How long the port stays shut after too many files were open; else the loop would do nothing else."""
 BACKLOG = 1024
 
 
 class ExpectedAgent(NamedTuple):
-    """Where an agent will be, and its processes. An agent names itself by its place in the list."""
+    """Where an agent will be, and its processes. An agent names itself by its index in the list."""
 
     label: str
     processes: List[Process]
@@ -50,7 +50,7 @@ class AgentListener:
         selector.register(self.socket, selectors.EVENT_READ, self._accept)
 
     def tick(self) -> None:
-        """Turn away callers that have been silent for too long, and let others in where there is room again."""
+        """Turn away callers that have been silent for too long, and let others in when there is room again."""
         within_s = UNDISTURBED_S if self._full else ANSWERED_WITHIN_S
         for unproven in self._unproven[:]:
             if time.monotonic() - unproven.since > within_s:
@@ -121,8 +121,8 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
           nodes: Sequence[str] = (), env: Optional[Mapping[str, str]] = None) -> AgentListener:
     """Have a program start the agents; it carries their orders in its environment, and nothing on its command line.
 
-    `command`: the program's words, without the agent's; `family`: of such programs, for messages; `nodes`: the agents'
-    names, where an agent knows its name and no number; `env`: on top of the program's environment.
+    `command`: the program's words, without the agent's; `family`: the name of such programs in messages; `nodes`: the
+    agents' names, if an agent knows only its name; `env`: variables on top of the program's environment.
     """
     listener = AgentListener(expected, plan.secret, plan.root[0])
     packed = handshake.pack({
@@ -141,6 +141,6 @@ def start(family: str, command: Sequence[str], job: Job, plan: Plan, expected: S
         listener.close()
         why = error.strerror if error.errno != errno.E2BIG else (
             f"the orders of {len(expected)} agents have {len(packed) // 1024} KiB, and Linux hands on at most 128 in a "
-            "variable; take fewer workers, or --launcher ssh, whose agents are told on their own")
+            "variable; take fewer workers, or --launcher ssh, which sends each agent its own")
         raise ConfigError(f"cannot run {command[0]}: {why}") from None
     return listener

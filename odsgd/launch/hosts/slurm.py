@@ -1,7 +1,7 @@
 """Slurm: one step of srun with one agent on each node of an allocation; they call this machine's `AgentListener`.
 
-The launcher runs where srun does: in an sbatch script, or beside it on a login node (salloc). Nodes and their slots are
-those of the allocation, so that a job's processes are placed as by a hostfile with these nodes in it.
+The launcher runs where srun does: in an sbatch script, or beside it on a login node (salloc). The
+allocation gives nodes and slots; processes are placed as by a hostfile with these nodes.
 """
 import shutil
 import subprocess
@@ -52,10 +52,10 @@ def open_step(job: Job, plan: Plan) -> listener.AgentListener:
 
 
 def srun_command(nodes: List[str]) -> List[str]:
-    """Up to the program that it starts. An agent has its node's part of the allocation to itself, beside other steps.
+    """The words of srun. An agent may use all of its node's part of the allocation, beside other steps.
 
-    The whole environment comes along, as it does with srun, even where sbatch was told otherwise: the job's secret and
-    its orders are in there. One agent that fails is for the launcher to judge, not for srun.
+    srun passes on the whole environment, even if sbatch was told otherwise, because the job's secret and orders are in
+    it. If one agent fails, the launcher decides what follows, not srun.
     """
     count = str(len(nodes))
     return ["srun", "--quiet", "--job-name=odsgd", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1",

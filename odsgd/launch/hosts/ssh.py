@@ -1,4 +1,4 @@
-"""How an agent gets onto a host: as a subprocess, by ssh, or by a program that has it call us (`listener.py`).
+"""Starting an agent on a host: as a subprocess, by ssh, or by a program whose agents call us (`listener.py`).
 
 Each way ends in an `AgentConnection`. The job's secret never stands on a command line, which every user of a machine
 can read: a subprocess and ssh get their orders on stdin; mpirun and srun carry them in an environment variable.
@@ -27,8 +27,8 @@ NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """ssh accepts a host that it has never met, and refuses a host whose key has changed. With --secure it refuses both:
 the job's secret goes only to hosts that ssh knows."""
 SILENCE_S = 300.0
-"""After this silence of its launcher a remote agent ends its processes. It is long, since a launcher whose output is
-not taken (`| less`, Ctrl-S, Ctrl-Z) is silent as well; a connection that closes is noticed at once."""
+"""After this silence of its launcher a remote agent ends its processes. It is long, because a launcher whose
+output nobody reads (`| less`, Ctrl-S, Ctrl-Z) is silent as well; an agent notices a closed connection at once."""
 ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
@@ -54,7 +54,7 @@ class AgentConnection:
 
     @property
     def occupied(self) -> bool:
-        """Whether something of the job is still there, with an agent that will say when it has gone."""
+        """Whether processes may still be there, and the agent will say when they are gone."""
         return self.channel.open and self.greeted and not self.ended
 
     def wake(self) -> None:
@@ -63,7 +63,7 @@ class AgentConnection:
             self.carrier.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Hang up, once; the agent then ends its processes if it has not yet."""
+        """Hang up, once; the agent then ends the processes that are left."""
         self.channel.close()
         if self.carrier and self.carrier.stdin:
             self.carrier.stdin.close()
@@ -187,7 +187,7 @@ def _open(job: Job, plan: Plan, host: Host, command: List[str], env: Dict[str, s
 
 
 def synchronise(job: Job) -> None:
-    """Copy the working directory to `--sync-dst-dir` on every host, all at once; any failure is the job's."""
+    """Copy the working directory to `--sync-dst-dir` on every host, all at once; ReachError if a copy fails."""
     copies = []
     try:
         for host in dict.fromkeys(job.slots):

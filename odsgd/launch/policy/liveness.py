@@ -3,20 +3,20 @@
 Every second an agent passes on the last beat of each process (`kvstore/job/pulse.py`): its iteration, its activity, how
 long it has waited for others, and how long it has been silent.
 
-1. After a silence of `WARN_S`, or of half the `hang_timeout_s` if less, an agent or a process is named, with the
-   processes that wait for it; after `hang_timeout_s` it has failed. A process that has never beaten is not missed: it
-   is a script without odsgd, or still importing; unless the kernel calls it stopped. A process that has done its part,
-   and cleans up, has `SLOW` times as long: 64 workers that end together on two cores are silent for more than 10 s.
-2. A worker in training, or a server at a message, that waits for nobody and does not move is named and fails likewise.
-   Since iterations may be long, it has at least `PATIENCE` times the longest pause that it has made. Evaluations,
-   checkpoints and the first iterations have `SLOW` times as long.
+1. If an agent or a process is silent for `WARN_S`, or for half the `hang_timeout_s` if that is less, we warn, and name
+   the processes that wait for it; after `hang_timeout_s` it has failed. A process that has not beaten yet is not silent
+   unless the kernel calls it stopped: it may be a script without odsgd, or still importing. A process that is done and
+   cleans up has `SLOW` times as long: 64 workers that end together on two cores are silent for more than 10 s.
+2. If a worker in training, or a server at a message, waits for nobody and does not move, we warn and it fails after the
+   same times. But iterations may be long, so it has at least `PATIENCE` times the longest pause that it has made, and
+   in evaluations, checkpoints and the first iterations `SLOW` times as long.
 3. All workers wait, and no worker moves, for `hang_timeout_s`: a failure without a culprit. A worker that evaluates or
    writes waits for nobody.
-4. A worker waits in an iteration that another worker never reached before it ended: after `LEFT_S` the job fails, if
-   that one has said where it ended; else both are named. So are, after the time of rule 1, workers that all wait for
-   each other at different iterations; they fail by their own deadline, or by rule 3. Their data differ in length.
-   Asynchronous workers may differ.
-5. If the launcher itself was held up, the time of its absence is nobody's silence.
+4. Workers may have different numbers of batches. If one has ended and another waits in a later iteration, the job fails
+   after `LEFT_S`; we only warn if the first has not said where it ended. If all wait for each other at different
+   iterations, we warn after the time of rule 1; their own deadline or rule 3 ends them. This rule skips asynchronous
+   jobs.
+5. If the launcher itself was held up, no process was silent meanwhile.
 """
 import math
 from dataclasses import dataclass
@@ -34,31 +34,31 @@ STATES = {"T": "it is stopped (SIGSTOP, Ctrl-Z or a debugger)", "t": "a debugger
 
 
 class Hung(NamedTuple):
-    """Processes that have failed by not moving. With `host` its agent is silent."""
+    """Processes that have failed because they do not move; with `host`, because the agent there is silent."""
 
     names: List[str]
     text: str
     host: Optional[str] = None
     stacks: bool = True
-    """Whether their stacks say what `text` does not."""
+    """Whether the processes should print their stacks."""
 
 
 @dataclass
 class _ProcessState:
-    """What is known of one process by its beats."""
+    """What the beats of one process say."""
 
     name: str
     host: str
-    agent: str  # the first name of its host, which no two agents share
+    agent: str  # the host's name in the plan, which no two agents share
     agent_at: Optional[float] = None  # the time of its agent's last message
     silent_s: Optional[float] = None  # as the agent counts; None: it has no pulse
     state: str = ""
-    at: int = 0
+    progress: int = 0  # a beat's `at`: a worker's iteration, how many messages a server has carried out
     part: int = 0
     activity: str = ""
     asynchronous: bool = False
     leaving: bool = False
-    told_end: bool = False  # `at` is where it has ended
+    told_end: bool = False  # `progress` is the iteration that it ended after
     waits_s: Optional[float] = None
     moves: int = 0
     moved_at: float = 0.0
@@ -71,12 +71,12 @@ class _ProcessState:
         self.asynchronous = beat.get("asynchronous") is True
         waited, self.waits_s = self.waits_s is not None, number(beat.get("waits_s"))
         at, part, self.moves = (int(number(beat.get(name)) or 0) for name in ("at", "part", "moves"))
-        at = self.at if self.told_end else at  # the agent passes on its last beat once more
+        at = self.progress if self.told_end else at  # the agent passes on its last beat once more
         activity = str(beat.get("activity") or "")[:20]
-        if (at, part, activity) != (self.at, self.part, self.activity):
+        if (at, part, activity) != (self.progress, self.part, self.activity):
             if activity and activity == self.activity and not waited and self.moves > FIRST_ITERATIONS:
                 self.slowest_s = max(self.slowest_s, now - self.moved_at)
-            self.at, self.part, self.activity, self.moved_at = at, part, activity, now
+            self.progress, self.part, self.activity, self.moved_at = at, part, activity, now
 
     def limit_s(self, base_s: float, waits: bool = False) -> float:
         """How long it may stand still. While it waits for others its activity gives it no more time."""
@@ -106,7 +106,7 @@ class LivenessMonitor:
                 self._processes[name].agent_at = now
 
     def placed(self, name: str, host: str) -> None:
-        """Its host is now known."""
+        """The host of a process is now known."""
         if name in self._processes:
             self._processes[name].host = host
 
@@ -116,17 +116,17 @@ class LivenessMonitor:
             if name in self._processes and isinstance(beat, dict):
                 self._processes[name].beat(beat, now)
                 if name.startswith("worker"):
-                    self._farthest = max(self._farthest, self._processes[name].at)
+                    self._farthest = max(self._farthest, self._processes[name].progress)
 
     def leaving(self, name: str, at: object = None) -> None:
-        """It has done its part, after iteration `at` if it says so, and will end by itself."""
+        """The process is done, after iteration `at` if it says so, and will end by itself."""
         if name in self._processes:
             process, told = self._processes[name], number(at)
             process.leaving, process.told_end = True, told is not None
-            process.at = process.at if told is None else int(told)
+            process.progress = process.progress if told is None else int(told)
 
     def ended(self, name: str) -> None:
-        """It has ended, and is not watched any more."""
+        """The process has ended, and is not watched any more."""
         process = self._processes.pop(name, None)
         if process is not None and name.startswith("worker"):
             self._finished[name] = process
@@ -136,7 +136,7 @@ class LivenessMonitor:
         return self._farthest
 
     def take_warnings(self) -> List[str]:
-        """What the user should know since the last call."""
+        """The warnings since the last call."""
         warnings, self._warnings = self._warnings, []
         return warnings
 
@@ -189,7 +189,7 @@ class LivenessMonitor:
                 continue
             still_s = now - process.moved_at
             verb = "carried out message" if process.activity == "serving" else "been at iteration"
-            text = f"has {verb} {process.at} for {still_s:.0f} s ({process.activity}), and waits for nobody"
+            text = f"has {verb} {process.progress} for {still_s:.0f} s ({process.activity}), and waits for nobody"
             if still_s > process.limit_s(self._limit_s):
                 return Hung([process.name], text + self._waiters(process))
             if still_s > process.limit_s(self._warn_s) and process.activity in ("training", "serving"):
@@ -199,39 +199,39 @@ class LivenessMonitor:
         return None
 
     def _find_deadlock(self, now: float) -> Optional[Hung]:
-        """A deadlock, or messages that do not come through."""
+        """Rule 3: a deadlock, or messages that do not come through."""
         workers = [process for process in self._processes.values() if process.name.startswith("worker")]
         answering = self._answering(now)
         stuck = [process for process in workers if process.activity and process.waits_s is not None
                  and min(process.waits_s, now - process.moved_at) > process.limit_s(self._limit_s, waits=True)]
         if not workers or len(stuck) < len(workers) or any(process not in answering for process in stuck):
             return None
-        where = ", ".join(f"{process.name} at iteration {process.at}" for process in workers)
+        where = ", ".join(f"{process.name} at iteration {process.progress}" for process in workers)
         return Hung([process.name for process in answering],
                     f"for {min(now - process.moved_at for process in stuck):.0f} s every process has answered and "
                     f"every worker has waited ({where}): messages between them do not come through, or they wait "
                     "for each other")
 
     def _compare_lengths(self, now: float) -> Optional[Hung]:
-        """Workers that have taken fewer steps than one that waits: a failure if they have ended, else a warning."""
+        """Rule 4: a failure if a worker with fewer batches has said where it ended, else a warning."""
         workers = [process for process in self._answering(now) if process.name.startswith("worker")]
         waiting = [process for process in workers if (process.waits_s or 0) > LEFT_S]
         if self._uneven or not waiting or any(process.asynchronous for process in workers):
             return None
-        farthest = max(waiting, key=lambda process: process.at)
-        fewer = {name: process.at for name, process in self._finished.items() if process.at < farthest.at}
+        farthest = max(waiting, key=lambda process: process.progress)
+        fewer = {name: ended.progress for name, ended in self._finished.items() if ended.progress < farthest.progress}
         certain = any(self._finished[name].told_end for name in fewer)
         have = "has ended" if len(fewer) == 1 else "have ended"
         if fewer and certain:
             have += f" after {_iterations(list(fewer.values()))}"
         calls = ""
         if not fewer and all(min(process.waits_s or 0, now - process.moved_at) > self._warn_s for process in workers):
-            fewer = {process.name: process.at for process in workers if process.at < farthest.at}
+            fewer = {process.name: process.progress for process in workers if process.progress < farthest.progress}
             have = f"wait{'s' * (len(fewer) == 1)} elsewhere after {_iterations(list(fewer.values()))}"
             calls = ", and all of them in barrier, global_weights, set_optimizer and the like"
         if fewer:
             self._uneven = True
-            text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.at}: a "
+            text = (f"{listed(list(fewer))} {have}, and {farthest.name} waits in iteration {farthest.progress}: a "
                     f"synchronous store needs as many batches on every worker{calls}. Give all the same number, by "
                     'shards of one size and last_batch="discard"; or make the store with uneven="join"; or take an '
                     "asynchronous one, such as asgd")
@@ -243,7 +243,7 @@ class LivenessMonitor:
     # Small things
 
     def _fresh(self, now: float) -> List[_ProcessState]:
-        """The processes whose agent has just been heard."""
+        """The processes whose agent has just sent a message."""
         return [process for process in self._processes.values()
                 if process.agent_at is not None and now - process.agent_at < FRESH_S]
 
@@ -259,7 +259,7 @@ class LivenessMonitor:
                    and (other.silent_s or 0) < FRESH_S and (other.waits_s or 0) > 1]
         if not waiting:
             return ""
-        since = min(other.at for other in waiting)
+        since = min(other.progress for other in waiting)
         return (f"; {listed([other.name for other in waiting])} wait{'s' * (len(waiting) == 1)} for it"
                 + (f" since iteration {since}" if since else ""))
 

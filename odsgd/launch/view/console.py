@@ -1,4 +1,4 @@
-"""The user's screen: every line with its process in front, and at the bottom one line that a progress bar redraws."""
+"""The user's screen: every line with the name of its process in front, and a line at the bottom that is redrawn."""
 import contextlib
 import functools
 import os
@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Callable, Dict, Iterator, Optional, TextIO, Tuple
 
-from kvstore.job.aside import Aside
+from kvstore.job.aside import BackgroundThread
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
@@ -19,13 +19,13 @@ BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
 class Console:
     """Writes to two streams that may be the same terminal.
 
-    At the bottom stands the job's status (`show_status`), or the progress bar that worker 0 draws itself: the bars of
-    several processes would overwrite each other. It is shown on a terminal only; a line that comes meanwhile is printed
-    above it. Without a terminal a bar's last state, which ends with a newline, is a line like any other.
+    The bottom line is the job's status (`show_status`), or the progress bar that worker 0 draws itself; bars of several
+    processes would overwrite each other. Only a terminal shows it, and other lines are printed above it. Without a
+    terminal a bar's last state, which ends with a newline, is a line like any other.
 
-    The console waits a second in all for a reader that takes nothing or little (a stopped terminal, a pipe), until the
-    reader has taken everything. Then it leaves out the lines beyond the first `MOST_WAITING`, and says so where it goes
-    on. It tells of a full disk, too. A pipe that has lost its reader is a BrokenPipeError, soon.
+    If a reader takes too little (a stopped terminal, a pipe), the console waits a second in all until the reader has
+    taken everything. After that second it leaves out lines beyond the first `MOST_WAITING`, and says so when it goes
+    on. It also tells of a full disk. If a pipe has lost its reader, one of the next calls raises BrokenPipeError.
     """
 
     def __init__(self, stdout: Optional[TextIO] = None, stderr: Optional[TextIO] = None) -> None:
@@ -35,8 +35,8 @@ class Console:
         """The bar is the job's status, not worker 0's."""
         self.drawn = False
         """Worker 0 draws a bar."""
-        self._written = self._asides()
-        self._waits_s = dict.fromkeys(self._written.values(), READ_WITHIN_S)
+        self._writers = self._make_writers()
+        self._waits_s = dict.fromkeys(self._writers.values(), READ_WITHIN_S)
         """How long each stream may still hold up the caller."""
         self._left_out = dict.fromkeys(self.streams, 0)
         self._gone = False
@@ -44,20 +44,20 @@ class Console:
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
     def line(self, process: str, text: str, stream: str) -> None:
-        """A line of a process."""
+        """Print a line of a process."""
         if process == BAR_OF and not self.live:
             self._drop_bar()
         self._print(self._prefix(process, stream) + text, stream)
 
     def progress(self, process: str, text: str) -> None:
-        """A new state of a process's progress bar."""
+        """Show a new state of a process's progress bar."""
         if process == BAR_OF and self.on_terminal["stderr"]:
             self.drawn, self.live = True, False
             self.bar = self._prefix(process, "stderr") + text
             self._show_bar()
 
     def show_status(self, text: str) -> None:
-        """Show the job's status; empty: none. A bar that the script draws itself goes before."""
+        """Show the job's status, if it is not empty. A bar that the script draws goes first."""
         self._check()
         if self.on_terminal["stderr"] and not self.drawn:
             if not text:
@@ -71,7 +71,7 @@ class Console:
         return _columns(self.streams["stderr"]) - 1
 
     def say(self, text: str) -> None:
-        """A message of the launcher itself."""
+        """Print a message of the launcher."""
         if not self.live:
             self._drop_bar()
         for line in text.splitlines():
@@ -79,13 +79,13 @@ class Console:
 
     def _print(self, text: str, stream: str) -> None:
         self._hide_bar()
-        written = self._write(f"{self._missing(stream)}{text}\n", stream)
+        written = self._write(f"{self._left_out_text(stream)}{text}\n", stream)
         self._left_out[stream] = 0 if written else self._left_out[stream] + 1
         self._show_bar()
 
-    def _missing(self, stream: str) -> str:
+    def _left_out_text(self, stream: str) -> str:
         number = self._left_out[stream]
-        return f"odsgd launch: warning: {number} lines are left out here, which nobody read\n" if number else ""
+        return f"odsgd launch: warning: {number} lines are left out here: nobody read them\n" if number else ""
 
     def _drop_bar(self) -> None:
         self._hide_bar()
@@ -110,22 +110,22 @@ class Console:
     def _write(self, text: str, name: str) -> bool:
         """Write the text; false if it is left out."""
         self._check()
-        if name in self._written:
-            return self._hand_over(self._written[name], functools.partial(self._put, text, name))
+        if name in self._writers:
+            return self._hand_over(self._writers[name], functools.partial(self._put, text, name))
         self.streams[name].write(self._encoded(text, name).decode(self._encoding(name)))
         self.streams[name].flush()
         return True
 
-    def _hand_over(self, aside: Aside, call: Callable[[], None]) -> bool:
-        if aside.empty:
-            self._waits_s[aside] = READ_WITHIN_S
-        deadline = time.monotonic() + self._waits_s[aside]
+    def _hand_over(self, writer: BackgroundThread, call: Callable[[], None]) -> bool:
+        if writer.empty:
+            self._waits_s[writer] = READ_WITHIN_S
+        deadline = time.monotonic() + self._waits_s[writer]
         try:
-            aside.do(call, self._waits_s[aside])
+            writer.do(call, self._waits_s[writer])
         except TimeoutError:
             return False
         finally:
-            self._waits_s[aside] = _until(deadline)
+            self._waits_s[writer] = _until(deadline)
         return True
 
     def _check(self) -> None:
@@ -143,21 +143,21 @@ class Console:
             raise
         finally:
             deadline = time.monotonic() + within_s
-            for name, aside in self._written.items():
+            for name, writer in self._writers.items():
                 with contextlib.suppress(TimeoutError):
-                    aside.finish(functools.partial(self._put, self._missing(name), name), _until(deadline))
+                    writer.finish(functools.partial(self._put, self._left_out_text(name), name), _until(deadline))
 
-    def _asides(self) -> Dict[str, Aside]:
-        """What writes to the standard streams; one for both if they are one file, so that lines keep their order."""
+    def _make_writers(self) -> Dict[str, BackgroundThread]:
+        """Threads that write to the standard streams; one for both if they are one file, to keep the lines' order."""
         standard = {name: stream for name, stream in self.streams.items() if stream in (sys.__stdout__, sys.__stderr__)}
-        by_file: Dict[Tuple[int, ...], Aside] = {}
+        by_file: Dict[Tuple[int, ...], BackgroundThread] = {}
         found = {}
         for name, stream in standard.items():
             stream.flush()
             status = os.fstat(stream.fileno())
             file = status.st_dev, status.st_ino, status.st_rdev
-            found[name] = by_file.setdefault(file, Aside(f"standard {'error' if name == 'stderr' else 'output'}",
-                                                         MOST_WAITING))
+            what = "standard error" if name == "stderr" else "standard output"
+            found[name] = by_file.setdefault(file, BackgroundThread(what, MOST_WAITING))
         return found
 
     def _put(self, text: str, name: str) -> None:

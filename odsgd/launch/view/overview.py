@@ -15,7 +15,7 @@ WINDOW_S = 10.0
 SAME_S = 0.3
 """Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
-"""A slow worker computes `SLOW` times as long as the median worker, and longer by this part of an iteration."""
+"""A slow worker computes `SLOW` times as long as the median worker, and longer by `SLOW_OF_ALL` of its iteration."""
 MOST_TEXT = 200
 FORMS = ("{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
          "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
@@ -29,7 +29,7 @@ class _Sample(NamedTuple):
     """What one beat said, and its time."""
 
     at_s: float
-    at: int
+    progress: int  # a worker's iteration, a server's messages
     waited_s: float
     nbytes: float
     pushes: float  # gradients that a server of an asynchronous job has got
@@ -50,7 +50,7 @@ class Overview:
     # Events
 
     def placed(self, name: str, host: str) -> None:
-        """Its host is now known."""
+        """The host of a process is now known."""
         self._hosts[name] = host
 
     def beats(self, beats: Mapping[str, Any], now: float) -> None:
@@ -66,7 +66,7 @@ class Overview:
         self._count_stale(now)
 
     def ended(self, name: str) -> None:
-        """It has ended, and is not shown any more."""
+        """The process has ended, and is not shown any more."""
         self._beats.pop(name, None)
         self._samples.pop(name, None)
         self._hosts.pop(name, None)
@@ -100,7 +100,7 @@ class Overview:
             while counted[-1][0] - counted[0][0] > WINDOW_S:
                 counted.popleft()
 
-    # What is to be told
+    # Results
 
     def status(self, now: float) -> Facts:
         """How far the job is, for `line`; empty until a worker has begun to train."""
@@ -110,7 +110,7 @@ class Overview:
         run = self._run(name)
         doing = _text(self._beats[name].get("activity"))
         total = max(number(run.get("total")) or 0, 0) or None
-        return {"at": self._samples[name][-1].at, "total": total, "rate": self._rate(name),
+        return {"at": self._samples[name][-1].progress, "total": total, "rate": self._rate(name),
                 "began": self._began[1], "elapsed_s": now - self._began[0],
                 "head": (_text(run.get("head")) or name) + (f", {doing}" if doing not in ("", "training") else ""),
                 "tail": _text(run.get("tail")) or self._waiting_words(name)}
@@ -120,18 +120,18 @@ class Overview:
         return "" if share is None else f"waiting for weights {share:.0%}"
 
     def out(self) -> Optional[str]:
-        """The folder of the run, if it is one."""
+        """The folder of the run, if a process has told it."""
         return _text(self._run(self._speaker).get("out")) or None
 
     def _run(self, name: str) -> Facts:
-        """What a process has told of its run last."""
+        """What a process has last told of its run."""
         run = self._beats.get(name, {}).get("run")
         return run if isinstance(run, dict) else {}
 
     def _together(self) -> Dict[str, int]:
-        """The iterations of all workers at one time: beats come at different ones, up to a second apart.
+        """The iterations of all workers at one time, although their beats are up to a second apart.
 
-        That time is the last at which all have beaten; those that have fallen silent stand where they were.
+        It is the last time at which all workers had beaten; a worker that has fallen silent keeps its last iteration.
         """
         samples = {name: list(its) for name, its in self._samples.items() if name.startswith("worker")}
         last = [its[-1].at_s for its in samples.values()]
@@ -141,7 +141,7 @@ class Overview:
             after = next((index for index, one in enumerate(its) if one.at_s > at_s), len(its))
             before, then = its[max(after - 1, 0)], its[min(after, len(its) - 1)]
             share = (at_s - before.at_s) / (then.at_s - before.at_s) if then.at_s > before.at_s else 0.0
-            found[name] = round(before.at + min(max(share, 0.0), 1.0) * (then.at - before.at))
+            found[name] = round(before.progress + min(max(share, 0.0), 1.0) * (then.progress - before.progress))
         return found
 
     def table(self) -> List[Facts]:
@@ -163,7 +163,7 @@ class Overview:
         beat, rate, waiting = self._beats.get(name, {}), self._rate(name), self._waiting(name)
         samples = self._samples.get(name)
         own_ms = 1000 * (1 - (waiting or 0.0)) / rate if rate and name.startswith("worker") else None
-        return {"name": name, "host": self._hosts[name], "at": samples[-1].at if samples else 0, "rate": rate,
+        return {"name": name, "host": self._hosts[name], "at": samples[-1].progress if samples else 0, "rate": rate,
                 "waiting": waiting, "own_ms": own_ms, "bytes_per_s": self._per_s(name, "nbytes"),
                 "staleness": self._staleness(name), "doing": self._doing(beat)}
 
@@ -188,14 +188,14 @@ class Overview:
         return None if change < 0 else float(change) / (samples[-1].at_s - samples[0].at_s)
 
     def _rate(self, name: str) -> Optional[float]:
-        return self._per_s(name, "at")
+        return self._per_s(name, "progress")
 
     def _waiting(self, name: str) -> Optional[float]:
         """The share of its time that a worker waits; None for servers, and for workers without a store of odsgd."""
         if "waited_s" not in self._beats.get(name, {}):
             return None
         share = self._per_s(name, "waited_s")
-        return None if share is None else min(share, 1.0)  # made of samples, so it may seem more
+        return None if share is None else min(share, 1.0)  # two samples may add up to more
 
     def _staleness(self, name: str) -> Optional[float]:
         """The mean staleness of the gradients that a worker has sent, or a server has got."""

@@ -34,7 +34,7 @@ class StatusFile:
         self._born = linux.start_time(os.getpid())
 
     def write(self, facts: Facts) -> None:
-        """Replace the status. Waits for no reader, whatever lies there; OSError where it cannot be written."""
+        """Replace the status. Does not wait, even if a pipe lies there; OSError if it cannot be written."""
         if self._ours:
             draft = self._path.with_suffix(".new")
             with open(draft, "w", encoding="utf-8", opener=without_waiting) as file:
@@ -79,7 +79,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _runs(pid: int, facts: Facts) -> bool:
-    """Whether the launcher still runs. One that was killed has left its file, and its number may be another's now."""
+    """Whether the launcher still runs. A killed one leaves its file, and another process may have its number now."""
     try:
         os.kill(pid, 0)
     except OSError:

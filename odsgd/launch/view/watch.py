@@ -30,7 +30,7 @@ def main(argv: List[str]) -> int:
     parser.add_argument("job", metavar="RUN-or-JOB", nargs="?",
                         help="the folder of its run, or the number of its launcher's process; may be left out where "
                         "only one job runs")
-    parser.add_argument("--once", action="store_true", help="print it once; so also where there is no terminal")
+    parser.add_argument("--once", action="store_true", help="print it once, as it is done without a terminal")
     options = parser.parse_args(argv)
     job = found(options.job)
     if options.once or not sys.stdout.isatty():
@@ -109,7 +109,7 @@ COLUMNS: Dict[str, Cell] = {
 def screen(facts: Facts, now: float, columns: int) -> str:
     """The facts as text.
 
-    >>> print(screen({"job": 7, "command": "train", "at": 9.0, "starting": "starting for 3 s", "rows": [
+    >>> print(screen({"job": 7, "command": "train", "written_at": 9.0, "starting": "starting for 3 s", "rows": [
     ...     {"name": "worker 0", "host": "a", "at": 12, "behind": 0, "rate": 4.0, "waiting": 0.25, "own_ms": 187.5,
     ...      "bytes_per_s": 2e6, "staleness": None, "doing": "training"}]}, now=10.0, columns=80))
     job 7: train
@@ -120,7 +120,7 @@ def screen(facts: Facts, now: float, columns: int) -> str:
     """
     rows: Sequence[Facts] = facts.get("rows") or []
     lines = [list(COLUMNS), *([cell(row) for cell in COLUMNS.values()] for row in rows)]
-    silent_s = now - facts.get("at", now)
+    silent_s = now - facts.get("written_at", now)
     return "\n".join([f"job {facts.get('job')}: {facts.get('command')}",
                       line(facts["status"], columns) if facts.get("status") else facts.get("starting")
                       or "no worker has begun to train", "",

@@ -19,7 +19,7 @@ from typing import BinaryIO, Callable, List, Optional
 
 from kvstore.errors import ConfigError, KVStoreError, shown
 from kvstore.job import environment
-from kvstore.job.aside import Aside
+from kvstore.job.aside import BackgroundThread
 from odsgd.launch.hosts.ssh import ssh
 from odsgd.training.checkpoint.disk import replacing
 
@@ -37,7 +37,7 @@ class CheckpointMirror:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._thread = Aside("the second place of checkpoints", most=0)
+        self._thread = BackgroundThread("the second place of checkpoints", most=0)
         self._aside: List[Future[None]] = []
 
     def later(self, call: Callable[[], None]) -> Future[None]:

@@ -189,7 +189,7 @@ def test_a_port_is_kept_by_the_tunnel_until_its_process_listens(certificate: str
 def test_a_port_that_somebody_has_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         name = "127.0.0.1:{}".format(taken.getsockname()[1])
-        with pytest.raises(SystemExit, match=f"cannot have {name} for this job: Address already in use; a job"):
+        with pytest.raises(SystemExit, match=f"cannot have {name} for this job: Address already in use; start the job"):
             tunnel.bound(name)
 
 
