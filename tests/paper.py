@@ -425,6 +425,41 @@ class DcAsgd(Asgd):
 
 
 @dataclass
+class AsyncDiloco(Asgd):
+    """Liu et al. 2024, Algorithm 3. `update` is not used; `inner[m]` is worker m's InnerOpt, `N` and `c` as there."""
+
+    inner: List[Any]
+    H: int
+    epsilon: float
+    beta: float
+    N: int
+    c: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.began = [self.W] * len(self.inner)
+        self.Delta, self.m, self.t = np.zeros_like(self.W), np.zeros_like(self.W), 0
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        x = self.inner[m](w, g, t, w)
+        if (t + 1) % self.H:
+            return np.asarray(x)
+        self.receive((self.began[m] - x).astype(F))
+        self.began[m] = self.W
+        return self.W
+
+    def receive(self, g: np.ndarray) -> None:
+        epsilon, beta, N, c = F(self.epsilon), F(self.beta), F(self.N), F(self.c)
+        self.Delta = self.Delta + g
+        if (self.t + 1) % self.N == 0:
+            self.m, self.Delta = beta * self.m + self.Delta / N, np.zeros_like(self.Delta)
+            step = (1 - c * N + c) * beta * self.m + g / N
+        else:
+            step = c * beta * self.m + g / N
+        self.W = (self.W - epsilon * step).astype(F)
+        self.t += 1
+
+
+@dataclass
 class NSoftsync(Asgd):
     """After c = floor(lambda / n) gradients:
 

@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterable, Type
 from kvstore.errors import ConfigError, unknown
 from kvstore.methods import form
 from kvstore.methods.asgd import ASGD
+from kvstore.methods.async_diloco import AsyncDiLoCo
 from kvstore.methods.contract import Method
 from kvstore.methods.dcasgd import DCASGDA, DCASGDC
 from kvstore.methods.delayed import ODSGD, Delayed
@@ -27,7 +28,7 @@ from kvstore.methods.sync import SSGD, Local
 
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD,
-    DiLoCo, Eager)}
+    DiLoCo, Eager, AsyncDiLoCo)}
 
 
 def register_method(method: Type[Method]) -> Type[Method]:

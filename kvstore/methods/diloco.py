@@ -48,12 +48,12 @@ Other workers after a restart (``-n MIN:MAX``): all begin at theta; what a worke
 the state of its inner optimizer, are lost. The outer momentum stays.
 """
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Tuple
+from typing import Any, ClassVar, Optional, Tuple, Type
 
 from kvstore.errors import ConfigError
 from kvstore.messages.seam import Array, Traffic
 from kvstore.methods import common
-from kvstore.methods.contract import Method, Step, Worker
+from kvstore.methods.contract import Method, Rule, Step, Worker
 from kvstore.methods.sync import SyncRule
 from kvstore.options import integer, option, real
 
@@ -107,8 +107,9 @@ class DiLoCo(Method):
     """``kvstore.create("diloco")``."""
 
     name = "diloco"
-    worker, rule = Replica, SyncRule
-    transports = ("server", "ring", "sharded")
+    worker: ClassVar[Type[Worker]] = Replica
+    rule: ClassVar[Type[Rule]] = SyncRule
+    transports: ClassVar[Tuple[str, ...]] = ("server", "ring", "sharded")
     takes = "weights"
     waits = True
     resumes_from_optimizer = False

@@ -1,4 +1,5 @@
 """The asynchronous family in a scripted order, on every transport, against the papers' algorithms in NumPy."""
+import copy
 from typing import Any, List, Tuple
 
 import numpy as np
@@ -25,6 +26,10 @@ def method(scenario: Scenario, workers: int) -> Any:
     w_0, update = initial(), paper.Sgd(lr, params.get("momentum", 0), wd, lr_mult=lr_mult)
     if scenario.store == "asgd":
         return paper.Asgd(w_0, changing(scenario, update))
+    if scenario.store == "async_diloco":
+        return paper.AsyncDiloco(w_0, None, [copy.deepcopy(update) for _ in range(workers)], options["H"],
+                                 options.get("lr_outer", 0.7), options.get("momentum_outer", 0.0),
+                                 options.get("N", workers), options.get("c", 0.0))
     if scenario.store == "softsync":
         return paper.NSoftsync(w_0, update, workers, options.get("n", workers), options.get("modulate", True))
     if scenario.store == "downpour":
@@ -56,7 +61,7 @@ def test_every_turn_of_every_worker_follows_the_paper(async_job: Job, name: str)
 def test_the_scenarios_tell_neighbouring_methods_apart(async_job: Job) -> None:
     """Fewer than three workers have no staleness to speak of in every method."""
     different = ["asgd", "asgd_lr_at", "dcasgd_c", "dcasgd_a", "softsync", "softsync_1", "downpour_2", "downpour_apart",
-                 "easgd", "easgd_alone", "eamsgd"]
+                 "easgd", "easgd_alone", "eamsgd", "async_diloco", "async_diloco_c"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(async_job[0][f"{one}/path"] - async_job[0][f"{other}/path"]).max()
@@ -69,6 +74,7 @@ IDENTITIES = [
     ("downpour_bare", "asgd_bare"),  # 6, without weight decay
     ("softsync_off", "asgd"),       # n = M without modulation
     ("asgd_tiny", "asgd"),          # 9
+    ("async_diloco_tiny", "async_diloco"),
 ]
 
 
@@ -78,6 +84,12 @@ def test_identity(async_job: Job, names: Tuple[str, str]) -> None:
     for result in async_job:
         for part in ("path", "final"):
             np.testing.assert_array_equal(result[f"{one}/{part}"], result[f"{other}/{part}"])
+
+
+def test_asynchronous_diloco_of_one_plain_step_is_asgd(async_job: Job) -> None:
+    """Identity 12: an outer gradient of an inner SGD of rate 1 is a gradient."""
+    for result in async_job:
+        np.testing.assert_allclose(result["async_diloco_1/path"], result["asgd_plain/path"], **CLOSE)
 
 
 def test_elastic_averaging_without_force_is_independent_runs(async_job: Job) -> None:

@@ -21,6 +21,7 @@ METHODS: Dict[str, List[str]] = {
     "ssgd": ["--kvstore", "ssgd"],
     "odsgd": ["--kvstore", "odsgd", "--optimizer-local", "dcasgd_a", "--lr-local", "0.02", "--warmup", "10"],
     "pipesgd": ["--kvstore", "pipesgd", "--warmup", "10"],
+    "diloco": ["--kvstore", "diloco", "--H", "4", "--fragments", "2", "--delay", "3", "--momentum-outer", "0.5"],
 }
 
 
@@ -61,7 +62,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dict[str,
     return run
 
 
-@pytest.mark.parametrize("method, victim", [("odsgd", "worker 0"), ("odsgd", "server 0"), ("pipesgd", "worker 1")])
+@pytest.mark.parametrize("method, victim", [("odsgd", "worker 0"), ("odsgd", "server 0"), ("pipesgd", "worker 1"),
+                                            ("diloco", "worker 1")])
 def test_a_job_that_was_hit_ends_with_the_bits_of_one_that_was_not(
         tmp_path: Path, whole: Callable[[str], Dict[str, Any]], method: str, victim: str) -> None:
     with start(tmp_path / "hit", method, "--max-restarts", 2, hit=(victim, 35)) as launch:

@@ -1,4 +1,4 @@
-"""DiLoCo and its eager form: paths worked out by hand, the identities that tie them to each other, and what goes on."""
+"""DiLoCo and its other forms: paths worked out by hand, the identities that tie them together, and what goes on."""
 from typing import Any, Callable, Dict, List, Tuple
 
 import numpy as np
@@ -106,6 +106,53 @@ def test_the_papers_eager_rule_and_ours_agree_over_100_rounds(workers: int, loca
     assert apart < 1e-5 and np.abs(ours[0][1] - W[-1]).max() < 1e-5, apart
 
 
+def test_a_worker_of_asynchronous_diloco_follows_the_hand_computed_path() -> None:
+    """g = w, inner rate 1/2, H = 1: an outer gradient is w / 2. Outer rate 1/2, momentum 1/2, N = 2, c = 1/4.
+
+        outer gradient  Delta       m      theta
+        2               2           0      4 - (0 + 2 / 2) / 2                                          = 3.5
+        1.75            3.75, 0     1.875  3.5 - ((1 - 1/2 + 1/4) 0.9375 + 1.75 / 2) / 2                = 2.7109375
+        1.35546875      1.35546875  1.875  2.7109375 - (1/4 0.9375 + 1.35546875 / 2) / 2                = 2.2548828125
+    """
+    path, final, _ = walk("async_diloco", 1, 3, lambda m, t, w: w, np.full(1, 4, np.float32), 0.5, H=1, lr_outer=0.5,
+                          momentum_outer=0.5, N=2, c=0.25)[0]
+    np.testing.assert_array_equal(path[:, 0], [4, 3.5, 2.7109375, 2.2548828125])
+    assert final == path[-1]
+
+
+def test_asynchronous_diloco_that_collects_one_outer_gradient_is_diloco() -> None:
+    one, other = (walk(name, 1, 9, drawn(5), np.ones(5, np.float32), H=2, lr_outer=0.5, momentum_outer=0.9)[0]
+                  for name in ("async_diloco", "diloco"))
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_outer_gradients_of_one_base_come_to_their_mean(workers: int) -> None:
+    """Without momentum; each worker has sent one when they meet."""
+    w_0 = np.ones(5, np.float32)
+    one, other = (walk(name, workers, 2, drawn(5), w_0, H=2, lr_outer=0.5)[0][1] for name in ("async_diloco", "diloco"))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_an_asynchronous_worker_whose_round_is_not_finite_goes_on_from_the_global_weights() -> None:
+    still = np.ones(5, np.float32)
+    ways = walk("async_diloco", 1, 2, lambda m, t, w: np.full_like(w, np.nan), still, H=2, on_nan="skip")
+    np.testing.assert_array_equal(ways[0][0], [still] * 3)
+    with pytest.raises(DivergedError, match="worker 0, iteration 2"):
+        walk("async_diloco", 1, 2, lambda m, t, w: np.full_like(w, np.nan), still, H=2)
+
+
+def test_an_asynchronous_run_goes_on_to_the_same_bits() -> None:
+    w_0 = np.ones(5, np.float32)
+    settings: Dict[str, Any] = {**SHORT, "H": 2, "momentum": 0.9, "N": 2, "c": 0.25}
+    whole = walk("async_diloco", 1, 11, drawn(5), w_0, **settings)[0]
+    first = walk("async_diloco", 1, 7, drawn(5), w_0, **settings)[0]
+    then = walk("async_diloco", 1, 4, drawn(5), w_0, states=[first[2]], **settings)[0]
+    np.testing.assert_array_equal(whole[0][7:], then[0])
+    np.testing.assert_array_equal(whole[1], then[1])
+
+
 def test_eager_diloco_of_one_worker_is_diloco() -> None:
     w_0 = np.ones(5, np.float32)
     one, other = (walk(name, 1, 9, drawn(5), w_0, H=2, lr_outer=0.5, momentum_outer=0.9)[0]
@@ -195,6 +242,8 @@ def test_options_out_of_range_are_refused_in_a_line(given: Dict[str, Any], says:
     for name, more, said in (("eager", {"local_scale": 1.5}, "local_scale.*expected"),
                              ("eager", {"on_nan": "skip"}, "on_nan `skip` leaves a round out"),
                              ("diloco", {"H": 2, "delay": 2}, "delay is 2, expected less than H, which is 2"),
+                             ("async_diloco", {"N": 3, "c": 0.5}, "c is 0.5, expected at most 1 / N, and N is 3"),
+                             ("async_diloco", {"uneven": "join"}, "whose workers wait for nobody"),
                              ("diloco", {"mix": 1.5}, "mix.*expected"), ("diloco", {"delay": -1}, "delay.*expected")):
         with pytest.raises(ConfigError, match=said):
             kvstore.create(name, Stage(1).worker(0), **more)
