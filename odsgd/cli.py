@@ -25,18 +25,18 @@ COMMANDS = {
     "profile": ("odsgd.lab.profile.cli", "measure a network, links and servers for a virtual cluster"),
     "reproduce": ("odsgd.lab.reproduce.cli", "run the papers' tables and figures, and write pages of them"),
     "bench": ("odsgd.lab.bench.cli", "measure systems side by side, on emulated links"),
-    "advise": ("odsgd.lab.advise.cli", "predict every store's speed on a described cluster, and say what limits it"),
+    "advise": ("odsgd.lab.advise.cli", "predict each store's speed on a cluster, and what limits it"),
 }
 
 
 USAGE = """usage: odsgd COMMAND [options]
 
-One-step-delay, synchronous and asynchronous SGD on MXNet's parameter server.
+Data-parallel training in which no worker waits for the network.
 
-to begin:
-  odsgd launch -n 2 -s 1 odsgd train --dataset digits    two workers and a server on this machine
-  odsgd launch -n 2 -s 1 python script.py                the same with a script of your own
-  odsgd report runs/digits-mlp-odsgd                     what came of it, with pictures
+to begin, on this machine:
+  odsgd launch -n 2 -s 1 odsgd train --dataset digits   two workers, a server
+  odsgd launch -n 2 -s 1 script.py                      a script of your own
+  odsgd report runs/digits-mlp-odsgd                    what came of the first
 
 {commands}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import shutil
+import textwrap
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from kvstore.errors import ConfigError, shown
@@ -24,23 +26,42 @@ ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc
 LIKE = 0.6
 """A flag that is at least this like the given one, from 0 to 1, is suggested."""
 
-_TRAINING = """\
-Train a Gluon model with one-step-delay SGD, synchronously, or asynchronously, on MXNet's parameter server. Start
-it on several workers with `odsgd launch -n WORKERS -s SERVERS odsgd train ...`; alone it takes `--kvstore local`.
-Flags may be written with - or _ (--lr-local, --lr_local). Those that matter first:
-
-  --dataset digits    what to learn from           --lr 0.1      the learning rate
-  --model mlp         the network                  --epochs 10   how long
-  --kvstore odsgd     the method                   --out DIR     where its files go"""
-
 
 class Parser(argparse.ArgumentParser):
-    """Takes flags of two words with ``-`` or ``_``. Complaints are one line, as ConfigErrors, and end with `hint`."""
+    """Takes flags of two words with ``-`` or ``_``. Complaints are one line, as ConfigErrors, and end with `hint`.
 
-    def __init__(self, hint: str = "", **settings: Any) -> None:
+    `first`: the options that matter first. ``--help`` then explains these and names the others, ``--help-all`` explains
+    all.
+    """
+
+    def __init__(self, hint: str = "", first: Sequence[str] = (), **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
         self._hint = hint
         self._fields: Dict[str, dataclasses.Field[Any]] = {}
+        self._first = first
+        if first:
+            self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS,
+                              help="explain all options and exit")
+
+    def format_help(self) -> str:
+        if not self._first:
+            return super().format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [], [])
+        formatter.add_text(self.description)
+        formatter.start_section("options that matter first")
+        formatter.add_arguments(one for name in self._first for one in self._actions if one.dest == name)
+        formatter.end_section()
+        width = shutil.get_terminal_size().columns - 2
+        for group in self._action_groups:
+            names = [max(one.option_strings, key=len) for one in group._group_actions if one.option_strings
+                     and one.help != argparse.SUPPRESS and one.dest not in (*self._first, "help", "help_all")]
+            if names:
+                title = "Others" if group is self._optionals else group.title
+                formatter.add_text(textwrap.fill(f"{title}: {', '.join(names)}", width, subsequent_indent="  ",
+                                                 break_on_hyphens=False))
+        formatter.add_text(f"`{self.prog} --help-all` explains all of them.")
+        return formatter.format_help()
 
     def add_fields(self, fields: Mapping[str, dataclasses.Field[Any]]) -> None:
         """A flag for each field of a configuration, in its group."""
@@ -75,10 +96,23 @@ class Parser(argparse.ArgumentParser):
         return super()._parse_optional(_dashed(arg_string))
 
 
+class _HelpAll(argparse.Action):
+    """``--help-all``"""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        assert isinstance(parser, Parser)
+        parser._first = ()
+        parser.print_help()
+        parser.exit()
+
+
 def parse_flags(fields: Mapping[str, dataclasses.Field[Any]], program: str, argv: Sequence[str],
-                description: str = _TRAINING) -> Tuple[Dict[str, Any], Optional[str]]:
-    """Options given on a command line, converted, and the file after ``--config``. `description`: for ``--help``."""
-    parser = Parser(prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
+                description: str = "", first: Sequence[str] = ()) -> Tuple[Dict[str, Any], Optional[str]]:
+    """Options given on a command line, converted, and the file after ``--config``.
+
+    `description` and `first`: for ``--help``.
+    """
+    parser = Parser(first=first, prog=program, usage=f"{program} [--config FILE.yaml] [--option value ...]",
                     argument_default=argparse.SUPPRESS, description=description,
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", metavar="FILE", help="YAML file with the same options (lr_local: 0.5); flags win")

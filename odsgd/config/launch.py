@@ -9,6 +9,7 @@ import dataclasses
 import os
 import re
 import sys
+from functools import partial
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, TypeVar
 
 from kvstore.errors import ConfigError, shown
@@ -125,18 +126,22 @@ RESOURCES = Kind("NAME=QUANTITY,...", "names of resources with quantities", pars
 ENV = Kind("NAME[:VALUE]", "NAME or NAME:VALUE", parse_env)
 
 
-def _option(default: Any, kind: Kind, help: str, *spellings: str, otherwise: str = "", launcher: str = "") -> Any:
+def _option(default: Any, kind: Kind, help: str, *spellings: str, otherwise: str = "", launcher: str = "",
+            group: str = "") -> Any:
     """A field and its flag.
 
     `spellings`: of the flag, where its name alone does not give it; `otherwise`: the default in words; `launcher`: the
     only one that the option works with.
     """
     metadata = {"kind": kind, "help": help, "spellings": spellings, "otherwise": otherwise, "launcher": launcher,
-                "group": f"with --launcher {launcher}" if launcher == "kubernetes" else "",
+                "group": f"With --launcher {launcher}" if launcher == "kubernetes" else group,
                 "repeated": isinstance(default, dict)}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+_failure = partial(_option, group="When something fails")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,22 +176,22 @@ class JobOptions:
     env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
     remote_python: str = _option(sys.executable, PATH, "the interpreter on the hosts", otherwise="the same path as "
                                  "here")
-    startup_timeout_s: float = _option(300.0, SECONDS, "until everyone has joined; 0: wait for ever",
+    startup_timeout_s: float = _failure(300.0, SECONDS, "until everyone has joined; 0: wait for ever",
                                        "--startup-timeout")
-    hang_timeout_s: float = _option(60.0, HANG_TIMEOUT, "until a process that does not answer, or stands still in "
+    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "until a process that does not answer, or stands still in "
                                     "training, has failed; 0: for ever", "--hang-timeout")
-    max_restarts: int = _option(0, COUNT, "after a failure start the job again, from its newest checkpoint, so often",
+    max_restarts: int = _failure(0, COUNT, "after a failure start the job again, from its newest checkpoint, so often",
                                 otherwise="0")
-    rejoin_timeout_s: float = _option(60.0, SECONDS, "how long a restart tries to come up while a host or worker is "
+    rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart tries to come up while a host or worker is "
                                       "missing; with MIN:MAX that one is then left out", "--rejoin-timeout")
-    grow: bool = _option(False, FLAG, "with MIN:MAX, start again at a checkpoint with a host that has come back; "
+    grow: bool = _failure(False, FLAG, "with MIN:MAX, start again at a checkpoint with a host that has come back; "
                          "without it, at the next restart")
-    grace_s: float = _option(5.0, SECONDS, "between SIGTERM and SIGKILL", "--grace")
+    grace_s: float = _failure(5.0, SECONDS, "between SIGTERM and SIGKILL", "--grace")
     store: Optional[str] = _option(
         None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for a script as it is: the store it "
         "gets wherever it asks for one of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so that "
         "workers who make none have not failed")
-    on_worker_loss: str = _option("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
+    on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
                                   "let an asynchronous one go on")
 
 

@@ -35,6 +35,12 @@ from odsgd.config.train_options import DATASETS, VIRTUAL, TrainOptions
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
+DESCRIPTION = """\
+Train a network by one of the methods here. Several workers:
+  odsgd launch -n WORKERS -s SERVERS odsgd train [options]
+One process alone: `--kvstore local`. Flags take - or _ between words."""
+FIRST = ("dataset", "model", "kvstore", "lr", "epochs", "out")
+
 
 @dataclasses.dataclass(frozen=True, init=False)
 class TrainConfig(TrainOptions):
@@ -102,7 +108,7 @@ class TrainConfig(TrainOptions):
         if asked and asked not in MXNETS:
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 algorithms.find(str(asked))  # perhaps another package's, with options of its own
-        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv), said)
+        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, FIRST), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""

@@ -76,8 +76,9 @@ class TrainOptions:
                           "computes products in float32, too")
     hybridize: bool = _devices(True, FLAG, "compile the network into one graph")
 
-    kvstore: str = _algorithm("odsgd", TEXT, f"{', '.join(algorithms.METHODS)}; or MXNet's dist_sync (odsgd when "
-                              "--optimizer-local is named, else ssgd), dist_async (asgd) and device (local)")
+    kvstore: str = _algorithm("odsgd", TEXT, f"the method: {', '.join(algorithms.METHODS)}; or MXNet's dist_sync "
+                              "(odsgd when --optimizer-local is named, else ssgd), dist_async (asgd) and device "
+                              "(local)")
     method_file: Optional[str] = _algorithm(None, TEXT, "a method of your own, as FILE.py or MODULE:CLASS; it is "
                                             "the one that runs, unless --kvstore names another", result=False)
     transport: Optional[str] = _algorithm(None, name("transport", ("server", "ring", "sharded")), "what sums and "
@@ -86,7 +87,7 @@ class TrainOptions:
                                           otherwise="the method's first choice", result=False)
     optimizer: str = _algorithm("sgd", name("optimizer", local_optimizers.NAMES), "optimizer of the global weights",
                                 tunes=True)
-    lr: float = _algorithm(0.1, real(at_least=0), "its learning rate, before the schedule")
+    lr: float = _algorithm(0.1, real(at_least=0), "learning rate of the global weights, before the schedule")
     momentum: float = _algorithm(0.0, real(at_least=0, at_most=1), "its momentum", tunes=True)
     wd: float = _algorithm(0.0, real(at_least=0), "its weight decay", tunes=True)
     optimizer_params: Dict[str, Any] = _algorithm({}, KEYWORDS, "further arguments of the optimizer, e.g. "

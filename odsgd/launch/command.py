@@ -3,8 +3,8 @@
     odsgd launch -n 2 -s 1 train.py --lr 0.1
     odsgd launch -n 8 -s auto -H hosts --env MXNET_CPU_WORKER_NTHREADS:2 python train.py
 
-Three things differ from the original. Without -H jobs are local. The launcher's options stand before the workers'
-command; all words after its first belong to the command. Every mistake is reported before a process starts.
+Three things differ from the original. Without -H jobs are local. All words behind the first of the command belong to
+the command, so options of the launcher stand before it. Every mistake is reported before a process starts.
 """
 import argparse
 import dataclasses
@@ -25,6 +25,15 @@ from odsgd.launch import plan, supervisor
 from odsgd.launch.hostfile import read_hostfile
 from odsgd.launch.hosts import kubernetes, slurm
 from odsgd.launch.hosts.ssh import ReachError
+
+DESCRIPTION = """\
+Start the scheduler, the servers and the workers of a job, and watch over them.
+COMMAND is what each worker runs; this Python runs a .py file.
+Flags take - or _ between words.
+
+  odsgd launch -n 2 -s 1 script.py
+  odsgd launch -n 8 -s auto -H hosts python script.py --lr 0.1"""
+FIRST = ("num_workers", "num_servers", "hostfile", "launcher", "max_restarts")
 
 
 def main(argv: List[str]) -> int:
@@ -47,9 +56,9 @@ def parse(argv: Sequence[str]) -> plan.Job:
 
 def parser() -> Parser:
     """The parser of the command line."""
-    made = Parser(" (see odsgd launch --help)", prog="odsgd launch",
-                  usage="%(prog)s -n WORKERS [options] COMMAND ...", description="Start a job's scheduler, servers and "
-                  "workers, and watch over them. Flags may be written with - or _.")
+    made = Parser(" (see odsgd launch --help)", FIRST, prog="odsgd launch", description=DESCRIPTION,
+                  usage="%(prog)s -n WORKERS [options] COMMAND ...",
+                  formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_fields(launch.fields())
     made.add_argument("command", nargs=argparse.REMAINDER,
                       help="what a worker runs; a .py file is run with this Python")
@@ -118,7 +127,7 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
 
 
 def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
-    """Files and folders that the command names; ConfigError if the job is local and one does not exist."""
+    """Files and folders that the command names; ConfigError if this machine should have them, and has not."""
     named: Dict[str, Optional[str]] = {}
     if isinstance(training, TrainConfig):
         named = {"data_dir": training.data_dir, "weights": training.weights}
@@ -131,7 +140,7 @@ def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], 
 
 
 def _num_servers(asked: Optional[str], num_workers: int, training: Union[TrainConfig, StandIn, None]) -> int:
-    """The number of servers: as asked; by default as many as workers, or 0 for a training that needs no server."""
+    """As asked; by default as many as workers, or 0 for a training that needs no server."""
     needed = training is None or training.needs_servers
     count = (num_workers if needed else 0) if asked is None else num_workers if asked == "auto" else int(asked)
     if training and needed != (count > 0):
@@ -158,6 +167,6 @@ def _secured(job: plan.Job) -> plan.Job:
         raise ConfigError("--secure and --env DMLC_LOCAL:0: with --secure processes listen at no TCP port; leave one "
                           "of them out")
     if job.launcher == "local" and not plan.meets_by_file(job):
-        raise ConfigError("--secure: this job would listen on TCP, by --port or DMLC_LOCAL=0, or because /tmp cannot "
-                          "be written; without these no other machine reaches a local job")
+        raise ConfigError("--secure: this job would listen on TCP, by --port, DMLC_LOCAL=0, or since /tmp cannot be "
+                          "written; without these nobody reaches a job on one machine")
     return dataclasses.replace(job, secure=job.launcher == "ssh")

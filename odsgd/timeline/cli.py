@@ -16,17 +16,22 @@ USAGE = """usage: odsgd trace merge DIR [-o FILE]
        odsgd trace summary DIR|FILE ... [--iterations FIRST:STOP]
        odsgd trace draw DIR|FILE ... -o FIGURE.png [--iterations FIRST:STOP]
 
-Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file per process; those of other hosts are to be
-copied into it. `merge` puts them into one file on one clock, for https://ui.perfetto.dev or chrome://tracing (default:
-DIR/{merged}). `summary` prints which part of its time each worker computes, waits for exchanges, and is idle. `draw`
-draws compute and communication, one panel per trace, below each other on the same scale.
+Timelines of jobs that ran with `odsgd train --trace DIR`. DIR holds a file of
+each process; copy those of other hosts into it.
+
+merge    puts them into one file on one clock, for https://ui.perfetto.dev or
+         chrome://tracing (default: DIR/{merged})
+summary  prints which part of its time each worker computes, waits for
+         exchanges, and is idle
+draw     draws compute and communication, a panel for each trace, below each
+         other on the same scale
 
 Iterations are counted from 0; FIRST:STOP are FIRST to STOP - 1.
 
 example:
-  odsgd launch -n 2 -s 1 odsgd train --kvstore ssgd --emulate-compute 50ms --iterations 20 --trace traces/ssgd
-  odsgd launch -n 2 -s 1 odsgd train --kvstore odsgd --warmup 2 --emulate-compute 50ms --iterations 20 \\
-    --trace traces/odsgd
+  odsgd launch -n 2 -s 1 odsgd train --kvstore odsgd --warmup 2 \\
+    --emulate-compute 50ms --iterations 20 --trace traces/odsgd
+  (and the same with --kvstore ssgd and --trace traces/ssgd)
   odsgd trace summary traces/ssgd traces/odsgd
   odsgd trace draw traces/ssgd traces/odsgd --iterations 8:12 -o timeline.png
 """

@@ -73,9 +73,17 @@ def test_every_command_tells_the_nearest_option(words: List[str], told: str,
     assert error.startswith(told) and error.count("\n") == 1
 
 
-def test_help_of_train_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--help"]) == 0
-    assert "--optimizer-local" in capsys.readouterr().out
+@pytest.mark.parametrize("words", [[name] for name in COMMANDS] + [[], ["train", "-all"], ["launch", "-all"]])
+def test_help_fits_a_terminal_of_80_columns(words: List[str], capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*words[:1], "--help" + "".join(words[1:])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= (75 if not words[1:] else 400)
+    if words in (["train"], ["train", "-all"]):
+        assert any("--optimizer-local" in line for line in lines)
+        assert any("learning rate of the global weights" in line for line in lines)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -19,12 +19,14 @@ from odsgd.lab.bench.systems import AUTO, OURS, System, parse
 from odsgd.virtual.description import PAYLOAD, RATE, TIME
 
 DESCRIPTION = """\
-Say what to expect of every store on a cluster: time per iteration, samples per second, staleness, memory, and what
-limits it. PROFILE describes the cluster and how long its parts take (docs/how-to/virtual.md); only a simulation is run.
-Without one, say how long a worker computes.
+Say what to expect of every store on a cluster: time per iteration, samples
+per second, staleness, memory, and what limits it. Only a simulation is run.
+PROFILE describes the cluster and how long its parts take
+(docs/how-to/virtual.md). Without one, say how long a worker computes.
 
-  odsgd advise --compute 400ms --model 25.6M --workers 2 --rate 1gbit --batch-size 32
-  odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit --batch-size 32
+  odsgd advise --compute 400ms --model 25.6M --workers 2 --rate 1gbit \\
+    --batch-size 32
+  odsgd advise cluster.yaml --model 25.6M --workers 8,16,32 --rate 10gbit
   odsgd advise cluster.yaml --model cnn --now odsgd@1"""
 
 

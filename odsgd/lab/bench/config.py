@@ -20,11 +20,13 @@ from odsgd.config.train import read_yaml
 from odsgd.lab.bench import models, systems
 
 DESCRIPTION = """\
-Measure the time of an iteration of several systems on the same links: on an emulated cluster (`odsgd cluster`; Linux,
-root), or with `--rates none` on this machine's loopback. The jobs are interleaved and repeated.
+Measure how long an iteration of several systems takes on the same links: on
+an emulated cluster (`odsgd cluster`; Linux, root), or with `--rates none` on
+this machine's loopback. The jobs are interleaved and repeated.
 
-  odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn --compute 34ms --rates 1gbit --workers 2,4
-  odsgd bench --config configs/bench_peers.yaml --markdown docs/results/benchmarks/peers.md"""
+  odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn \\
+    --compute 34ms --rates 1gbit --workers 2,4
+  odsgd bench --config configs/bench_peers.yaml --markdown peers.md"""
 
 NO_CLUSTER = "none"
 

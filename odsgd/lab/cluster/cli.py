@@ -19,20 +19,28 @@ DEFAULT_NAME = "default"
 SI_KERNEL = 0x80
 """Where a signal comes from that a terminal sends, to all of its foreground processes."""
 
-USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE] [--host-rate HOST=RATE ...] [--own-tmp]
+USAGE = """usage: odsgd cluster up --hosts N [--name NAME] [--rate RATE]
+                        [--host-rate HOST=RATE ...] [--own-tmp]
        odsgd cluster run [--name NAME] COMMAND ...
-       odsgd cluster run --hosts N [--rate RATE] [--host-rate HOST=RATE ...] COMMAND ...
+       odsgd cluster run --hosts N [--rate RATE]
+                         [--host-rate HOST=RATE ...] COMMAND ...
        odsgd cluster up|run --like FILE ...
        odsgd cluster down [--name NAME | --all]
 
-An emulated cluster on this machine (Linux, root): hosts in network namespaces, their links as slow as you say.
-`run` runs a command on its launching machine; with --hosts it brings a cluster up for it, and takes it down after it.
-`@hosts` in the command becomes the path of the hosts file. With --like the hosts are those of FILE, which describes a
-virtual cluster (docs/how-to/virtual.md): its workers', then its servers', with links that carry its goodput. With
---own-tmp each host has an empty /tmp of its own.
+An emulated cluster on this machine (Linux, root): hosts in network namespaces,
+their links as slow as you say. `run` runs a command on its launching machine;
+with --hosts it brings a cluster up for it, and takes it down after it.
+`@hosts` in the command becomes the path of the hosts file.
 
-example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each worker:
-  odsgd cluster run --hosts 4 --rate 1gbit odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
+--like     the hosts are those of FILE, which describes a virtual cluster
+           (docs/how-to/virtual.md): first its workers', then its servers',
+           with links that carry its goodput
+--own-tmp  each host has an empty /tmp of its own
+
+example, OD-SGD on four hosts with links of 1 Gbit/s, a server beside each
+worker:
+  odsgd cluster run --hosts 4 --rate 1gbit \\
+    odsgd launch -n 4 -s auto -H @hosts odsgd train --kvstore odsgd
 """
 
 

@@ -21,11 +21,12 @@ from odsgd.lab.reproduce.run import Folders, again, differing, run
 from odsgd.tools import pyplot
 
 DESCRIPTION = """\
-Run the tables and figures of five papers, and write pages with the papers' numbers beside ours. A run that was stopped
-goes on from its checkpoint when the same command is given again.
+Run the tables and figures of five papers, and write pages with the papers'
+numbers beside ours. A run that was stopped goes on from its checkpoint when
+the same command is given again.
 
   odsgd reproduce --list
-  odsgd reproduce staleness-aware-asgd/figure-1 --data-dir DIR --seeds 3 --budget 2h
+  odsgd reproduce od-sgd/table-1 --data-dir DIR --seeds 3 --budget 2h
   odsgd reproduce --plan --data-dir DIR --budget 2h
   odsgd reproduce --report"""
 

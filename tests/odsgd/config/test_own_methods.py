@@ -41,7 +41,7 @@ def test_help_and_the_table_show_its_options(file: Path, capsys: pytest.CaptureF
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
-        TrainConfig.from_flags(["--method-file", str(file), "--help"])
+        TrainConfig.from_flags(["--method-file", str(file), "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "--sent-part X halved: part of a gradient that is sent (default: 0.5)" in shown
     item = "- `sent_part` (`halved`; a number, above 0; default `0.5`): part of a gradient that is sent\n"

@@ -134,7 +134,7 @@ def test_a_wrong_flag_is_one_line_that_names_it(flags: str, said: str) -> None:
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")  # no word is cut
     with pytest.raises(SystemExit) as stop:
-        from_flags("--help")
+        from_flags("--help-all")
     assert stop.value.code == 0
     shown = capsys.readouterr().out
     of_methods = {name for method in algorithms.METHODS.values() for name in method.option_names()}
@@ -155,7 +155,7 @@ def test_help_says_of_every_option_of_a_method_what_it_is_and_its_default(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit):
-        from_flags("--help")
+        from_flags("--help-all")
     entries = [" ".join(entry.split()) for entry in capsys.readouterr().out.split("\n  --")]
     said = {entry.partition(" ")[0].replace("-", "_"): entry for entry in entries}
     for store, method in algorithms.METHODS.items():
