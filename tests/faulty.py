@@ -14,6 +14,7 @@ import odsgd  # noqa: F401  comes first, as in every script
 # isort: split
 import kvstore
 from kvstore.engine._mxnet import mx
+from kvstore.fronts import choice
 from kvstore.fronts.gluon.store import Store
 from kvstore.transports import connection
 
@@ -39,7 +40,7 @@ class FailsToStart(mx.optimizer.SGD):
 def main(fault: str, codec: str) -> None:
     """Two keys, steps for ever; `fault` says what goes wrong after a few."""
     sys.modules["tests.faulty"] = sys.modules["__main__"]
-    connection.shared(600.0, synchronous=True)  # a job takes its time to come up, whatever it is allowed later
+    choice.connect("ssgd", timeout_s=600.0)  # a job takes its time to come up, whatever it is allowed later
     store = kvstore.create("odsgd", warmup=2, timeout_s=5.0 if fault == "silent" else 600.0,
                            codec=codec)
     optimizer = {"update": FailsOnServer, "start": FailsToStart}.get(fault, mx.optimizer.SGD)(learning_rate=0.1)
@@ -70,8 +71,8 @@ def go_wrong(fault: str, store: Store) -> None:
     if fault == "silent":
         time.sleep(60)
     if fault == "unsigned":
-        native = connection.shared(600.0, synchronous=True).native
-        native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
+        native: Any = connection.shared(600.0, synchronous=True)
+        native.native._send_command_to_servers(0, "cos\nsystem\n(S'touch /tmp/owned'\ntR.")
     if fault == "nan":
         store.pushpull("first", mx.nd.full((2, 3), float("nan")), out=mx.nd.ones((2, 3)))
         store.pushpull("second", mx.nd.ones((2, 3)), out=mx.nd.ones((2, 3)))

@@ -2,6 +2,7 @@
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 from kvstore import methods
+from kvstore.job import environment
 from kvstore.messages.seam import Transport
 from kvstore.methods import fit
 from kvstore.methods.common import Options
@@ -22,6 +23,9 @@ def connect(name: str, transport: Optional[str] = None, timeout_s: float = DEFAU
     if kind == "sharded":
         from kvstore.transports.sharded import MpiSharded
         return MpiSharded(timeout_s)
+    if environment.on_sockets():
+        from kvstore.transports.sockets import SocketServers
+        return SocketServers(timeout_s, not method.asynchronous)
     from kvstore.transports.pslite import ParameterServer
     return ParameterServer(timeout_s, not method.asynchronous)
 

@@ -46,6 +46,11 @@ def lost_workers() -> Set[int]:
     return set()
 
 
+def on_sockets() -> bool:
+    """Whether workers and servers of this job talk over sockets of our own (`--wire sockets`), and not by ps-lite."""
+    return os.environ.get("ODSGD_WIRE") == "sockets"
+
+
 def secure() -> bool:
     """Whether the job talks only to hosts that ssh knows (`--secure`)."""
     return bool(os.environ.get("ODSGD_SECURE"))

@@ -18,6 +18,10 @@ ASYNC_MODULUS = 2 ** 24
 FETCH = -1
 BEGIN = -2  # a sender_code, too: a bucket's first weights, on their way to a hub
 
+COMMAND, SUM = -1, -2
+"""In the place of a bucket's number: a signed command and its answer; a part of a sum over the workers, and the sum.
+Version and lr_hi are then the number of the command or sum (`numbered`), which the answer has, too."""
+
 FRAME = struct.Struct("<qq4f")
 """In front of a message with a codec: bucket, bytes that follow, and the same four floats."""
 
@@ -39,6 +43,16 @@ def split_lr(lr: float) -> Tuple[float, float]:
     """Two single-precision numbers whose sum is `lr`."""
     high = float(np.float32(lr))
     return high, float(np.float32(lr - high))
+
+
+def numbered(number: int) -> np.ndarray:
+    """The header of command or sum `number`."""
+    return np.array([number % SYNC_MODULUS, number // SYNC_MODULUS, 0, 0], np.float32)
+
+
+def number_of(header: np.ndarray) -> int:
+    """The inverse of `numbered`."""
+    return int(header[0]) + SYNC_MODULUS * int(header[1])
 
 
 # -- beside buckets: sums and answers --------------------------------------------------------------------------------

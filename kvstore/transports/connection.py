@@ -4,28 +4,23 @@ One `Connection` per process carries every store: MXNet gives a process one plac
 must not meet.
 """
 import collections
-import contextlib
 import os
 import random
 import time
-from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import ConfigError, ProtocolError
-from kvstore.job import commands, ending, environment, software
+from kvstore.job import commands, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import connecting, pulse
 from kvstore.job.report import report
 from kvstore.messages.buckets import Keys
 from kvstore.messages.header import ANSWER_FLOATS, FETCH, HEADER, SUM_SIZES, pieces, read_piece, sum_message
-from kvstore.messages.seam import Export, State
-from kvstore.state.npz import from_bytes
-from kvstore.tracing import recorder
-from kvstore.transports.outbox import Outbox
-from kvstore.transports.sizing import measured_pace
+from kvstore.transports import joining
+from kvstore.transports.joining import Answers, Joined, waiting_for
 
 SUM_KEYS = 2
 """Of each length, so that one sum is on its way while another is added up. With more than 256 KiB in flight TCP's
@@ -35,18 +30,12 @@ Asked = Tuple[int, int, NDArray]
 """A sum that has been asked for: its key, its length, and where it arrives."""
 
 
-class Connection:
-    """This worker's place in the job.
-
-    Each wait lasts as long as the store says that asks for it. `timeout_s`: the longest of all stores so far, for
-    joining and leaving the job.
-    """
+class Connection(Joined):
+    """This worker's place in the job."""
 
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
-        self.timeout_s, self.synchronous = timeout_s, synchronous
-        self.num_workers, self.num_servers = _counts()
-        rank = _given_rank(self.num_workers)
-        ending.end_well(disconnect)
+        super().__init__(timeout_s, synchronous)
+        rank = self._given_rank()
         engine.wait_before_forks()
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
@@ -55,8 +44,6 @@ class Connection:
         self._rounds: Dict[int, int] = collections.defaultdict(int)  # sums asked for, by key
         self._sums = {size: collections.deque(self.keys.take(0) for _ in range(SUM_KEYS)) for size in SUM_SIZES}
         self._answer_keys = [self.keys.take(server) for server in range(self.num_servers)]
-        self._pace: Optional[float] = None
-        self.outbox: Optional[Outbox] = None  # where a store has a codec
         self._greet()
 
     def _connect(self) -> mx.kvstore.KVStore:
@@ -73,11 +60,7 @@ class Connection:
     def _greet(self) -> None:
         """Make the servers ours, and check that every rank is here once."""
         if self.worker_rank == 0:
-            trace_folder = recorder.folder and os.path.abspath(recorder.folder)  # servers work elsewhere
-            self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
-                                   "timeout_s": self.timeout_s,
-                                   "sums": [key for keys in self._sums.values() for key in keys],
-                                   "answer_keys": self._answer_keys, "trace_folder": trace_folder}, self.timeout_s)
+            self._hello(sums=[key for keys in self._sums.values() for key in keys], answer_keys=self._answer_keys)
         with waiting_for("the first round with the servers", self.timeout_s):
             sizes = {key: size + HEADER for size, keys in self._sums.items() for key in keys}
             sizes.update(dict.fromkeys(self._answer_keys, ANSWER_FLOATS))
@@ -86,18 +69,9 @@ class Connection:
                 empty = mx.nd.zeros(ANSWER_FLOATS)
                 self.native.pushpull(key, empty, out=empty)
                 empty.wait_to_read()
-        mine = np.zeros(self.num_workers, np.float32)
-        mine[self.worker_rank] = 1
-        present = self.total(mine)
-        if not np.all(present == 1):
-            raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
-                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
-                                "none")
-        answers = ServerAnswers(self, "software", self.timeout_s).texts() if self.worker_rank == 0 else []
-        software.compare(self, [answer.decode() for answer in answers])
+        self._check_others()
 
     def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
-        """Have every server carry out a command; returns when all have."""
         with waiting_for(f"command `{name}` to the servers", timeout_s):
             self.native._send_command_to_servers(0, self._signer.sign(name, payload))
 
@@ -136,16 +110,13 @@ class Connection:
                 answer = self._push_sum(key, sum_message(out[:0], size, self._rounds[key], FETCH)).asnumpy()
         out[:] = answer[:out.size]
 
-    def pace(self, total: Callable[[np.ndarray], np.ndarray]) -> float:
-        """As `sizing.measured_pace` by sums of a store's, which is collective; once in a process."""
-        if self._pace is None:
-            self._pace = measured_pace(total, self.num_workers)
-        return self._pace
-
     def _push_sum(self, key: int, pushed: np.ndarray) -> NDArray:
         message = mx.nd.array(pushed)
         self.native.pushpull(key, message, out=message)
         return message
+
+    def answers(self, name: str, timeout_s: float) -> Answers:
+        return ServerAnswers(self, name, timeout_s)
 
     def ask(self, name: str, chunk: int, timeout_s: float) -> List[Tuple[int, int, int, bytes]]:
         """One piece from each server; once more, if another worker's question came between."""
@@ -180,16 +151,7 @@ class Connection:
         report("done", at=pulse.at)
 
 
-@contextlib.contextmanager
-def waiting_for(what: str, timeout_s: float) -> Iterator[None]:
-    """A deadline for what is inside, which waits for other processes."""
-    message = (f"{what} was not over within {timeout_s:g} s: another worker or a server is late, stopped or "
-               "unreachable. Check that all are alive, or raise `timeout_s`")
-    with deadlines.within(timeout_s, message):
-        yield
-
-
-class ServerAnswers(Export):
+class ServerAnswers(Answers):
     """What each server answers to a command, as it was at the first piece."""
 
     def __init__(self, connection: Connection, name: str, timeout_s: float) -> None:
@@ -209,62 +171,7 @@ class ServerAnswers(Export):
         if not self.left and self._chunk > 1:  # what fits into one piece may stay with the servers
             self._connection.command("taken", {"answer": self._name}, self._timeout_s)
 
-    def texts(self) -> List[bytes]:
-        """Each server's whole answer; waits."""
-        while self.left:
-            self.fetch()
-        return [bytes(answer) for answer in self._answers]
 
-    def state(self) -> State:
-        return {key: saved for answer in self._answers for key, saved in from_bytes(answer).items()}
-
-
-_shared: Optional[Connection] = None
-
-
-def shared(timeout_s: float, synchronous: bool) -> Connection:
-    """The connection of this process, made on first use; it is left in good order when the process ends."""
-    global _shared
-    if _shared is None:
-        _shared = Connection(timeout_s, synchronous)
-    _shared.timeout_s = max(_shared.timeout_s, timeout_s)
-    if _shared.synchronous != synchronous:
-        kinds = ("asynchronous", "synchronous")
-        raise ConfigError(f"this job is {kinds[_shared.synchronous]} and the new store {kinds[synchronous]}; "
-                          "each kind needs a job of its own")
-    return _shared
-
-
-def disconnect() -> None:
-    global _shared
-    if _shared is not None:
-        _shared.close()
-    _shared = None
-
-
-def _counts() -> Tuple[int, int]:
-    """Numbers of workers and servers, from the environment."""
-    if os.environ.get("DMLC_ROLE", "worker") != "worker":
-        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` "
-                          "before anything that imports mxnet makes it what it should be")
-    missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
-               if not os.environ.get(name)]
-    if missing:
-        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
-                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
-    os.environ.setdefault("DMLC_ROLE", "worker")
-    num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
-    if num_servers < 1:
-        raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
-    return num_workers, num_servers
-
-
-def _given_rank(num_workers: int) -> Optional[int]:
-    """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""
-    text = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID")
-    if text is None:
-        return None
-    if not text.isdigit() or int(text) >= num_workers:
-        raise ConfigError(f"this worker's rank is {text!r} (ODSGD_WORKER_RANK or DMLC_WORKER_ID), expected a number "
-                          f"from 0 to {num_workers - 1}")
-    return int(text)
+def shared(timeout_s: float, synchronous: bool) -> Joined:
+    """The place of this process on ps-lite."""
+    return joining.shared(Connection, timeout_s, synchronous)

@@ -1,6 +1,8 @@
-"""A worker's messages with a codec: its couriers to all servers, and its end of every bucket's codes."""
+"""A worker's own connections: its couriers to all servers, and its end of every bucket's codes."""
 import functools
-from typing import Dict, Iterable, Sequence, Tuple
+import itertools
+import queue
+from typing import Callable, Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import CodedAnswer, CodedPush
-from kvstore.messages.header import BEGIN, FETCH, HEADER
+from kvstore.messages.header import BEGIN, COMMAND, FETCH, HEADER, SUM, number_of, numbered
 from kvstore.messages.seam import Traffic
 from kvstore.transports.buffers import Buffer
 from kvstore.weights.servers import courier
@@ -27,19 +29,38 @@ class Outbox:
         self._pushes: Dict[int, CodedPush] = {}
         self._answers: Dict[int, CodedAnswer] = {}
         self._asked: Dict[int, Tuple[np.ndarray, engine.Done]] = {}  # where the answer goes
+        self._replies: Dict[Tuple[int, int, int], queue.SimpleQueue[np.ndarray]] = {}  # by server, kind and number
+        self._control: Dict[int, np.ndarray] = {}  # an answer that arrives, by server
+        self._numbers = {COMMAND: itertools.count(1), SUM: itertools.count(1)}
         self._gone = ""
         environment.share_python()
-        with deadlines.within(timeout_s, f"not all servers answered a call for messages with codecs within "
-                              f"{timeout_s:g} s, at {', '.join(addresses)}; a firewall?"):
-            self._couriers = [self._courier(address, worker_rank, timeout_s) for address in addresses]
+        with deadlines.within(timeout_s, f"not all servers answered a call within {timeout_s:g} s, at "
+                              f"{', '.join(addresses)}; a firewall?"):
+            self._couriers = [self._courier(rank, address, worker_rank, timeout_s)
+                              for rank, address in enumerate(addresses)]
 
-    def _courier(self, address: str, worker_rank: int, timeout_s: float) -> Courier:
+    def _courier(self, server_rank: int, address: str, worker_rank: int, timeout_s: float) -> Courier:
         try:
             connection = courier.call(address, worker_rank, timeout_s)
         except OSError as error:
-            raise KVStoreError(f"no connection to the server that listens at {address} for messages with codecs: "
-                               f"{error}; open its ports, or use codec none") from None
-        return Courier(connection, self._room, self._arrived, functools.partial(self._lost, address))
+            raise KVStoreError(f"no connection to server {server_rank}, which listens at {address}: {error}; "
+                               "open its host's ports, or see what it ended with") from None
+        return Courier(connection, functools.partial(self._room, server_rank),
+                       functools.partial(self._arrived, server_rank), functools.partial(self._lost, address))
+
+    def ask(self, kind: int, message: np.ndarray, servers: Iterable[int]) -> List[Callable[[], np.ndarray]]:
+        """Send a COMMAND, or a part of a SUM; a function for each server, which waits for its answer."""
+        number = next(self._numbers[kind])
+        answers: List[Callable[[], np.ndarray]] = []
+        for server in servers:
+            replies: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
+            self._replies[server, kind, number] = replies
+            answers.append(replies.get)
+        if self._gone:
+            self._die()
+        for server in servers:
+            self._couriers[server].send(kind, numbered(number), message)
+        return answers
 
     def open(self, bucket: Bucket, traffic: Traffic, w: np.ndarray) -> None:
         """Take messages of this bucket, whose weights begin as `w`."""
@@ -73,13 +94,18 @@ class Outbox:
             self._die()
         self._couriers[bucket.server_rank].send(bucket.id, header, sent)
 
-    def _room(self, key: int, nbytes: int, mark: float) -> np.ndarray:
+    def _room(self, server_rank: int, key: int, nbytes: int, mark: float) -> np.ndarray:
+        if key < 0:
+            return self._control.setdefault(server_rank, np.empty(nbytes, np.uint8))
         floats = self._asked[key][0]
         if floats[-1] == BEGIN:
             return NOTHING
         return floats[:-HEADER].view(np.uint8) if floats[-1] == FETCH else self._answers[key].room(floats[:-HEADER])
 
-    def _arrived(self, key: int, header: np.ndarray) -> None:
+    def _arrived(self, server_rank: int, key: int, header: np.ndarray) -> None:
+        if key < 0:
+            self._replies.pop((server_rank, key, number_of(header))).put(self._control.pop(server_rank))
+            return
         floats, done = self._asked.pop(key)
         if floats[-1] not in (BEGIN, FETCH):
             self._answers[key].decode(floats[:-HEADER])
@@ -88,8 +114,8 @@ class Outbox:
 
     def _lost(self, address: str, reason: str) -> None:
         """At the end of a job servers may go first: that matters once something is asked for."""
-        self._gone = f"the server at {address} does not answer a message with a codec any more: {reason}"
-        if self._asked:
+        self._gone = f"the server at {address} does not answer any more: {reason}"
+        if self._asked or self._replies:
             self._die()
 
     def _die(self) -> None:

@@ -1,179 +1,22 @@
-"""The parameter server as a transport: buckets on MXNet's ps-lite.
+"""Parameter servers on MXNet's ps-lite."""
+from typing import Any, Dict
 
-A `ParameterServer` is one store's use of this process's `connection`.
-"""
-import base64
-import dataclasses
-import json
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
-
-import numpy as np
-
-from kvstore import methods
-from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray
-from kvstore.errors import ConfigError
-from kvstore.job import agreement, commands
-from kvstore.job.deadlines import deadlines
 from kvstore.job.pulse import pulse
-from kvstore.job.report import report
-from kvstore.messages.buckets import Bucket, Parameter
-from kvstore.messages.header import BEGIN, HEADER
-from kvstore.messages.seam import Export, Pending, Setup, State, Traffic
-from kvstore.options import DEFAULT_TIMEOUT_S
-from kvstore.state.npz import to_bytes
+from kvstore.messages.buckets import Bucket
 from kvstore.transports import connection
-from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
-from kvstore.transports.connection import ServerAnswers, waiting_for
-from kvstore.transports.outbox import Outbox
-from kvstore.transports.sizing import on_servers, window_nbytes
-
-COMMAND_NBYTES = 3 * 256 * 1024  # of a saved state per command
+from kvstore.transports.buffers import Buffer
+from kvstore.transports.servers import ParameterServers
 
 
-class ParameterServer(Buffered):
+class ParameterServer(ParameterServers):
     """One store on the connection of this process."""
 
-    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S, synchronous: bool = True) -> None:
-        self._connection, self._timeout_s = connection.shared(timeout_s, synchronous), timeout_s
-        super().__init__(self._connection.worker_rank, synchronous)
-        self.num_workers, self.num_servers = self._connection.num_workers, self._connection.num_servers
-        self._windows: List[Window] = []  # by server
-        self._outbox: Optional[Outbox] = None  # for messages with a codec
+    def _join(self, timeout_s: float, synchronous: bool) -> Any:
+        return connection.shared(timeout_s, synchronous)
 
-    def _command(self, name: str, payload: Dict[str, Any]) -> None:
-        self._connection.command(name, payload, self._timeout_s)
+    def _begin_plain(self, messages: Dict[int, Buffer]) -> None:
+        self._connection.native.init(list(messages), [message.whole for message in messages.values()])
 
-    def _read_answers(self, name: str) -> List[bytes]:
-        return ServerAnswers(self._connection, name, self._timeout_s).texts()
-
-    def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
-        return on_servers(parameters, traffic, self._connection.keys, self.num_workers,
-                          lambda: self._connection.pace(self.total))
-
-    def set_up(self, setup: Setup, weights: Callable[[Bucket], NDArray]) -> Dict[int, Pending]:
-        if setup.method.startswith("__main__:"):
-            raise ConfigError(f"method {setup.method[9:]} is defined in the script itself, which servers cannot "
-                              "import; move it to a file of its own")
-        methods.load(setup.method, commands.trusted())  # complains here as the servers would
-        if self.worker_rank == 0:
-            self._command("open", setup.command())
-        ids = [bucket.id for bucket in setup.buckets]
-        self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
-        under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
-        self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if setup.traffic.coded:
-            self._set_up_coded(setup)
-        with waiting_for("the start of the global weights", self._timeout_s):
-            if self._outbox is None:
-                self._connection.native.init(ids, [self._buffers[key].last.whole for key in ids])
-        report("joined")  # from here on this worker can be done without
-        deadlines.follow(id(self), self._timeout_s, self._under_way, self._overdue)
-        return {key: Pending(self._buffers[key].last.payload) for key in ids}
-
-    def _set_up_coded(self, setup: Setup) -> None:
-        """Let the servers take messages with codecs; worker 0's weights are the first of them."""
-        shared, first = self._connection, self.worker_rank == 0
-        if first:
-            self._command("coded", {"traffic": dataclasses.asdict(setup.traffic), "buckets": {
-                bucket.id: [bucket.server_rank, bucket.size] for bucket in setup.buckets}})
-        if shared.outbox is None:
-            addresses = b"\n".join(self._read_answers("address")) if first else b""
-            shared.outbox = Outbox(agreement.from_worker_0(self, addresses).decode().split("\n"),
-                                   self.worker_rank, self._timeout_s)
-        self._outbox = shared.outbox
-        with waiting_for("the start of the global weights", self._timeout_s):
-            for bucket in setup.buckets:
-                message = self._buffers[bucket.id].last
-                w = engine.memory(message.whole)[:-HEADER]
-                if setup.traffic.codec_weights != "none":  # both ends begin alike, whatever each resumes from
-                    w[:] = self.total(w if first else np.zeros_like(w))
-                self._outbox.open(bucket, setup.traffic, w)
-                if first:
-                    message.floats[-1] = BEGIN
-                    self._outbox.send(bucket, message)
-            for bucket in setup.buckets:
-                header = engine.memory(self._buffers[bucket.id].last.whole)[-HEADER:]
-                header[:] = 0
-        self.total(np.zeros(1))  # the servers have them
-
-    def use(self, setup: Setup, weights: Callable[[Bucket], NDArray], leads: bool) -> None:
-        if leads:
-            self._command("use", setup.command())
-
-    def codec_state(self, bucket: Bucket) -> Dict[str, np.ndarray]:
-        return {} if self._outbox is None else self._outbox.residual(bucket)
-
-    def exchange(self, bucket: Bucket, grad: NDArray, lr: float) -> Pending:
-        buffers = self._buffers[bucket.id]
-        before, tag, check = buffers.last, self._tag(lr), self.finite_check(bucket)
-        if not self._synchronous:
-            return self._ask(buffers, bucket, before, buffers.compose_async(grad, tag, check))
-        window = self._windows[bucket.server_rank]
-        behind = window.make_room(bucket.id, before.nbytes)
-        send = buffers.compose(grad, tag, behind, check)
-        window.add(bucket.id, send)
-        self._send(bucket, send)
-        return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
-
-    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
-        buffers = self._buffers[bucket.id]
-        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, FETCH_TAG))
-
-    def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
-        self._send(bucket, send)
-        buffers.answered(send)
-        return Taken(send, buffers, [before.payload])
-
-    def _send(self, bucket: Bucket, send: Buffer) -> None:
-        """One message there, one back into the same buffer."""
-        if self._outbox is None:
-            pulse.nbytes += send.nbytes
-            self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)
-        else:
-            self._outbox.send(bucket, send)
-
-    def total(self, array: np.ndarray) -> np.ndarray:
-        return self._connection.total(array, self._timeout_s)
-
-    def statistics(self) -> Dict[int, Dict[str, Any]]:
-        counted: Dict[int, Dict[str, Any]] = {}
-        for answer in self._read_answers("statistics"):
-            counted.update({int(key): one for key, one in json.loads(answer).items()})
-        return counted
-
-    def exporting(self) -> Export:
-        return ServerAnswers(self._connection, "export", self._timeout_s)
-
-    def import_state(self, state: Optional[State], buckets: Sequence[Bucket]) -> None:
-        if state is None:
-            return
-        for server_rank in range(self.num_servers):
-            data = to_bytes({bucket.id: state[bucket.id] for bucket in buckets if bucket.server_rank == server_rank})
-            for start in range(0, len(data), COMMAND_NBYTES):
-                piece = base64.b64encode(data[start:start + COMMAND_NBYTES]).decode()
-                self._command("import", {"piece": piece, "last": start + COMMAND_NBYTES >= len(data),
-                                         "server_rank": server_rank})
-
-    def _under_way(self) -> Optional[Tuple[Any, ...]]:
-        """The headers of all messages that wait for an answer, or None."""
-        headers = [buffers.under_way() for buffers in self._buffers.values()]
-        return tuple(headers) if any(headers) else None
-
-    def _overdue(self) -> str:
-        waiting = [(min(header[0], header[HEADER]), key) for key, buffers in self._buffers.items()
-                   for header in [buffers.under_way()] if header]
-        round_id, key = min(waiting, default=(0, 0))
-        return (f"round {int(round_id)}, bucket {key}: nothing has come from the servers for {self._timeout_s:g} s; "
-                "another worker or a server is late, stopped or unreachable, or a worker has taken fewer steps and "
-                "left. Check that all are alive, or raise `timeout_s`")
-
-    def close(self) -> None:
-        """Forget what belongs to the buckets, here and on the servers. The connection stays until the process ends."""
-        deadlines.end(id(self))
-        if self._buffers:
-            self._command("close", {"buckets": list(self._buffers)})
-        if self._outbox is not None:
-            self._outbox.forget(self._buffers)
-        self._buffers.clear()
-        self._windows.clear()
+    def _send_plain(self, bucket: Bucket, send: Buffer) -> None:
+        pulse.nbytes += send.nbytes
+        self._connection.native.pushpull(bucket.id, send.whole, out=send.whole)

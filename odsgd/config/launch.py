@@ -32,7 +32,7 @@ SET_BY_LAUNCHER = frozenset((
     "DMLC_WORKER_ID", "DMLC_SERVER_ID", "DMLC_RANK", "ODSGD_WORKER_RANK", "ODSGD_SERVER_RANK", "ODSGD_SECRET",
     "ODSGD_REPORT_FD", "ODSGD_AGENT_JOBS", "ODSGD_LIVE", "ODSGD_LOST", "ODSGD_RESTARTS", "ODSGD_SAVED",
     "ODSGD_MOST_WORKERS", "ODSGD_STORE", "ODSGD_VERSIONS", "ODSGD_COURIERS", "ODSGD_LAUNCH", "ODSGD_LAUNCHER",
-    "ODSGD_POD_IP", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
+    "ODSGD_POD_IP", "ODSGD_WIRE", "ODSGD_SECURE", "PMI_FD", "PMI_RANK", "PMI_SIZE",
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
 
 LONGEST_NAME = 52
@@ -119,6 +119,7 @@ SECONDS = _kind("SECONDS", "a number of seconds, 0 or more", float, lambda secon
 HANG_TIMEOUT = _kind("SECONDS", f"0 or a number of seconds, at least {LEAST_HANG_TIMEOUT_S:g}", float,
                      lambda seconds: seconds == 0 or LEAST_HANG_TIMEOUT_S <= seconds < float("inf"))
 LAUNCHER = Kind("NAME", "the name of a launcher", name("launcher", LAUNCHERS).convert)
+WIRE = Kind("ps-lite|sockets", "ps-lite or sockets", name("value", ("ps-lite", "sockets")).convert)
 ON_WORKER_LOSS = Kind("fail|continue", "fail or continue", name("value", ("fail", "continue")).convert)
 LABEL = _kind("NAME", f"small letters, digits and `-`, a letter first, at most {LONGEST_NAME} of them", as_text,
               lambda text: len(text) <= LONGEST_NAME and bool(re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", text)))
@@ -169,6 +170,8 @@ class JobOptions:
     port: int = _option(0, PORT, "the scheduler's TCP port", "-p", "--port", otherwise="a free one; local: none")
     secure: bool = _option(False, FLAG, "lead each connection between hosts through a tunnel, encrypted and for "
                            "processes of this job alone; --port is then that of the tunnels")
+    wire: str = _option("", WIRE, "what workers and servers talk over: ps-lite, or sockets of our own, without MXNet",
+                        otherwise="ps-lite where MXNet is installed")
     host_ip: Optional[str] = _option(None, _text("ADDRESS", "an address"), "this machine's address as the hosts see it",
                                      otherwise="found out")
     env: Mapping[str, str] = _option({}, ENV, "set (or pass on) a variable everywhere")

@@ -16,6 +16,7 @@ With a tunnel between hosts (`--secure`) each process has one address that is th
 or with MPI a port of the loopback interface that no other worker has. `tunnel.py` opens it on the other hosts.
 """
 import collections
+import importlib.util
 import ipaddress
 import os
 import re
@@ -243,6 +244,8 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
     env.update(DMLC_PS_ROOT_URI=LOOPBACK if job.secure else root[0], DMLC_PS_ROOT_PORT=str(root[1]),
                DMLC_NUM_WORKER=str(job.num_workers),
                DMLC_NUM_SERVER=str(job.num_servers), ODSGD_SECRET=secret, ODSGD_VERSIONS=software.mine())
+    if job.num_servers and (job.wire or _usual_wire()) == "sockets":
+        env["ODSGD_WIRE"] = "sockets"
     if job.live:
         env["ODSGD_LIVE"] = "1"
     if job.known_hosts:
@@ -251,6 +254,10 @@ def _common_env(job: Job, root: Tuple[str, int], secret: str) -> Dict[str, str]:
         env["DMLC_LOCAL"] = str(int(meets_by_file(job)))
     path = package_path(job)
     return {**env, "PYTHONPATH": path} if path else env
+
+
+def _usual_wire() -> str:
+    return "ps-lite" if importlib.util.find_spec("mxnet") else "sockets"
 
 
 def _identity(job: Job, role: str, rank: int, host: Host, root_uri: str) -> Dict[str, str]:

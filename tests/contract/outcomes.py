@@ -20,10 +20,11 @@ from tests.scenarios import SCENARIOS_OF, Scenario, train
 
 #: Transports of the contract suite: name -> (workers, servers); 0 servers is a scripted one in this process, or MPI.
 PS_LITE = {"ps-lite 1+1": (1, 1), "ps-lite 2+1": (2, 1), "ps-lite 2+2": (2, 2), "ps-lite 3+1": (3, 1)}
+SOCKETS = {"sockets 2+1": (2, 1)}
 INPROCESS = {"in process 1": (1, 0), "in process 2": (2, 0), "in process 3": (3, 0)}
 VIRTUAL = {"virtual 1": (1, 1), "virtual 2": (2, 2), "virtual 3": (3, 1)}
-TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE}
-WITH_CODECS = {**INPROCESS, **PS_LITE}
+TRANSPORTS = {**INPROCESS, **VIRTUAL, **PS_LITE, **SOCKETS}
+WITH_CODECS = {**INPROCESS, **PS_LITE, **SOCKETS}
 WITH_PARTS = {**INPROCESS, "MPI 1": (1, 0), "MPI 2": (2, 0), "MPI 3": (3, 0)}
 RINGS = {**VIRTUAL, **WITH_PARTS}
 #: Where every scenario runs; elsewhere a few do, which tell whether that transport's own way is right.
@@ -112,7 +113,8 @@ def launched(transport: str, kinds: Tuple[str, ...]) -> Union[List[Result], str]
     """What came of a launch: the results of all these kinds by worker rank, or what it died of."""
     try:
         return run_job("tests.scenarios:run_kinds", *{**TRANSPORTS, **RINGS}[transport],
-                       {kind: scenarios_on(transport, kind) for kind in kinds})
+                       {kind: scenarios_on(transport, kind) for kind in kinds},
+                       extra=["--wire", "sockets"] if transport in SOCKETS else [])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -13,14 +13,16 @@ FAULTY = os.path.join(ROOT, "tests", "faulty.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
 
-def start(fault: str, codec: str = "none") -> Launch:
-    return Launch("-n", 2, "-s", 1, FAULTY, fault, codec, env=SERVER)
+def start(fault: str, codec: str = "none", wire: str = "ps-lite") -> Launch:
+    return Launch("-n", 2, "-s", 1, "--wire", wire, FAULTY, fault, codec, env=SERVER)
 
 
-@pytest.mark.parametrize("name, codec", [("worker 1", "none"), ("server 0", "none"), ("scheduler", "none"),
-                                         ("worker 1", "2bit"), ("server 0", "2bit")])
-def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: str) -> None:
-    with start("none", codec) as launch:
+@pytest.mark.parametrize("name, codec, wire", [
+    ("worker 1", "none", "ps-lite"), ("server 0", "none", "ps-lite"), ("scheduler", "none", "ps-lite"),
+    ("worker 1", "2bit", "ps-lite"), ("server 0", "2bit", "ps-lite"),
+    ("worker 1", "none", "sockets"), ("server 0", "none", "sockets"), ("scheduler", "none", "sockets")])
+def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: str, wire: str) -> None:
+    with start("none", codec, wire) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         launch.kill(name, signal.SIGKILL)
         assert launch.wait() == 128 + signal.SIGKILL
@@ -48,12 +50,14 @@ def test_a_failure_ends_the_job_and_is_told(fault: str, name: str, message: str)
     assert not os.path.exists("/tmp/owned")
 
 
-@pytest.mark.parametrize("fault, name, message", [
-    ("update", "server 0", "ArithmeticError: the update went wrong on purpose"),
-    ("nan", "worker 1", "a number (the first: nan), and were not sent"),
+@pytest.mark.parametrize("fault, codec, wire, name, message", [
+    ("update", "quantize", "ps-lite", "server 0", "ArithmeticError: the update went wrong on purpose"),
+    ("nan", "quantize", "ps-lite", "worker 1", "a number (the first: nan), and were not sent"),
+    ("update", "none", "sockets", "server 0", "ArithmeticError: the update went wrong on purpose"),
 ])
-def test_a_failure_with_a_codec_ends_the_job_and_is_told(fault: str, name: str, message: str) -> None:
-    with start(fault, "quantize") as launch:
+def test_a_failure_beside_ps_lite_ends_the_job_and_is_told(fault: str, codec: str, wire: str, name: str,
+                                                           message: str) -> None:
+    with start(fault, codec, wire) as launch:
         launch.wait_for("worker 1 | trains")
         assert launch.wait() == 70
     assert name in launch.said.splitlines()[0], launch
@@ -69,21 +73,23 @@ def test_different_models_on_two_workers_are_an_error_with_a_diff() -> None:
     assert "-parameter first shape (2, 3) float32" in text and "+parameter first shape (3, 2) float32" in text, text
 
 
-@pytest.mark.parametrize("codec", ["none", "float16"])
-def test_a_worker_that_is_silent_is_noticed_by_the_deadline(codec: str) -> None:
-    with start("silent", codec) as launch:
+@pytest.mark.parametrize("codec, wire", [("none", "ps-lite"), ("float16", "ps-lite"), ("none", "sockets")])
+def test_a_worker_that_is_silent_is_noticed_by_the_deadline(codec: str, wire: str) -> None:
+    with start("silent", codec, wire) as launch:
         launch.wait_for("worker 1 | trains")
         assert launch.wait() == 75
     assert "worker 0" in launch.said.splitlines()[0]
     assert "round 6, bucket" in launch.said and "nothing has come from the servers for 5 s" in launch.said
 
 
-@pytest.mark.parametrize("name, waiters", [("worker 1", "worker 0 waits for it since iteration"),
-                                           ("worker 0", "worker 1 waits for it since iteration"),
-                                           ("server 0", "workers 0 and 1 wait for it since iteration")])
+@pytest.mark.parametrize("name, waiters, wire", [
+    ("worker 1", "worker 0 waits for it since iteration", "ps-lite"),
+    ("worker 0", "worker 1 waits for it since iteration", "ps-lite"),
+    ("server 0", "workers 0 and 1 wait for it since iteration", "ps-lite"),
+    ("server 0", "workers 0 and 1 wait for it since iteration", "sockets")])
 def test_a_stopped_process_is_named_soon_and_fails_after_the_hang_timeout_with_its_stacks(
-        name: str, waiters: str) -> None:
-    with Launch("-n", 2, "-s", 1, "--hang-timeout", 5, FAULTY, "none", env=SERVER) as launch:
+        name: str, waiters: str, wire: str) -> None:
+    with Launch("-n", 2, "-s", 1, "--wire", wire, "--hang-timeout", 5, FAULTY, "none", env=SERVER) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains")
         launch.kill(name, signal.SIGSTOP)
         launch.wait_for_text(f"warning: {name} on host 127.0.0.1 has not answered for")

@@ -1,22 +1,25 @@
-"""Messages with a codec, on a connection of their own between a worker and a server.
+"""A connection of our own between a worker and a server.
 
-On ps-lite MXNet's server adds up the pushes of a round itself, but codes cannot be added. In its asynchronous mode it
-answers each push before the round is whole. And an answer is as long as its push. On this connection a server sees
-every push and answers when it will, and pushes and answers have different forms.
+In a job on ps-lite it carries messages with a codec. There MXNet's server adds up the pushes of a round itself, but
+codes cannot be added. In its asynchronous mode it answers each push before the round is whole. And an answer is as long
+as its push. On this connection a server sees every push and answers when it will, and pushes and answers have different
+forms. In a job on sockets it carries everything.
 
-A connection begins with a challenge: the server sends random bytes, and the worker signs them with the job's secret
-(`commands.Signer`).
+A connection begins with a challenge: who listens sends random bytes, and the caller signs them with the job's secret
+(`commands.Signer`), and its version with them.
 """
+import contextlib
 import os
 import queue
 import socket
 import threading
 import time
 import traceback
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+from kvstore._version import VERSION
 from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import commands, ending, environment
 from kvstore.job.pulse import pulse
@@ -24,6 +27,8 @@ from kvstore.messages.header import FRAME
 
 CHALLENGE_NBYTES = 32
 HELLO_NBYTES = 1024  # at most
+ACCEPT_AGAIN_S = 0.1
+WELCOME_S = 30.0  # within which a caller says who it is
 
 Room = Callable[[int, int, float], np.ndarray]
 """Bucket, length and mark of a message -> where it is received; an error unless that is as long."""
@@ -95,14 +100,20 @@ class Courier:
 def listen() -> socket.socket:
     """A server's socket, where the launcher has it listen: a file, DMLC_NODE_HOST, or the way to the scheduler."""
     path = os.environ.get("ODSGD_COURIERS")
-    if path:
-        listener = socket.socket(socket.AF_UNIX)
-        with environment.alone():
-            listener.bind(path)
-        listener.listen(1024)
-        return listener
-    host = os.environ.get("DMLC_NODE_HOST") or _address_towards(os.environ["DMLC_PS_ROOT_URI"])
-    return socket.create_server((host, 0), backlog=1024)
+    host = "" if path else os.environ.get("DMLC_NODE_HOST") or _address_towards(os.environ["DMLC_PS_ROOT_URI"])
+    return listen_at(path or f"{host}:0")
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket at ``host:port``, or at a file."""
+    if not address.startswith("/"):
+        host, _, port = address.rpartition(":")
+        return socket.create_server((host, int(port)), backlog=1024)
+    listener = socket.socket(socket.AF_UNIX)
+    with environment.alone():
+        listener.bind(address)
+    listener.listen(1024)
+    return listener
 
 
 def _address_towards(host: str) -> str:
@@ -123,8 +134,8 @@ def _exactly(connection: socket.socket, nbytes: int, timeout_s: float) -> bytes:
     return received
 
 
-def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
-    """A worker's connection to the server that listens at ``host:port``, or at a file."""
+def call(address: str, sender: int, timeout_s: float, **said: Any) -> socket.socket:
+    """A connection to who listens at ``host:port``, or at a file, and is told what is `said`."""
     if address.startswith("/"):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(timeout_s)
@@ -132,14 +143,42 @@ def call(address: str, worker_rank: int, timeout_s: float) -> socket.socket:
     else:
         host, _, port = address.rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout_s)
-    signer = commands.Signer(worker_rank, commands.job_key())
+    signer = commands.Signer(sender, commands.job_key())
     challenge = _exactly(connection, CHALLENGE_NBYTES, timeout_s)
-    connection.sendall(signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(HELLO_NBYTES))
+    hello = signer.sign("courier", {"challenge": challenge.hex(), "version": VERSION, **said})
+    connection.sendall(hello.encode().ljust(HELLO_NBYTES))
     return connection
 
 
-def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
-    """The rank of the worker that has called; None: it does not belong to this job."""
+def take_calls(listener: socket.socket, timeout_s: float, called: Callable[[socket.socket, int, Dict[str, Any]], None]
+               ) -> None:
+    """Begin to take calls; `called` gets each one of this job, who it is and what it says, on a thread of its own."""
+    def serve(connection: socket.socket) -> None:
+        found: Optional[Tuple[int, Dict[str, Any]]] = None
+        with contextlib.suppress(OSError):
+            found = welcome(connection, min(timeout_s, WELCOME_S))
+        if found is None:
+            connection.close()
+        else:
+            called(connection, *found)
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
+                continue
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()  # a stranger may be silent
+
+    threading.Thread(target=accept, name="kvstore-calls", daemon=True).start()
+
+
+def welcome(connection: socket.socket, timeout_s: float) -> Optional[Tuple[int, Dict[str, Any]]]:
+    """The rank of who has called, and what it said; None: it does not belong to this job.
+
+    This process ends if the caller belongs to the job and has another version.
+    """
     challenge = os.urandom(CHALLENGE_NBYTES)
     connection.settimeout(timeout_s)
     connection.sendall(challenge)
@@ -148,4 +187,10 @@ def welcome(connection: socket.socket, timeout_s: float) -> Optional[int]:
         sender, name, payload = commands.Verifier(commands.job_key()).verify(text)
     except ProtocolError:
         return None
-    return sender if (name, payload.get("challenge")) == ("courier", challenge.hex()) else None
+    if (name, payload.get("challenge")) != ("courier", challenge.hex()):
+        return None
+    theirs = payload.get("version")
+    if theirs != VERSION:
+        ending.die(f"a process of this job (rank {sender}) runs odsgd {theirs}, this one {VERSION}; install the same "
+                   "version on all hosts", EXIT_FAILURE)
+    return sender, payload

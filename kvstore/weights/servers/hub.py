@@ -1,10 +1,10 @@
-"""The server's end of messages with a codec (`courier`): connections of all workers, and the buckets they ask for.
+"""The server's end of our own connections (`courier`) to all workers, and the buckets they ask for.
 
 One thread per connection receives. The thread whose message completes a round does the update, under the lock that the
 server's commands and MXNet's loop take, too: they may touch the same arrays.
 """
-import contextlib
 import functools
+import os
 import socket
 import threading
 import time
@@ -18,24 +18,29 @@ from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
 from kvstore.messages.coded import CodedBucket
-from kvstore.messages.header import BEGIN, HEADER
+from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, number_of, numbered
 from kvstore.messages.seam import Traffic
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
+from kvstore.weights.servers.sums import OrderedSums
 
-ACCEPT_AGAIN_S = 0.1
-WELCOME_S = 30.0  # within which a worker that has called says which it is
+LOOK_AGAIN_S = 0.1
+"""For workers that the launcher has given up."""
+NOTHING = np.empty(0, np.uint8)
 
 
 class Hub:
-    """Takes pushes with a codec and answers them.
+    """Takes pushes and answers them; in a job on sockets also commands and parts of sums.
 
-    update : the shard's, called as MXNet's loop would, with the `lock` held
+    update  : the shard's, called as MXNet's loop would, with the `lock` held
+    command : carries out a command, with the `lock` held; returns its answer
     """
 
     def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],
-                 lock: Any) -> None:
-        self._num_workers, self._timeout_s, self._update, self._lock = num_workers, timeout_s, update, lock
+                 lock: Any, command: Optional[Callable[[bytes], bytes]] = None) -> None:
+        self._num_workers, self._update, self._lock, self._command = num_workers, update, lock, command
+        self._sums = OrderedSums(num_workers)
+        self._control: Dict[int, np.ndarray] = {}  # a worker's command or part of a sum that arrives, by rank
         self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
         self._buckets: Dict[int, CodedBucket] = {}  # from their first weights on
         self._couriers: Dict[int, Courier] = {}  # by worker rank
@@ -43,7 +48,9 @@ class Hub:
         at = self._listener.getsockname()
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
         environment.share_python()
-        threading.Thread(target=self._welcome, name="kvstore-hub", daemon=True).start()
+        courier.take_calls(self._listener, timeout_s, self._called)
+        if command is not None and "ODSGD_LOST" in os.environ:
+            threading.Thread(target=self._look_for_lost, name="kvstore-hub", daemon=True).start()
 
     def open(self, sizes: Dict[int, int], traffic: Traffic) -> Dict[int, np.ndarray]:
         """A store begins, with these buckets here: their weights, which worker 0 will send."""
@@ -58,27 +65,29 @@ class Hub:
             self._arrays.pop(key, None)
             self._buckets.pop(key, None)
 
-    def _welcome(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                time.sleep(ACCEPT_AGAIN_S)  # strangers hold all descriptors, or one went before it was heard
-                continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()  # a stranger may be silent
-
-    def _serve(self, connection: socket.socket) -> None:
-        rank: Optional[int] = None
-        with contextlib.suppress(OSError):
-            rank = courier.welcome(connection, min(self._timeout_s, WELCOME_S))
-        if rank is None:
-            connection.close()
-            return
+    def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
         with self._lock:  # nothing arrives before its way back is known
+            if rank in self._couriers or rank >= self._num_workers:
+                ending.die(f"a worker has called as worker {rank}, which is here already or not one of the job's "
+                           f"{self._num_workers}; ODSGD_WORKER_RANK must be another number for each", EXIT_FAILURE)
             arrived = functools.partial(self._arrived, rank)
             self._couriers[rank] = Courier(connection, functools.partial(self._room, rank), arrived, lambda _: None)
 
+    def _look_for_lost(self) -> None:
+        while True:
+            time.sleep(LOOK_AGAIN_S)
+            if self._sums.waits:
+                with self._lock:
+                    self._answer_sums()
+
+    def _answer_sums(self) -> None:
+        for number, total in self._sums.take():
+            for one in self._couriers.values():
+                one.send(SUM, numbered(number), total)
+
     def _room(self, rank: int, key: int, nbytes: int, mark: float) -> np.ndarray:
+        if key < 0 and self._command is not None:
+            return self._control.setdefault(rank, np.empty(nbytes, np.uint8))
         if key not in self._arrays:
             raise ProtocolError(f"worker {rank} sent a message for bucket {key}, which no store has opened")
         if mark == BEGIN:
@@ -91,10 +100,19 @@ class Hub:
 
     def _arrived(self, rank: int, key: int, header: np.ndarray) -> None:
         with self._lock:
+            if key == COMMAND:
+                assert self._command is not None
+                answer = self._command(self._control.pop(rank).tobytes())
+                self._couriers[rank].send(key, header, np.frombuffer(answer, np.uint8) if answer else NOTHING)
+                return
+            if key == SUM:
+                self._sums.add(rank, number_of(header), self._control.pop(rank).view(np.float32))
+                self._answer_sums()
+                return
             pushed, stored, traffic = self._arrays[key]
             if header[-1] == BEGIN:
                 self._buckets[key] = CodedBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
-                self._couriers[rank].send(key, header, np.empty(0, np.uint8))
+                self._couriers[rank].send(key, header, NOTHING)
             elif self._buckets[key].add(rank, header):
                 self._update(key, pushed, stored)
                 self._answer(key, self._buckets[key])

@@ -29,7 +29,10 @@ def main() -> int:
               "optimizers and methods of MXNet's and our own are accepted", file=sys.stderr)
     environment.serving = True
     os.umask(0o077)  # its socket, where it is a file, is this user's alone
-    if role == "scheduler":
+    if environment.on_sockets():
+        from kvstore.weights.servers import sockets
+        sockets.introduce() if role == "scheduler" else sockets.serve()
+    elif role == "scheduler":
         _schedule()
     else:
         from kvstore.weights.servers.server import serve

@@ -1,4 +1,4 @@
-"""The server role (`roles` has the way into it).
+"""The server role in a job on ps-lite (`roles` has the way into it), and what it has in common with that on sockets.
 
 On import MXNet would enter its own server loop, unpickle every command, and print and ignore exceptions of updates. So
 the role is entered here, with a controller that acts on signed commands only (`commands`) and an updater whose
@@ -15,7 +15,7 @@ import threading
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine._mxnet import NDArray
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import commands, ending, environment, software
 from kvstore.job.deadlines import deadlines
@@ -34,7 +34,7 @@ _PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
-def _fatal(function: Callable[..., None]) -> Callable[..., None]:
+def fatal(function: Callable[..., None]) -> Callable[..., None]:
     """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
     def guarded(*arguments: Any) -> None:
         try:
@@ -55,8 +55,8 @@ class Server:
     this key, piece by piece, and the worker pulls the array.
     """
 
-    def __init__(self, store: mx.kvstore.KVStore) -> None:
-        self._store = store
+    def __init__(self, store: Any) -> None:
+        self._store = store  # knows its rank once its loop runs
         self._verifier = commands.Verifier(commands.job_key())
         self._shard: Optional[Shard] = None
         self._sums: Dict[int, CollectiveSum] = {}
@@ -73,8 +73,9 @@ class Server:
 
     def run(self) -> None:
         """Serve until the workers have finished."""
+        from kvstore.engine._mxnet import mx
         signature = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-        controller = signature(_fatal(self._controller))
+        controller = signature(fatal(self._controller))
         mx.base.check_call(mx.base._LIB.MXKVStoreRunServer(self._store.handle, controller, None))
 
     @contextlib.contextmanager
@@ -88,7 +89,8 @@ class Server:
         with self._serving():
             self._carry_out(body)
 
-    def _carry_out(self, body: bytes) -> None:
+    def _carry_out(self, body: bytes) -> bytes:
+        """What it answers is empty for most commands."""
         if body.startswith(_PICKLED_OPTIMIZER):
             raise ProtocolError("a worker's script uses a store of MXNet's own (`dist_sync` or the like) in a job of "
                                 "odsgd; put `import odsgd` before `import mxnet` in it and ask for a store of odsgd's: "
@@ -102,7 +104,7 @@ class Server:
         elif name == "coded":
             self._open_hub(**payload)
         elif name in ("export", "statistics", "address", "software"):
-            self._answer(sender, name, **payload)
+            return self._answer(sender, name, **payload)
         elif name == "taken":
             self._outgoing.pop((sender, payload["answer"]), None)
         elif name == "close":
@@ -112,6 +114,7 @@ class Server:
             if name == "open":
                 self._extend_silence_timeout(payload["options"]["timeout_s"])
             self._shard.command(name, payload)
+        return b""
 
     def _extend_silence_timeout(self, timeout_s: float) -> None:
         """A worker waits `timeout_s`. A server waits longer: the worker knows what it waited for, and speaks first."""
@@ -123,17 +126,15 @@ class Server:
         deadlines.begin("silence", self._timeout_s, f"no worker has said anything for {self._timeout_s:g} s; they "
                         "have ended without leaving, or `timeout_s` is shorter than an evaluation takes")
 
-    def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, sums: List[int],
-               answer_keys: List[int], trace_folder: Optional[str]) -> None:
-        """The first command of a job. Only inside a command can an updater be installed."""
+    def _hello(self, num_workers: int, synchronous: bool, timeout_s: float, trace_folder: Optional[str],
+               **native: List[int]) -> None:
+        """The first command of a job."""
         rank = self._store.rank
         self._shard = Shard(rank, num_workers, commands.trusted())
         pulse.more["stale"] = self._shard.stale
-        self._sums = {key: CollectiveSum(num_workers) for key in sums}
         self._synchronous = synchronous
         self._all_workers = set(range(num_workers))
-        self._answer_key = answer_keys[rank]
-        self._store._set_updater(_fatal(self._update))
+        self._begin(**native)
         self._timeout_s = 0.0
         self._extend_silence_timeout(timeout_s)
         self._handle_push, self._add_up = self._shard.handle_push, self._sum
@@ -145,11 +146,17 @@ class Server:
             self._add_up = wraps.server_sum(on, self._add_up)
         report("joined")
 
+    def _begin(self, **native: List[int]) -> None:
+        """Only inside a command can an updater be installed."""
+        self._sums = {key: CollectiveSum(len(self._all_workers)) for key in native["sums"]}
+        self._answer_key = native["answer_keys"][self._store.rank]
+        self._store._set_updater(fatal(self._update))
+
     def _open_hub(self, traffic: Dict[str, Any], buckets: Dict[str, List[int]]) -> None:
         """A store has a codec: take its messages beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._all_workers), self._timeout_s, _fatal(self._update), self._lock)
+            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, Traffic(**traffic))
         if traffic["codec_weights"] != "none":
@@ -209,7 +216,7 @@ class Server:
         answer: bytes = getattr(self._shard, name)()
         return answer
 
-    def _answer(self, sender: int, name: str, chunk: int) -> None:
+    def _answer(self, sender: int, name: str, chunk: int) -> bytes:
         """Write piece number `chunk` of the answer to command `name` into the answer array.
 
         The answer is the one of piece 0. If it takes several pieces, it stays here until the worker has `taken` it.
@@ -219,9 +226,10 @@ class Server:
             self._outgoing[sender, name] = self._answer_to(name)
         self._answer_array[:] = pack_piece(sender, chunk, self._outgoing[sender, name])
         self._answer_array.wait_to_read()
+        return b""
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Let glibc keep the memory of past messages. It would give large blocks back to the kernel, which clears the next
     block page by page: a quarter of a server's time with buckets of 2 MiB.
     """
@@ -232,7 +240,8 @@ def _keep_memory() -> None:
 
 def serve() -> None:
     """Be a server, until the job is over."""
-    _keep_memory()
+    from kvstore.engine._mxnet import mx
+    keep_memory()
     connecting()
     deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
     Server(mx.kvstore.create("dist_async")).run()

@@ -1,14 +1,18 @@
-"""Sums over the workers of an asynchronous job, for things outside the training loop (`Transport.total`).
+"""Sums over the workers, for things outside the training loop (`Transport.total`).
 
-In a synchronous job MXNet adds up and answers when all have pushed. Here MXNet answers every push at once, so a worker
-asks again until the sum is complete: until every worker has pushed that the launcher has not given up
+On sockets a server answers (`OrderedSums`) when all have pushed. On ps-lite an asynchronous job needs `CollectiveSum`:
+in a synchronous one MXNet adds up and answers when all have pushed, but there it answers every push at once, so a
+worker asks again. Either is complete when every worker has pushed that the launcher has not given up
 (`environment.lost_workers`). Each key counts its rounds. Workers use two keys in turn, since one sum may still be read
 while the next one begins.
 """
-from typing import Set
+from typing import Dict, Iterator, Set, Tuple
+
+import numpy as np
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray
+from kvstore.errors import ProtocolError
 from kvstore.job import environment
 from kvstore.messages.header import FETCH, HEADER, NOT_YET
 
@@ -33,3 +37,39 @@ class CollectiveSum:
             self._added.add(worker_rank)
         complete = self._added >= self._all_workers or self._added >= self._all_workers - environment.lost_workers()
         total[-HEADER] = self._round if complete else NOT_YET
+
+
+class OrderedSums:
+    """Parts of sums by number and worker, added in the order of ranks, so that the bits are the same each time."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._all_workers = set(range(num_workers))
+        self._parts: Dict[int, Dict[int, np.ndarray]] = {}
+        self._next = 1  # the number of the first sum that is not complete
+
+    @property
+    def waits(self) -> bool:
+        """Whether some have pushed and not all."""
+        return bool(self._parts)
+
+    def add(self, worker_rank: int, number: int, part: np.ndarray) -> None:
+        """A worker's part is there; one given up may still speak, of an older sum."""
+        if number >= self._next:
+            parts = self._parts.setdefault(number, {})
+            parts[worker_rank] = part
+            other, first = next(iter(parts.items()))
+            if part.size != first.size:
+                raise ProtocolError(f"workers {other} and {worker_rank} add up {first.size} and {part.size} numbers; "
+                                    "all workers make the same collective calls, in the same order")
+
+    def take(self) -> Iterator[Tuple[int, np.ndarray]]:
+        """The sums that are complete by now: every worker is in them that the launcher has not given up."""
+        while self._next in self._parts:
+            parts = self._parts[self._next]
+            missing = self._all_workers - set(parts)
+            if missing and missing - environment.lost_workers():
+                return
+            del self._parts[self._next]
+            total = sum((parts[rank] for rank in sorted(parts)[1:]), parts[min(parts)])
+            yield self._next, total.view(np.uint8)
+            self._next += 1

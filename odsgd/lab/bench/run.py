@@ -135,6 +135,7 @@ def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: 
     with tempfile.TemporaryDirectory(prefix="odsgd-bench-") as folder:
         flags = ["-n", str(workers), "-s", system.servers or "0", *place.flags, "--startup-timeout", "0",
                  "--store", "none", "--env", "OMP_NUM_THREADS:1", "--env", f"ODSGD_BENCH_FOLDER:{folder}"]
+        flags += ["--wire", system.wire] if system.servers else []
         for variable, value in system.env.items():
             flags += ["--env", f"{variable}:{value}"]
         spec = Path(folder, "spec.json")

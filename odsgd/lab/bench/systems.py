@@ -2,9 +2,10 @@
 
     NAME[:OPTION=VALUE...][@SERVERS]      odsgd@auto   odsgd:transport=ring   pipesgd:codec=quantize   mxnet/p3@1
 
-Names are our stores', with their options (but `warmup` is 0 unless given) and, on PyTorch, with `torch+` in front, and
-the others below. SERVERS is how many parameter servers there are, each on a host of its own (on loopback all are on one
-machine); `auto`, the default, puts one beside every worker. A system on a ring, or whose workers own parts, has none.
+Names are our stores', with their options (but `warmup` is 0 unless given), and the others below. In front of a store's
+name `torch+` means PyTorch, and `sockets+` sockets in the place of ps-lite. SERVERS is how many parameter servers there
+are, each on a host of its own (on loopback all are on one machine); `auto`, the default, puts one beside every worker.
+A system on a ring, or whose workers own parts, has none.
 """
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from kvstore.methods.sync import SSGD
 STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VAN_TYPE": "p3"}}
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
-ON_TORCH = "torch+"
+ON_TORCH, ON_SOCKETS = "torch+", "sockets+"
 DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
 FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
 """Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
@@ -46,6 +47,7 @@ class System:
     name: str
     options: Mapping[str, Any]
     servers: Optional[str]  # A number, `auto`, or None where there are none
+    wire: str = "ps-lite"
     worker: str = "worker"  # a module here: what runs as its workers, if the Python is ours
 
     def __str__(self) -> str:
@@ -99,8 +101,8 @@ def parse(text: str) -> System:
     >>> parse("odsgd:lr_local=0.5:warmup=3@1").options, parse("odsgd@1").servers, parse("ssgd").servers
     ({'warmup': 3, 'lr_local': 0.5}, '1', 'auto')
     """
-    if text.startswith(ON_TORCH):
-        return _on_torch(text)
+    if text.startswith((ON_TORCH, ON_SOCKETS)):
+        return _on_torch(text) if text.startswith(ON_TORCH) else _on_sockets(text)
     words, at, servers = text.partition("@")
     name, *pairs = words.split(":")
     if f"torch/{name}" in OPTIONS:
@@ -132,6 +134,13 @@ def _on_torch(text: str) -> System:
         raise ConfigError(f"`{text}` needs PyTorch beside MXNet, in this Python: scripts/setup torch, or pip install "
                           "'odsgd[cpu,torch]'")
     return dataclasses.replace(system, label=text, worker="torch_worker")
+
+
+def _on_sockets(text: str) -> System:
+    system = parse(text[len(ON_SOCKETS):])
+    if system.name not in OURS or system.servers is None:
+        raise ConfigError(f"`{text}`: {ON_SOCKETS} goes before a store of ours that has servers")
+    return dataclasses.replace(system, label=text, wire="sockets")
 
 
 def _option(text: str, pair: str) -> Tuple[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, List, Tuple
 import numpy as np
 import pytest
 
+from kvstore._version import VERSION
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import ProtocolError
@@ -130,7 +131,8 @@ def test_a_hello_in_pieces_is_understood(hub: Hub) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         challenge = connection.recv(courier.CHALLENGE_NBYTES, socket.MSG_WAITALL)
         signer = commands.Signer(0, commands.job_key())
-        hello = signer.sign("courier", {"challenge": challenge.hex()}).encode().ljust(courier.HELLO_NBYTES)
+        hello = signer.sign("courier", {"challenge": challenge.hex(), "version": VERSION}).encode()
+        hello = hello.ljust(courier.HELLO_NBYTES)
         arrived: queue.Queue[List[float]] = queue.Queue()
         for start in range(0, len(hello), 300):
             connection.sendall(hello[start:start + 300])

@@ -88,14 +88,14 @@ class Place(Connection):
 
     def __init__(self, job: Job) -> None:
         self.job, self.num_servers, self.worker_rank, self.timeout_s, self._answer_keys = job, 1, 0, 600.0, [ANSWERS]
-        self.answers = mx.nd.zeros(ANSWER_FLOATS)
-        job.loop.push(ANSWERS, mx.nd.zeros(ANSWER_FLOATS), self.answers)
+        self.array = mx.nd.zeros(ANSWER_FLOATS)
+        job.loop.push(ANSWERS, mx.nd.zeros(ANSWER_FLOATS), self.array)
 
     def command(self, name: str, payload: Any, timeout_s: float) -> None:
         self.job.command(name, **payload)
 
     def _pull_answers(self) -> List[np.ndarray]:
-        return [self.answers.asnumpy()]
+        return [self.array.asnumpy()]
 
 
 def test_a_server_keeps_no_state_that_a_worker_has_taken() -> None:

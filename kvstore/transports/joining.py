@@ -1,0 +1,148 @@
+"""A worker's place in a job with servers, whichever way its messages take (`connection`, `sockets`)."""
+import contextlib
+import os
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Type
+
+import numpy as np
+
+from kvstore.errors import ConfigError, ProtocolError
+from kvstore.job import ending, software
+from kvstore.job.deadlines import deadlines
+from kvstore.messages.buckets import Keys
+from kvstore.messages.seam import Export, State
+from kvstore.state.npz import from_bytes
+from kvstore.tracing import recorder
+from kvstore.transports.outbox import Outbox
+from kvstore.transports.sizing import measured_pace
+
+
+@contextlib.contextmanager
+def waiting_for(what: str, timeout_s: float) -> Iterator[None]:
+    """A deadline for what is inside, which waits for other processes."""
+    message = (f"{what} was not over within {timeout_s:g} s: another worker or a server is late, stopped or "
+               "unreachable. Check that all are alive, or raise `timeout_s`")
+    with deadlines.within(timeout_s, message):
+        yield
+
+
+class Answers(Export):
+    """What the servers answer to a command."""
+
+    _answers: List[bytearray]
+
+    def texts(self) -> List[bytes]:
+        """Each server's whole answer; waits."""
+        while self.left:
+            self.fetch()
+        return [bytes(answer) for answer in self._answers]
+
+    def state(self) -> State:
+        return {key: saved for answer in self._answers for key, saved in from_bytes(bytes(answer)).items()}
+
+
+class Joined:
+    """One in a process carries every store. A subclass joins the job in its constructor, and greets.
+
+    Each wait lasts as long as the store says that asks for it. `timeout_s`: the longest of all stores so far, for
+    joining and leaving the job.
+    """
+
+    worker_rank: int
+    keys: Keys
+
+    def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        self.timeout_s, self.synchronous = timeout_s, synchronous
+        self.num_workers, self.num_servers = _counts()
+        self.outbox: Optional[Outbox] = None  # direct connections to the servers
+        self._pace: Optional[float] = None
+        ending.end_well(disconnect)
+
+    def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
+        """Have every server carry out a command; returns when all have."""
+        raise NotImplementedError
+
+    def answers(self, name: str, timeout_s: float) -> Answers:
+        """What each server answers to a command, as it is now."""
+        raise NotImplementedError
+
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+        """The sum over workers; waits."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Leave the job."""
+        raise NotImplementedError
+
+    def pace(self, total: Callable[[np.ndarray], np.ndarray]) -> float:
+        """As `sizing.measured_pace` by sums of a store's, which is collective; once in a process."""
+        if self._pace is None:
+            self._pace = measured_pace(total, self.num_workers)
+        return self._pace
+
+    def _hello(self, **more: Any) -> None:
+        """Make the servers ours; from worker 0."""
+        trace_folder = recorder.folder and os.path.abspath(recorder.folder)  # servers work elsewhere
+        self.command("hello", {"num_workers": self.num_workers, "synchronous": self.synchronous,
+                               "timeout_s": self.timeout_s, "trace_folder": trace_folder, **more}, self.timeout_s)
+
+    def _check_others(self) -> None:
+        """Every rank is here once, and all run the same version. Collective; waits."""
+        mine = np.zeros(self.num_workers, np.float32)
+        mine[self.worker_rank] = 1
+        present = self.total(mine)
+        if not np.all(present == 1):
+            raise ProtocolError(f"worker ranks are not 0 … {self.num_workers - 1}, each once (seen so often: "
+                                f"{present.astype(int).tolist()}); ODSGD_WORKER_RANK must be set for all workers or "
+                                "none")
+        answers = self.answers("software", self.timeout_s).texts() if self.worker_rank == 0 else []
+        software.compare(self, [answer.decode() for answer in answers])
+
+    def _given_rank(self) -> Optional[int]:
+        """The launcher's rank, the same from run to run, which ps-lite's own is not; None without one."""
+        text = os.environ.get("ODSGD_WORKER_RANK") or os.environ.get("DMLC_WORKER_ID")
+        if text is None:
+            return None
+        if not text.isdigit() or int(text) >= self.num_workers:
+            raise ConfigError(f"this worker's rank is {text!r} (ODSGD_WORKER_RANK or DMLC_WORKER_ID), expected a "
+                              f"number from 0 to {self.num_workers - 1}")
+        return int(text)
+
+
+_shared: Optional[Joined] = None
+
+
+def shared(kind: Type[Joined], timeout_s: float, synchronous: bool) -> Joined:
+    """The place of this process, made on first use; it is left in good order when the process ends."""
+    global _shared
+    if _shared is None:
+        _shared = kind(timeout_s, synchronous)
+    _shared.timeout_s = max(_shared.timeout_s, timeout_s)
+    if _shared.synchronous != synchronous:
+        kinds = ("asynchronous", "synchronous")
+        raise ConfigError(f"this job is {kinds[_shared.synchronous]} and the new store {kinds[synchronous]}; "
+                          "each kind needs a job of its own")
+    return _shared
+
+
+def disconnect() -> None:
+    global _shared
+    if _shared is not None:
+        _shared.close()
+    _shared = None
+
+
+def _counts() -> Tuple[int, int]:
+    """Numbers of workers and servers, from the environment."""
+    if os.environ.get("DMLC_ROLE", "worker") != "worker":
+        raise ConfigError(f"DMLC_ROLE is {os.environ['DMLC_ROLE']}: this process is not a worker; `import odsgd` "
+                          "before anything that imports mxnet makes it what it should be")
+    missing = [name for name in ("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER")
+               if not os.environ.get(name)]
+    if missing:
+        raise ConfigError(f"this store needs a job and {missing[0]} is not set; start the script with "
+                          "`odsgd launch -n 2 -s 1 python script.py`, or use kvstore.create('local') in one process")
+    os.environ.setdefault("DMLC_ROLE", "worker")
+    num_workers, num_servers = int(os.environ["DMLC_NUM_WORKER"]), int(os.environ["DMLC_NUM_SERVER"])
+    if num_servers < 1:
+        raise ConfigError("this store needs a parameter server and the job has none; launch with `-s 1` or more")
+    return num_workers, num_servers

@@ -1,0 +1,108 @@
+"""Parameter servers on sockets of our own, one connection between each worker and server (`courier`): no MXNet in it.
+
+Gradients leave from the array that the front end wrote them to, and the answer is received where it is read: no copy
+on either side. A sum over the workers goes by server 0, in pieces of `SUM_FLOATS`, two of them on their way.
+"""
+import collections
+import threading
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+
+import numpy as np
+
+from kvstore.engine import engine
+from kvstore.engine._mxnet import mx
+from kvstore.errors import ConfigError
+from kvstore.job import commands
+from kvstore.job.pulse import connecting, pulse
+from kvstore.job.report import report
+from kvstore.messages.buckets import Keys
+from kvstore.messages.header import COMMAND, SUM
+from kvstore.transports import joining
+from kvstore.transports.joining import Answers, Joined, waiting_for
+from kvstore.transports.outbox import Outbox
+from kvstore.transports.servers import ParameterServers
+from kvstore.weights.servers import sockets
+
+SUM_FLOATS = 256 * 1024
+AT_ONCE = 2  # pieces of a sum on their way
+
+
+class SocketServers(ParameterServers):
+    """One store on the sockets of this process."""
+
+    _always_direct = True
+
+    def _join(self, timeout_s: float, synchronous: bool) -> Any:
+        return joining.shared(SocketsJoined, timeout_s, synchronous)
+
+
+class SocketsJoined(Joined):
+    """This worker's connections to all servers."""
+
+    outbox: Outbox
+
+    def __init__(self, timeout_s: float, synchronous: bool) -> None:
+        super().__init__(timeout_s, synchronous)
+        rank = self._given_rank()
+        if rank is None:
+            raise ConfigError("this worker has no rank: neither ODSGD_WORKER_RANK nor DMLC_WORKER_ID is set; start the "
+                              "job with `odsgd launch`")
+        self.worker_rank, self.keys = rank, Keys(self.num_servers)
+        self._signer, self._asking = commands.Signer(rank, commands.job_key()), threading.Lock()
+        connecting()
+        engine.wait_before_forks()
+        self.outbox = Outbox(sockets.addresses(rank, timeout_s), rank, timeout_s)
+        if rank == 0:
+            self._hello()
+        self._check_others()
+
+    def _ask(self, name: str, payload: Dict[str, Any]) -> List[Callable[[], np.ndarray]]:
+        with self._asking:  # servers take commands in the order of their numbers
+            text = self._signer.sign(name, payload).encode()
+            return self.outbox.ask(COMMAND, np.frombuffer(text, np.uint8), range(self.num_servers))
+
+    def command(self, name: str, payload: Dict[str, Any], timeout_s: float) -> None:
+        with waiting_for(f"command `{name}` to the servers", timeout_s):
+            for answer in self._ask(name, payload):
+                answer()
+
+    def answers(self, name: str, timeout_s: float) -> Answers:
+        return _Answers(self._ask(name, {}), f"the servers' answer to `{name}`", timeout_s)
+
+    def total(self, array: np.ndarray, timeout_s: Optional[float] = None) -> np.ndarray:
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty_like(flat)
+        under_way: Deque[Tuple[np.ndarray, Callable[[], np.ndarray]]] = collections.deque()
+        with waiting_for("a sum over the workers", self.timeout_s if timeout_s is None else timeout_s):
+            for start in range(0, flat.size, SUM_FLOATS):
+                if len(under_way) == AT_ONCE:
+                    _take(*under_way.popleft())
+                part = slice(start, start + SUM_FLOATS)
+                under_way.append((result[part], self.outbox.ask(SUM, flat[part].view(np.uint8), [0])[0]))
+            for one in under_way:
+                _take(*one)
+        return result.reshape(np.shape(array))
+
+    def close(self) -> None:
+        mx.nd.waitall()
+        self.command("leave", {}, self.timeout_s)
+        report("done", at=pulse.at)
+
+
+def _take(out: np.ndarray, answer: Callable[[], np.ndarray]) -> None:
+    out[:] = answer().view(np.float32)
+
+
+class _Answers(Answers):
+    """They arrive while other things go on, each as it was when the server was asked."""
+
+    def __init__(self, waits: List[Callable[[], np.ndarray]], what: str, timeout_s: float) -> None:
+        self._waits, self._what, self._timeout_s = waits, what, timeout_s
+        self._answers: List[bytearray] = []
+        self.left = 1
+
+    def fetch(self) -> None:
+        if self.left:
+            with waiting_for(self._what, self._timeout_s):
+                self._answers = [bytearray(wait()) for wait in self._waits]
+            self.left = 0

@@ -1,0 +1,107 @@
+"""Server and scheduler of a job on sockets (`odsgd launch --wire sockets`): no MXNet between workers and servers.
+
+The scheduler listens at the address that all processes know from the launcher. Each server says where it listens; when
+the last one has, the scheduler tells all that ask. Then workers call the servers (`courier`), and `Hub` has every push.
+"""
+import json
+import os
+import socket
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, Dict, List
+
+from kvstore.errors import EXIT_FAILURE, ProtocolError
+from kvstore.job import ending
+from kvstore.job.deadlines import deadlines
+from kvstore.job.pulse import connecting
+from kvstore.job.report import report
+from kvstore.options import DEFAULT_TIMEOUT_S
+from kvstore.weights.servers import courier
+from kvstore.weights.servers.hub import Hub
+from kvstore.weights.servers.server import Server, fatal, keep_memory
+
+CALL_AGAIN_S = 0.05
+
+
+def _meeting_place() -> str:
+    port = os.environ["DMLC_PS_ROOT_PORT"]
+    local = os.environ.get("DMLC_LOCAL") == "1"
+    return f"/tmp/{port}" if local else f"{os.environ['DMLC_PS_ROOT_URI']}:{port}"
+
+
+def introduce() -> None:
+    """Be the scheduler, until the launcher ends it."""
+    servers: Dict[int, str] = {}
+    count, changed = int(os.environ["DMLC_NUM_SERVER"]), threading.Condition()
+
+    def called(connection: socket.socket, sender: int, said: Dict[str, Any]) -> None:
+        with changed:
+            if "listens" in said:
+                servers[sender] = said["listens"]
+                changed.notify_all()
+            changed.wait_for(lambda: len(servers) == count)
+        with connection:
+            connection.sendall(json.dumps([servers[rank] for rank in range(count)]).encode())
+
+    connecting()
+    place = _meeting_place()
+    try:
+        listener = courier.listen_at(place)
+    except OSError as error:
+        ending.die(f"the scheduler cannot listen at {place}: {error}; name another port with --port, or leave the "
+                   "option out and a free one is chosen", EXIT_FAILURE)
+    courier.take_calls(listener, DEFAULT_TIMEOUT_S, called)
+    report("joined")
+    threading.Event().wait()
+
+
+def addresses(sender: int, timeout_s: float, **said: Any) -> List[str]:
+    """Where the servers listen, by rank. Waits until all have said so."""
+    late = (f"the job did not come up within {timeout_s:g} s: scheduler at {_meeting_place()}, "
+            f"{os.environ['DMLC_NUM_SERVER']} servers expected; check that each was started and can reach it")
+    with deadlines.within(timeout_s, late):
+        while True:
+            try:
+                connection = courier.call(_meeting_place(), sender, timeout_s, **said)
+                break
+            except (ConnectionRefusedError, FileNotFoundError):  # it comes later than this process
+                time.sleep(CALL_AGAIN_S)
+        with connection, connection.makefile("rb") as file:
+            connection.settimeout(None)
+            text = file.read()
+    if not text:
+        raise ProtocolError(f"the scheduler at {_meeting_place()} takes this process for a stranger: its "
+                            "ODSGD_SECRET is another one, or none; all processes of a job come from one launch")
+    found: List[str] = json.loads(text)
+    return found
+
+
+class SocketServer(Server):
+    """A server that has every message from its hub."""
+
+    def __init__(self, rank: int, num_workers: int) -> None:
+        super().__init__(SimpleNamespace(rank=rank))
+        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), self._lock, self._command)
+        self.address = self._hub.address
+
+    def _command(self, body: bytes) -> bytes:
+        with self._serving():
+            return self._carry_out(body)
+
+    def _begin(self, **_: List[int]) -> None:
+        """Nothing is left to do."""
+
+    def _answer(self, sender: int, name: str, chunk: int = 0) -> bytes:
+        return self._answer_to(name)
+
+
+def serve() -> None:
+    """Be a server, until the launcher ends it."""
+    keep_memory()
+    connecting()
+    deadlines.begin("silence", DEFAULT_TIMEOUT_S, "no worker has asked this server to begin")
+    rank = int(os.environ["ODSGD_SERVER_RANK"])
+    server = SocketServer(rank, int(os.environ["DMLC_NUM_WORKER"]))
+    addresses(rank, DEFAULT_TIMEOUT_S, listens=server.address)
+    threading.Event().wait()

@@ -1,0 +1,105 @@
+"""Server and scheduler of a job on sockets: sums, and who learns where the servers listen."""
+import contextlib
+import queue
+import socket
+import threading
+from pathlib import Path
+from typing import List, Optional
+
+import numpy as np
+import pytest
+
+from kvstore.errors import ProtocolError
+from kvstore.job import commands, ending
+from kvstore.weights.servers import courier, sockets
+from kvstore.weights.servers.sums import OrderedSums
+
+PATIENCE_S = 300
+
+
+def part(*numbers: float) -> np.ndarray:
+    return np.array(numbers, np.float32)
+
+
+def test_a_sum_is_added_in_the_order_of_ranks_whoever_comes_first() -> None:
+    in_order = (part(1e8)[0] + part(-1e8)[0]) + part(1)[0]
+    sums = OrderedSums(3)
+    for rank, number in ((2, 1.0), (0, 1e8), (1, -1e8)):
+        assert not list(sums.take())
+        sums.add(rank, 1, part(number))
+    [(number, total)] = sums.take()
+    assert number == 1 and total.view(np.float32) == in_order and not sums.waits
+
+
+def test_sums_may_overtake_each_other_and_are_answered_in_their_order() -> None:
+    sums = OrderedSums(2)
+    sums.add(0, 1, part(1))
+    sums.add(0, 2, part(10))
+    sums.add(1, 1, part(2))
+    sums.add(1, 2, part(20))
+    assert [total.view(np.float32)[0] for _, total in sums.take()] == [3, 30]
+
+
+def test_a_sum_goes_on_without_a_worker_that_was_given_up_and_does_not_hear_it_later(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sums, lost = OrderedSums(2), tmp_path / "lost"
+    monkeypatch.setenv("ODSGD_LOST", str(lost))
+    sums.add(0, 1, part(5))
+    assert not list(sums.take())
+    lost.write_text("1\n")
+    assert [total.view(np.float32)[0] for _, total in sums.take()] == [5]
+    sums.add(1, 1, part(7))
+    assert not sums.waits
+
+
+def test_workers_that_make_different_calls_are_named() -> None:
+    sums = OrderedSums(2)
+    sums.add(0, 1, part(1, 2))
+    with pytest.raises(ProtocolError, match="workers 0 and 1 add up 2 and 3 numbers"):
+        sums.add(1, 1, part(1, 2, 3))
+
+
+@pytest.fixture
+def scheduler(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The port of one, which waits for two servers."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    for name, value in {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(port), "DMLC_NUM_SERVER": "2",
+                        "ODSGD_SECRET": "of this test"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("DMLC_LOCAL", raising=False)
+    threading.Thread(target=sockets.introduce, daemon=True).start()
+    return port
+
+
+def test_all_learn_where_the_servers_listen_once_the_last_one_is_there(scheduler: int) -> None:
+    found: queue.Queue[List[str]] = queue.Queue()
+    for sender, said in ((0, {}), (1, {"listens": "b:2"}), (0, {"listens": "a:1"})):
+        threading.Thread(target=lambda sender=sender, said=said: found.put(
+            sockets.addresses(sender, PATIENCE_S, **said)), daemon=True).start()
+    assert [found.get(timeout=PATIENCE_S) for _ in range(3)] == [["a:1", "b:2"]] * 3
+
+
+def test_a_process_of_another_job_is_told_that_it_is_a_stranger(
+        scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = commands.Signer
+    monkeypatch.setattr(commands, "Signer", lambda sender, key: sign(sender, b"another secret"))
+    with pytest.raises(ProtocolError, match=f"scheduler at 127.0.0.1:{scheduler} takes this process for a stranger"):
+        sockets.addresses(0, PATIENCE_S)
+
+
+def test_a_process_of_another_version_ends_who_hears_it(scheduler: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: queue.Queue[str] = queue.Queue()
+
+    def die(message: str, *_: object) -> None:
+        told.put(message)
+        raise SystemExit  # of its thread
+
+    monkeypatch.setattr(ending, "die", die)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    connection: Optional[socket.socket] = None
+    while connection is None:
+        with contextlib.suppress(ConnectionRefusedError):  # it may not listen yet
+            connection = courier.call(f"127.0.0.1:{scheduler}", 3, PATIENCE_S, version="0.0.0")
+    with connection:
+        assert told.get(timeout=PATIENCE_S).startswith("a process of this job (rank 3) runs odsgd 0.0.0, this one ")
