@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from kvstore.methods import METHODS
 from odsgd.lab.advise import knowledge
+from odsgd.lab.bench.report import CHANGED
 from scripts.maintain import docs_tables, scale, validate_virtual
 from tests.jobs import ROOT, environment
 
@@ -272,6 +273,11 @@ def test_the_first_screen_says_what_was_measured() -> None:
     for row, workers in (("ResNet18", 4), ("the same, 12", 12)):
         said = next(cells for cells in table_rows(README) if row in cells[0])
         assert said[1:] == [f"{means[f'{label}, M = {workers}']:.1f} %" for label in ("SSGD", "OD-SGD")]
+
+
+def test_benchmarks_of_a_changed_source_say_so() -> None:
+    pages = [text for page, text in DOCS.items() if page.startswith("results/benchmarks/")]
+    assert [CHANGED in text for text in pages] == ["-dirty" in text for text in pages]
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
+import time
 from pathlib import Path
 from typing import List, Sequence
 
@@ -24,6 +26,9 @@ from odsgd.virtual.description import of
 TIE = 0.01
 """Systems within this part of the fastest time tie: the least stale comes first, then the one that needs least memory.
 """
+
+SAY_EVERY_S = 5.0
+"""Between two lines of progress, where there is no terminal."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,8 +68,12 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
     timed = [codec for codec in oracle.cluster.codecs if codec in WITHOUT_RESIDUAL and codec != "none"]
     systems = candidates(config, workers, config.codecs or ("none", *timed))
 
+    said_at = -math.inf
+
     def told(done: int, of: int) -> None:
-        if sys.stderr.isatty():
+        nonlocal said_at
+        if of and (sys.stderr.isatty() or time.monotonic() - said_at >= SAY_EVERY_S):
+            said_at = time.monotonic()
             say(f"{workers} workers: {done} of {of} simulations")
 
     oracle.prepare(systems, workers, told)
@@ -82,5 +91,8 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
     now = oracle.predict(config.now, workers) if config.now else predictions[0]
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
+    say(f"{workers} workers: what a change would gain")
     compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
-    return Advice(workers, predictions, now, changes(oracle, now, predictions), outside, compute_s)
+    advice = Advice(workers, predictions, now, changes(oracle, now, predictions), outside, compute_s)
+    say("")
+    return advice

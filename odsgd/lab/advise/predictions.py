@@ -91,6 +91,7 @@ class Oracle:
                                                              for system in systems) if question.key not in self._paces}
         with contextlib.ExitStack() as stack:
             one_by_one: Any = map
+            told(0, len(questions))
             if workers * len(questions) > MUCH:
                 one_by_one = stack.enter_context(multiprocessing.get_context("spawn").Pool()).imap
             for number, (key, pace) in enumerate(zip(questions, one_by_one(_simulated, questions.values())), start=1):

@@ -12,6 +12,7 @@ import textwrap
 import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from kvstore._version import commit
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig
 from odsgd.lab.bench.results import Finding
@@ -27,6 +28,7 @@ without using a core, and the gradients appear over T_cop, last layer first, as 
 exchange alone."""
 
 
+CHANGED = "*Measured with changes to the source that no commit has: nobody can measure exactly this again.*"
 _HOROVOD = "import horovod, mxnet, numpy; print(horovod.__version__, 'on MXNet', mxnet.__version__)"
 
 Column = Tuple[str, Callable[[Finding], str]]
@@ -88,6 +90,7 @@ def markdown(config: BenchConfig, findings: Sequence[Finding], measured: Measure
              command: Sequence[str]) -> str:
     """A page: the tables, and all that one needs to make them again."""
     parts = [f"# {config.title}", f"<!-- Written by `odsgd bench`: {shlex.join(command)} -->"]
+    parts += [CHANGED] if "-dirty" in machine.get("versions", "") else []
     parts += [config.note.strip()] if config.note.strip() else []
     for setting, block in _blocks(findings):
         parts += [f"## {headline(setting, block, measured)}", piped(_cells(config, block))]
@@ -120,7 +123,7 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     """Where it was measured; `loads`: of the machine, before and after."""
     from odsgd.training.run_log import versions
     software = "Python {python}, MXNet {mxnet}, NumPy {numpy}, odsgd {odsgd}".format(**versions())
-    software += f" at commit {output(['git', 'describe', '--always', '--dirty'])}"
+    software += f" at commit {commit() or 'unknown'}"
     if config.torch_python:
         software += f", PyTorch {output([config.torch_python, '-I', '-c', 'import torch; print(torch.__version__)'])}"
     if config.horovod_python:

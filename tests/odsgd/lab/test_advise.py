@@ -248,7 +248,9 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
     written, drawn = tmp_path / "advice.json", tmp_path / "advice.png"
     flags = ["--model", "50k", "--workers", "2,4", "--systems", "ssgd@1,odsgd@1,odsgd", "--batch-size", "8"]
     assert cli.main([profile, *flags, "--json", str(written), "--png", str(drawn)]) == 0
-    blocks = capsys.readouterr().out.split("\n\n")
+    said = capsys.readouterr()
+    assert said.err.startswith("2 workers: 0 of ")  # at once, also where there is no terminal
+    blocks = said.out.split("\n\n")
     assert [block.splitlines()[0] for block in blocks] == ["2 workers", "4 workers"]
     found = json.loads(written.read_text(encoding="utf-8"))
     assert [(each["workers"], len(each["predictions"])) for each in found["advice"]] == [(2, 3), (4, 3)]
