@@ -179,36 +179,36 @@ class JobOptions:
     env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
     remote_python: str = _option(sys.executable, PATH, "the interpreter on the hosts", otherwise="the same path as "
                                  "here")
-    startup_timeout_s: float = _failure(300.0, SECONDS, "until everyone has joined; 0: wait for ever",
+    startup_timeout_s: float = _failure(300.0, SECONDS, "how long the job may take to start; 0: for ever",
                                        "--startup-timeout")
-    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "until a process that does not answer, or stands still in "
-                                    "training, has failed; 0: for ever", "--hang-timeout")
-    max_restarts: int = _failure(0, COUNT, "after a failure start the job again, from its newest checkpoint, so often",
+    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "how long a process may be silent, or stand still in "
+                                     "training, before it has failed; 0: for ever", "--hang-timeout")
+    max_restarts: int = _failure(0, COUNT, "how often the job starts again after a failure, from its newest checkpoint",
                                 otherwise="0")
-    rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart tries to come up while a host or worker is "
-                                      "missing; with MIN:MAX that one is then left out", "--rejoin-timeout")
-    grow: bool = _failure(False, FLAG, "with MIN:MAX, start again at a checkpoint with a host that has come back; "
-                         "without it, at the next restart")
-    grace_s: float = _failure(5.0, SECONDS, "between SIGTERM and SIGKILL", "--grace")
+    rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart waits for a missing host or worker; with "
+                                       "MIN:MAX the job then leaves it out", "--rejoin-timeout")
+    grow: bool = _failure(False, FLAG, "with MIN:MAX, when a missing host is back, restart with it at the next "
+                          "checkpoint; without --grow, at the next failure")
+    grace_s: float = _failure(5.0, SECONDS, "time between SIGTERM and SIGKILL", "--grace")
     store: Optional[str] = _option(
-        None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for a script as it is: the store it "
-        "gets wherever it asks for one of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so that "
-        "workers who make none have not failed")
+        None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for an unchanged script: the store "
+        "it gets when it asks for one of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so workers "
+        "without a store have not failed")
     on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
-                                  "let an asynchronous one go on")
+                                  "let an asynchronous job go on")
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchOptions(JobOptions, HostOptions):
     """One launch, checked: options that do not go together are refused with ConfigError."""
 
-    image: Optional[str] = _option(None, _text("IMAGE"), "of the pods; it has odsgd in it",
+    image: Optional[str] = _option(None, _text("IMAGE"), "image of the pods, with odsgd in it",
                                    launcher="kubernetes")
-    name: Optional[str] = _option(None, LABEL, "of the job", launcher="kubernetes",
+    name: Optional[str] = _option(None, LABEL, "name of the job", launcher="kubernetes",
                                   otherwise="odsgd- and six letters")
-    namespace: Optional[str] = _option(None, LABEL, "of Kubernetes", launcher="kubernetes",
+    namespace: Optional[str] = _option(None, LABEL, "namespace of Kubernetes", launcher="kubernetes",
                                        otherwise="kubectl's own")
-    resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "of each pod, e.g. "
+    resources: Optional[Dict[str, str]] = _option(None, RESOURCES, "resources of each pod, e.g. "
                                        "cpu=4,memory=8Gi,nvidia.com/gpu=1", launcher="kubernetes")
     pod: Optional[str] = _option(None, FILE, "YAML with the rest of a pod's spec: "
                                  "volumes, nodeSelector, ...", launcher="kubernetes")

@@ -31,7 +31,7 @@ class ProcessOrders:
 
 @dataclass(frozen=True)
 class TunnelOrders(Message):
-    """What the tunnel of a host begins with."""
+    """The orders to the tunnel of a host."""
 
     certificate: str
     port: int
@@ -43,7 +43,7 @@ class TunnelOrders(Message):
 
 @dataclass(frozen=True)
 class Orders(Message):
-    """What an agent begins with."""
+    """The orders to an agent."""
 
     processes: List[ProcessOrders]
     env: Dict[str, str]
@@ -131,7 +131,7 @@ class Hello(Message):
 
 @dataclass(frozen=True)
 class Beats(Message):
-    """Every second: the last beat of each process that has a pulse, with its age (`silent_s`); from a tunnel none."""
+    """Every second: the last beat of each process that has a pulse, with its age (`silent_s`). A tunnel sends {}."""
 
     beats: Dict[str, Any]
 
@@ -177,7 +177,7 @@ class Ended(Message):
 
 @dataclass(frozen=True)
 class ProcessMessage(Message):
-    """About one process."""
+    """A message about one process."""
 
     process: str
 

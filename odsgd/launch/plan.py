@@ -33,7 +33,7 @@ from odsgd.launch.hostfile import Host
 LOCAL = Host("127.0.0.1", here=True)
 
 SOCKETS = "/tmp"  # where ps-lite has them
-MPI_PORTS = range(10240, 32768)  # of the loopback interface; above them Linux chooses for connections
+MPI_PORTS = range(10240, 32768)  # of the loopback interface; Linux uses higher ones for connections
 KEPT_ON_LOOPBACK = {"FI_TCP_IFACE": "lo", "UCX_NET_DEVICES": "lo"}
 """Variables that keep MPI on the loopback interface, with libfabric or with UCX."""
 LED_BY_TUNNEL = {**KEPT_ON_LOOPBACK, "MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}

@@ -31,7 +31,7 @@ from odsgd.launch.messages import Channel, Orders, of_json
 from odsgd.launch.plan import Job
 
 OVER_S = 5.0
-"""A pod whose agent has served takes the job for over after this time without an answer from pod 0."""
+"""If pod 0 has not answered for this long, a pod whose agent has served takes the job for over."""
 AGAIN_S = 0.5
 
 

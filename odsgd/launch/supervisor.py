@@ -31,9 +31,9 @@ from odsgd.launch.view.overview import Overview
 from odsgd.launch.view.status_file import StatusFile
 
 REJOIN_EVERY_S = 2.0
-"""Between two attempts of a job that lacks a host or a worker."""
+"""The pause between two attempts to start a job that lacks a host or a worker."""
 SHOW_EVERY_S = 1.0
-"""Between two updates of the job's status."""
+"""The time between two updates of the job's status."""
 STARTING_SHOWN_S, STARTING_SAID_S = 2.0, 10.0
 """After this time a job that has not started says so in its status, and in a line of output. Each further line comes
 after twice the time."""
@@ -292,7 +292,7 @@ class Supervisor:
 
     def _greeted(self, agent: AgentConnection, hello: messages.Hello, now: float) -> None:
         agent.greeted = True
-        if agent.carrier is None:  # mpirun has chosen the host, or Kubernetes; now we know which
+        if agent.carrier is None:  # mpirun or Kubernetes has chosen the host, and only now we know it
             agent.host = hello.host
             for process in agent.processes:
                 self.judge.members[process.name].host = hello.host
@@ -364,7 +364,7 @@ class Supervisor:
         signals_seen = self.signals_seen
         while time.monotonic() < deadline and self.agents.occupied:
             self.agents.turn()
-            if self.signals_seen > signals_seen:  # told again: at once
+            if self.signals_seen > signals_seen:  # told again: end at once
                 signals_seen = self.signals_seen
                 self.agents.stop(0.0)
                 deadline = min(deadline, time.monotonic() + ENDED_WITHIN_S)

@@ -52,7 +52,7 @@ IGNORE_CLOCKS = 0x200000
 MADE_WITHIN_S = 30.0
 LOOK_EVERY_S, BEAT_EVERY_S = 0.2, 1.0
 REACHED_WITHIN_S, SHOWN_WITHIN_S = 20.0, 10.0
-"""How long a connection to another tunnel may take, and how long a caller until it has asked for a socket."""
+"""How long a connection to another tunnel may take, and how long a caller may take to ask for a socket."""
 THERE_WITHIN_S, THERE_EVERY_S = 60.0, 0.05
 """How long a socket may take to appear while its process still starts."""
 MOST_UNPROVEN, UNDISTURBED_S = 64, 2.0
@@ -228,7 +228,7 @@ class Tunnel:
             self._selector.unregister(self._listener)
 
     def _make_room(self) -> None:
-        """Close old unproven callers where others wait."""
+        """Close old unproven callers if others wait."""
         if not self._full:
             return
         for guarded, since in list(self._unproven.items()):
@@ -342,7 +342,7 @@ def _on_thread(lead: Callable[..., None], end: End, *arguments: object) -> bool:
 
 
 def _contexts(certificate: str) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The contexts of the end that is called and of the calling end. Both show the certificate and trust no other."""
+    """TLS for the end that is called, and for the calling end. Both show the certificate and trust no other."""
     contexts = []
     with tempfile.NamedTemporaryFile("w", prefix="odsgd-") as file:  # of mode 0600; OpenSSL reads keys from files only
         file.write(certificate)

@@ -24,7 +24,7 @@ PING_EVERY_S = 10.0
 PATIENCE_S = 1.0
 """How long all carriers of lost connections together may take to end and say why; meanwhile the loop stands still."""
 HUNG_UP_WITHIN_S, UNHEARD_WITHIN_S = 4.0, 0.5
-"""How long a carrier may take to end after its connection is closed; the same if its agent has never spoken."""
+"""How long a carrier may take to end after we have hung up, and a carrier whose agent has never spoken."""
 LISTENERS: Dict[str, Callable[[Job, Plan], AgentListener]] = {
     "mpi": open_mpirun, "slurm": slurm.open_step, "kubernetes": kubernetes.wait_for_pods}
 """Launchers whose agents call us."""

@@ -20,7 +20,7 @@ ANSWERED_WITHIN_S = 30.0
 MOST_STRANGERS, UNDISTURBED_S = 64, 2.0
 """Most unproven connections beside the expected agents'. If there are more, those of this age are closed."""
 AGAIN_S = 0.5
-"""How long the port stays shut after too many files were open; else the loop would do nothing else."""
+"""How long the port stays shut after too many files were open, so that the loop can do other things."""
 BACKLOG = 1024
 
 
@@ -82,7 +82,7 @@ class AgentListener:
         self._selector.unregister(self.socket)
 
     def _heard(self, unproven: handshake.UnprovenConnection) -> None:
-        if unproven not in self._unproven:  # turned away in this very turn of the loop
+        if unproven not in self._unproven:  # turned away in the same turn of the loop
             return
         try:
             agent = unproven.heard(self.waiting)

@@ -1,7 +1,7 @@
 """Slurm: one step of srun with one agent on each node of an allocation; they call this machine's `AgentListener`.
 
-The launcher runs where srun does: in an sbatch script, or beside it on a login node (salloc). The
-allocation gives nodes and slots; processes are placed as by a hostfile with these nodes.
+The launcher runs where srun does: in an sbatch script, or on a login node (salloc). The allocation gives nodes and
+slots; processes are placed as by a hostfile with these nodes.
 """
 import shutil
 import subprocess

@@ -21,14 +21,14 @@ from odsgd.launch.messages import Channel, Orders, ProcessOrders, RemoteSocket, 
 from odsgd.launch.plan import Job, Plan, Process
 
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "LogLevel=ERROR")
-"""At its usual level ssh announces each new host in the middle of the job's output."""
+"""With its usual LogLevel ssh announces each new host in the middle of the job's output."""
 CONNECTED_WITHIN_S = 30
 NEW_HOST_KEY = ("-o", "StrictHostKeyChecking=accept-new")
 """ssh accepts a host that it has never met, and refuses a host whose key has changed. With --secure it refuses both:
 the job's secret goes only to hosts that ssh knows."""
 SILENCE_S = 300.0
-"""After this silence of its launcher a remote agent ends its processes. It is long, because a launcher whose
-output nobody reads (`| less`, Ctrl-S, Ctrl-Z) is silent as well; an agent notices a closed connection at once."""
+"""After this silence of its launcher a remote agent ends its processes. It is long, because a launcher whose output
+nobody reads (`| less`, Ctrl-S, Ctrl-Z) is silent as well; an agent notices a closed connection at once."""
 ANSWERS_WITHIN_S = 10
 AGENT = ("-m", "odsgd.launch.agent")
 
@@ -123,7 +123,7 @@ def tunnel_orders(job: Job, plan: Plan, host: Host) -> TunnelOrders:
 
 
 def remote_sockets(agents: Sequence[AgentConnection]) -> List[Tuple[AgentConnection, List[RemoteSocket]]]:
-    """The remote sockets of each tunnel. Where agents share a place the first tunnel makes them for all."""
+    """The remote sockets of each tunnel. If agents share a place, the first tunnel makes them for all."""
     firsts = {agent.place: agent for agent in reversed(agents)}
     return [(one, [RemoteSocket(name, other.tunnel, lasting) for other in agents
                    if one is firsts[one.place] and other.place != one.place for process in other.processes

@@ -132,7 +132,7 @@ class Failure:
         return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
 
     def message(self, text: str, *remarks: str) -> str:
-        """`text`, and below it what the process reported, and its last lines or those of its host."""
+        """`text`, and below it the process's report, and the last lines of the process or of its host."""
         lines, title, tail = [text], "the last lines from that host", self.tail
         if self.member:
             title, tail = f"the last lines of {self.member.name}", self.member.tail

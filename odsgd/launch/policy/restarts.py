@@ -76,7 +76,7 @@ class Membership:
 
     def __init__(self, job: Job) -> None:
         self.full, self.present = job, list(range(job.num_workers))
-        self._has_started = False  # an attempt has
+        self._has_ever_started = False
         self._gone: Set[Host] = set()
         self._left_out: List[str] = []
         self._since: Optional[float] = None
@@ -97,7 +97,7 @@ class Membership:
         """In the last attempt all processes joined: the next one calls all workers."""
         if self.job is self.full:
             self._left_out, self._grown = [], 0
-        self._has_started, self._since = True, None
+        self._has_ever_started, self._since = True, None
         self.present, self._gone = list(range(self.full.num_workers)), set()
 
     def left_out_hosts(self, now: float) -> Tuple[List[Host], float]:
@@ -119,7 +119,7 @@ class Membership:
         names = {process.name for process in blocking}
         gone = {process.host for process in blocking if not process.host.here
                 and all(other.name in names for other in planned if other.host == process.host)}
-        if not self._has_started or not self.full.max_restarts or not (workers or gone):
+        if not self._has_ever_started or not self.full.max_restarts or not (workers or gone):
             return None
         self._since = now if self._since is None else self._since
         missing = [f"worker {self.present[process.rank]}" for process in workers] or [

@@ -57,7 +57,7 @@ class Console:
             self._show_bar()
 
     def show_status(self, text: str) -> None:
-        """Show the job's status, if it is not empty. A bar that the script draws goes first."""
+        """Show the job's status; an empty text hides it. A bar that the script draws is shown instead."""
         self._check()
         if self.on_terminal["stderr"] and not self.drawn:
             if not text:
