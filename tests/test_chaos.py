@@ -91,7 +91,8 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
 
 
 @pytest.mark.slow
-def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path) -> None:
+def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaos, "EPOCHS", 16)
     case = chaos.Case(0, "ssgd", 2, 1, "worker 1", "kill", "training", 0.1, 1)
     seen = chaos.run(case, tmp_path)
     assert seen["hit"] and seen["restarted"], seen

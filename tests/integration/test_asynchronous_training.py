@@ -15,7 +15,8 @@ PRESET = str(ROOT / "configs" / "digits_async.yaml")
 
 
 def options_of(store: str, out: Path) -> Dict[str, Any]:
-    return TrainConfig.from_flags(["--config", PRESET, "--kvstore", store, "--out", str(out / store)]).to_dict()
+    return TrainConfig.from_flags(["--config", PRESET, "--kvstore", store, "--eval-every", "16", "--checkpoint-every",
+                                   "0", "--out", str(out / store)]).to_dict()
 
 
 @pytest.fixture(scope="module")

@@ -84,9 +84,9 @@ def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_pa
     out = str(tmp_path / "run")
     job = Terminal(*odsgd("launch", "-n", "2", "-s", "1"), *odsgd(
         "train", "--dataset", "synthetic", "--batch-size", "4", "--kvstore", "asgd", "--lr", "0.01", "--epochs", "9",
-        "--emulate-compute", "20ms", "--iterations", "900", "--log-interval", "10", "--out", out))
+        "--emulate-compute", "20ms", "--iterations", "600", "--log-interval", "10", "--out", out))
     try:
-        line = job.wait_for(r"epoch \d/9: [^\r]* \d+/900 \[[^\r]*, emulated compute, \d+ samples/s, staleness "
+        line = job.wait_for(r"epoch \d/9: [^\r]* \d+/600 \[[^\r]*, emulated compute, \d+ samples/s, staleness "
                             r"\d\.\d\d\]").group()
         assert len(line) < COLUMNS
         seen = watched(out)
@@ -99,11 +99,11 @@ def test_a_job_has_a_line_on_its_terminal_and_a_table_for_those_who_watch(tmp_pa
         job.process.kill()
         job.process.wait()
         os.close(job.fd)
-    assert "iteration 10/900" not in job.text and "done after 900 iterations" in job.text
+    assert "iteration 10/600" not in job.text and "done after 600 iterations" in job.text
     assert re.search(r"\r\x1b\[K\Z", job.text) or "samples/s" not in job.text.splitlines()[-1]  # nothing of it is left
     assert re.findall(r"(?m)^(worker 0|worker 1|server 0) ", seen) == ["worker 0", "worker 1", "server 0"]
     for at, _, rate, waiting, own_ms, mb_per_s, staleness, doing in cells(seen)[:2]:
-        assert 0 < int(at) < 900 and float(rate) > 0 and waiting.endswith("%") and float(own_ms) > 0, seen
+        assert 0 < int(at) < 600 and float(rate) > 0 and waiting.endswith("%") and float(own_ms) > 0, seen
         assert float(mb_per_s) > 0 and float(staleness) >= 0 and doing == "training", seen
     gone = subprocess.run(odsgd("watch", out), cwd=ROOT, env=environment(), capture_output=True, text=True,
                           timeout=PATIENCE_S)

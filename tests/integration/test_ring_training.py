@@ -16,10 +16,8 @@ PRESET = str(ROOT / "configs" / "digits_ring.yaml")
 
 LEARNING = {
     "sasgd": "--kvstore sasgd",
-    "sasgd_4": "--kvstore sasgd --T 4",
     "dsync": "--kvstore dsync",
     "pipesgd": "--kvstore pipesgd",
-    "truncate": "--kvstore pipesgd --codec truncate",
     "quantize": "--kvstore pipesgd --codec quantize",
     "odsgd": "--kvstore odsgd --transport ring",
     "delayed": "--kvstore delayed --transport ring",
@@ -51,7 +49,7 @@ def train(runs: List[Dict[str, Any]]) -> None:
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs: the preset with each store, and each way of `RESUMED` whole and up to `STOP`."""
     out = tmp_path_factory.mktemp("runs")
-    train([options(flags, out / name) for name, flags in LEARNING.items()]
+    train([options(f"{flags} --eval-every 16 --checkpoint-every 0", out / name) for name, flags in LEARNING.items()]
           + [options(flags, out / f"{name}-whole", iterations=TOTAL) for name, flags in RESUMED.items()]
           + [options(flags, out / f"{name}-parts", iterations=STOP) for name, flags in RESUMED.items()])
     train([options(flags, out / f"{name}-parts", iterations=TOTAL, resume=True) for name, flags in RESUMED.items()])
