@@ -76,7 +76,7 @@ def descend() -> None:
         say(f"{name} {hashlib.sha256(np.concatenate(weights).tobytes()).hexdigest()} {worst}")
 
 
-@pytest.mark.parametrize("workers", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("workers", [2, 3, 5])
 def test_all_ranks_have_the_same_bits_after_200_rounds(workers: int) -> None:
     job = mpi_job(workers, "descend")
     assert job.returncode == 0, job.stderr
