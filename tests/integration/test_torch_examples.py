@@ -1,4 +1,4 @@
-"""The PyTorch scripts of scripts/: each trains with two workers; its networks are those of the presets."""
+"""The scripts of scripts/examples, and PyTorch's trainer: each trains with two workers, on the presets' networks."""
 import json
 import re
 import subprocess
@@ -53,6 +53,13 @@ def test_a_transformer_learns_text_with_clipped_gradients(tmp_path: Path) -> Non
     loss = re.search(r"worker 0 \| iteration 60: loss ([\d.]+)", done.stdout)
     assert loss and float(loss.group(1)) < 2.0  # ln 13 is 2.6
     assert "of the digits of unseen sums are right" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["diloco_torch", "diloco_gluon"])
+def test_two_workers_that_exchange_weights_seldom_learn_with_either_framework(script: str, tmp_path: Path) -> None:
+    done = run(tmp_path, f"examples/{script}.py")
+    right = re.findall(r"worker (\d) \| worker \1: ([\d.]+)% of unseen points are right", done.stdout)
+    assert sorted(rank for rank, _ in right) == ["0", "1"] and min(float(one) for _, one in right) > 90
 
 
 @pytest.mark.parametrize("name, dataset, thumbnail", [

@@ -20,7 +20,9 @@ DIGITS: Dict[str, Dict[str, Sequence[float]]] = {
         "odsgd:transport=ring": (98.1, 97.2, 96.9), "delayed:transport=ring": (97.8, 97.5, 97.2),
         "dsync": (98.1, 96.9, 96.9), "pipesgd": (98.1, 97.5, 96.9),
         "pipesgd:codec=truncate": (98.1, 97.5, 97.2), "pipesgd:codec=quantize": (98.1, 97.5, 96.9),
-        "sasgd": (98.1, 96.9, 96.9), "sasgd:T=4": (97.8, 97.2, 97.2)},
+        "sasgd": (98.1, 96.9, 96.9), "sasgd:T=4": (97.8, 97.2, 97.2),
+        "diloco": (97.2, 96.4, 97.2), "diloco:H=10": (98.1, 97.5, 96.7), "eager": (96.1, 96.4, 94.7),
+        "eager:H=10": (98.3, 97.5, 96.4)},
     "configs/digits_async.yaml": {
         "asgd": (98.1, 97.5, 96.9), "dcasgd_c": (97.8, 97.5, 96.9), "dcasgd_a": (97.5, 97.2, 96.7),
         "softsync": (97.8, 97.2, 96.1), "downpour": (97.5, 97.2, 96.7), "easgd": (97.5, 96.1, 95.8),
@@ -55,7 +57,8 @@ def accuracy_of_many(system: System) -> str:
 
 def _told(system: System, known: Mapping[str, Sequence[float]]) -> str:
     method, options = OURS[system.name], dict(system.options)
-    usual = {"transport": method.transports[0], "codec": "none", "T": getattr(method.Options(), "T", None)}
+    intervals = {name: getattr(method.Options(), name, None) for name in "TH"}
+    usual = {"transport": method.transports[0], "codec": "none", **intervals}
     told = "".join(f":{name}={options[name]}" for name in usual if options.get(name, usual[name]) != usual[name])
     seeds = sorted(known.get(system.name + told, ()))
     return f"{seeds[0]:.1f}–{seeds[-1]:.1f}" if seeds else "–"

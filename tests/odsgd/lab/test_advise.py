@@ -222,8 +222,9 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
 def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
     known = {text: knowledge.accuracy_of_two(parse(text)) for text in (
         "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
-        "odsgd:codec=quantize:codec_weights=quantize@1")}
-    assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded"]
+        "odsgd:codec=quantize:codec_weights=quantize@1", "diloco", "diloco:H=10", "diloco:H=20")}
+    assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded",
+                                                                     "diloco:H=20"]
     assert knowledge.accuracy_of_many(parse("easgd:T=5@2")) != "–" == knowledge.accuracy_of_many(parse("easgd:T=4"))
 
 
