@@ -161,5 +161,5 @@ def test_srun_that_cannot_start_is_told_with_its_own_words(slurm: Slurm) -> None
 def test_without_an_allocation_nothing_starts(slurm: Slurm) -> None:
     with Launch("--launcher", "slurm", "-n", 2, MEMBER, env=slurm.env, cluster=slurm.cluster) as launch:
         assert launch.wait() == 64
-    assert launch.said == ("--launcher slurm needs an allocation, and this is none: run it in a script for sbatch, or "
+    assert launch.said == ("--launcher slurm needs an allocation, and runs in none: run it in a script for sbatch, or "
                            "from here as `salloc --nodes=N odsgd launch ...`")

@@ -19,7 +19,7 @@ LIST, PER_NODE = "SLURM_JOB_NODELIST", "SLURM_NTASKS_PER_NODE"
 def allocated(environ: Mapping[str, str]) -> List[Host]:
     """The slots of the allocation that we run in: one per node, or as many as --ntasks-per-node has asked for."""
     if not environ.get("SLURM_JOB_ID") or not environ.get(LIST):
-        raise ConfigError("--launcher slurm needs an allocation, and this is none: run it in a script for sbatch, or "
+        raise ConfigError("--launcher slurm needs an allocation, and runs in none: run it in a script for sbatch, or "
                           "from here as `salloc --nodes=N odsgd launch ...`")
     for name in ("srun", "scontrol"):
         if not shutil.which(name):

@@ -133,7 +133,7 @@ class Failure:
 
     def message(self, text: str, *remarks: str) -> str:
         """`text`, and below it the process's report, and the last lines of the process or of its host."""
-        lines, title, tail = [text], "the last lines from that host", self.tail
+        lines, title, tail = [text], "the last lines", self.tail
         if self.member:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
             lines += [f"  it reported: {self.member.error}"] if self.member.error else []

@@ -98,6 +98,6 @@ def test_a_message_carries_the_learning_rate_it_was_composed_with_where_the_work
     messages = [buffers.compose(grad, worker._tag(lr)) for lr in rates]
     written()
     for message, lr in zip(messages, rates):
-        *payload, version, high, low, mark = message.whole.asnumpy().tolist()
-        assert (payload, version, mark) == ([1, 1, 1], 0, worker_rank + 1)
+        *payload, version, high, low, sender_code = message.whole.asnumpy().tolist()
+        assert (payload, version, sender_code) == ([1, 1, 1], 0, worker_rank + 1)
         assert high + low == pytest.approx(lr if counts else 0, abs=1e-12)
