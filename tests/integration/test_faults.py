@@ -19,7 +19,7 @@ def start(fault: str, codec: str = "none", wire: str = "ps-lite") -> Launch:
 
 @pytest.mark.parametrize("name, codec, wire", [
     ("worker 1", "none", "ps-lite"), ("server 0", "none", "ps-lite"), ("scheduler", "none", "ps-lite"),
-    ("worker 1", "2bit", "ps-lite"), ("server 0", "2bit", "ps-lite"),
+    ("server 0", "2bit", "ps-lite"),
     ("worker 1", "none", "sockets"), ("server 0", "none", "sockets"), ("scheduler", "none", "sockets")])
 def test_a_process_that_is_killed_ends_the_job_and_is_named(name: str, codec: str, wire: str) -> None:
     with start("none", codec, wire) as launch:

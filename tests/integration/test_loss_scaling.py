@@ -48,7 +48,7 @@ for t in range(6):
 """
 
 
-@pytest.mark.parametrize("asked, options", [("ssgd", []), ("odsgd", []), ("dist_sync", ["--store", "ssgd"])])
+@pytest.mark.parametrize("asked, options", [("odsgd", []), ("dist_sync", ["--store", "ssgd"])])
 def test_amp_leaves_an_iteration_out_on_all_workers_and_halves_all_scales(tmp_path: Path, asked: str,
                                                                           options: List[str]) -> None:
     script = tmp_path / "script.py"

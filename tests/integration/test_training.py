@@ -69,9 +69,8 @@ def assert_same_bits(one: Dict[str, Any], other: Dict[str, Any]) -> None:
     assert not differing
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path: Path, devices: int) -> None:
-    output = train("--config", "configs/digits_odsgd.yaml", "--num-cpus", devices, "--out", tmp_path)
+def test_digits_are_learnt_to_over_95_percent_with_odsgd_on_two_workers(tmp_path: Path) -> None:
+    output = train("--config", "configs/digits_odsgd.yaml", "--num-cpus", 2, "--out", tmp_path)
     last = epochs(tmp_path)[-1]
     assert last["test_accuracy"] > 0.95 and last["train_accuracy"] > 0.95 and last["lr_local"] is not None
     assert "worker 1 |" not in output  # one worker speaks

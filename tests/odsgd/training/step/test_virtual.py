@@ -34,13 +34,13 @@ def trained(out: Path, **options: Any) -> Path:
 
 
 @pytest.mark.usefixtures("dropout_and_batchnorm")
-@pytest.mark.parametrize("stop", [4, 7])
 @pytest.mark.parametrize("store", STORES)
-def test_a_run_resumes_to_the_same_bits_and_times(tmp_path: Path, cluster: str, store: str, stop: int) -> None:
-    """Where both meet for a checkpoint: at an epoch's end, or where both were told to."""
-    options: Dict[str, Any] = dict(kvstore=store, cluster=cluster, checkpoint_every=stop, **METHODS.get(store, {}))
+def test_a_run_resumes_to_the_same_bits_and_times(tmp_path: Path, cluster: str, store: str) -> None:
+    """Stopped at an epoch's end and within one, where both meet for a checkpoint."""
+    options: Dict[str, Any] = dict(kvstore=store, cluster=cluster, checkpoint_every=2, **METHODS.get(store, {}))
     whole = trained(tmp_path / "whole", **options)
-    parts = trained(tmp_path / "parts", **options, iterations=stop)
+    parts = trained(tmp_path / "parts", **options, iterations=4)
+    trained(parts, **options, iterations=6, resume=True)
     trained(parts, **options, resume=True)
     assert same_bits(final_weights(whole), final_weights(parts))
     ends = [records(out, "epoch")[-1]["virtual_seconds"] for out in (whole, parts)]
