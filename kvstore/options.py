@@ -142,15 +142,16 @@ def several(kind: Kind) -> Kind:
 
 
 def name(what: str, names: Tuple[str, ...]) -> Kind:
-    """One of `names`; another gives the nearest of them (of a long list, the three nearest and not the rest)."""
+    """One of `names`; another gives its versions or the nearest of them (of a long list, those and not the rest)."""
     few = len(names) <= 30
 
     def convert(value: Any) -> str:
         if as_text(value) in names:
             return str(value)
-        near = difflib.get_close_matches(shown(value), names, n=3)
+        versions = [one for one in names if one.startswith(f"{value}_v")][:2]
+        near = versions or difflib.get_close_matches(shown(value), names, n=3)
         raise unknown(what, value, names) if few or not near else ConfigError(
-            f"unknown {what} `{shown(value)}`; did you mean {', '.join(f'`{other}`' for other in near)}?")
+            f"unknown {what} `{shown(value)}`; did you mean {' or '.join(f'`{other}`' for other in near)}?")
     metavar = "NAME" if len(names) > 6 else "{" + ",".join(names) + "}"
     return Kind(metavar, f"the name of a{'n' * (what[0] in 'aeiou')} {what}", convert)
 

@@ -36,7 +36,7 @@ Data-parallel training in which no worker waits for the network.
 to begin, on this machine:
   odsgd launch -n 2 -s 1 odsgd train --dataset digits   two workers, a server
   odsgd launch -n 2 -s 1 script.py                      a script of your own
-  odsgd report runs/digits-mlp-odsgd                    what came of the first
+  odsgd report runs/digits-mlp-odsgd-sgd                what came of the first
 
 {commands}
 

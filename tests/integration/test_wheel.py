@@ -59,5 +59,6 @@ def test_the_changelog_begins_with_this_version_and_a_tag_of_this_commit_is_its(
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     heading = re.search(r"^## (\S+) — \d{4}-\d\d-\d\d$", text, re.MULTILINE)
     assert heading and heading[1] == VERSION
+    assert len(text[heading.end():].split("\n## ")[0].strip().splitlines()) <= 25
     tags = run("git", "tag", "--points-at", "HEAD", cwd=ROOT).split() if (ROOT / ".git").exists() else []
     assert [tag for tag in tags if tag.startswith("v")] in ([], [f"v{VERSION}"])

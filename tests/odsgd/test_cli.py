@@ -21,6 +21,7 @@ def test_help_shows_the_commands_and_an_example(capsys: pytest.CaptureFixture[st
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert "train" in shown and "launch" in shown and "odsgd launch -n 2" in shown
+    assert f"odsgd report {TrainConfig.from_flags(['--dataset', 'digits']).out} " in shown
 
 
 def test_no_command_is_bad_usage_and_shows_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import math
 import re
 from typing import Dict, List, Sequence, Tuple
 
-from kvstore.errors import ConfigError, unknown
 from kvstore.messages.buckets import Parameter
+from kvstore.options import name as one_of
 from odsgd.config.names import MODELS
 
 Shapes = List[Tuple[int, ...]]
@@ -63,12 +63,7 @@ VGG-16 for ImageNet; a transformer; 5,000 small tensors, and as many numbers in 
 
 def check(name: str) -> str:
     """`name`, if it is a model's."""
-    if name not in PLAIN and name not in MODELS and not _NUMBER.fullmatch(name):
-        versions = [f"`{one}`" for one in (*PLAIN, *MODELS) if one.startswith(f"{name}_v")][:2]
-        if versions:
-            raise ConfigError(f"unknown model `{name}`; did you mean {' or '.join(versions)}?")
-        raise unknown("model", name, [*PLAIN, *MODELS])
-    return name
+    return name if _NUMBER.fullmatch(name) else str(one_of("model", (*PLAIN, *MODELS)).convert(name))
 
 
 _NUMBER = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)([kM])")

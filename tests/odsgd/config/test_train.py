@@ -126,6 +126,7 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--optimizer-local dcasgd-c", "did you mean `dcasgd_c`?"),
     ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
     ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),
+    ("--model resnet50", "unknown model `resnet50`; did you mean `resnet50_v1` or `resnet50_v2`?"),
 ])
 def test_a_wrong_flag_is_one_line_that_names_it(flags: str, said: str) -> None:
     assert said in message(flags)
