@@ -73,6 +73,15 @@ def test_a_report_counts_when_it_is_made_not_when_the_process_ends() -> None:
     assert verdict.message.splitlines()[-1] == "    | Traceback"
 
 
+def test_what_a_process_has_reported_and_printed_is_not_told_once_more() -> None:
+    judge = running(*NAMES)
+    judge.output("worker 1", "worker 1: ValueError: nan")
+    judge.reported("worker 1", {"event": "failed", "error": "ValueError: nan"}, 10.0)
+    judge.exited("worker 1", 70, 10.1)
+    verdict = verdict_at(judge, 10.7)
+    assert verdict.message.splitlines()[1:] == ["  it reported: ValueError: nan"]
+
+
 def test_a_reporter_that_does_not_end_is_not_waited_for_for_ever() -> None:
     judge = running(*NAMES)
     judge.reported("worker 1", {"event": "failed", "error": "stuck"}, 10.0)
