@@ -24,6 +24,7 @@ def test_a_campaign_is_the_same_again_and_meets_every_victim_and_fault() -> None
     assert {case.victim.split()[0] for case in cases} == set(chaos.VICTIMS)
     assert {case.fault for case in cases} == {*chaos.FAULTS_OF_PROCESSES, *sum(chaos.FAULTS.values(), ())}
     assert {case.moment for case in cases} == set(chaos.MOMENTS)
+    assert {case.wire for case in cases} == {"ps-lite", "sockets", ""}
     assert all(case.servers or case.victim.split()[0] not in ("server", "scheduler") for case in cases)
     assert all(case.workers == 2 for case in cases if case.victim in chaos.ON_TWO_HOSTS)
 
@@ -93,7 +94,7 @@ def test_only_what_is_shown_or_written_down_goes_by_the_wall_clock() -> None:
 @pytest.mark.slow
 def test_a_job_is_hit_and_ends_as_promised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "EPOCHS", 16)
-    case = chaos.Case(0, "ssgd", 2, 1, "worker 1", "kill", "training", 0.1, 1)
+    case = chaos.Case(0, "ssgd", 2, 1, "worker 1", "kill", "training", 0.1, 1, "sockets")
     seen = chaos.run(case, tmp_path)
     assert seen["hit"] and seen["restarted"], seen
     assert chaos.judge(seen, seen["weights"] == chaos.reference(case, tmp_path)) == []

@@ -2,8 +2,8 @@
 
     scripts/maintain/chaos --jobs 100 [--seed 1] [--out runs/chaos] [--markdown FILE]
 
-Everything about job K follows from seed and K: store, workers, servers, victim, fault, moment, restarts. Jobs that are
-in OUT/results.jsonl already are not run again, so that a campaign can go on where it was stopped.
+Everything about job K follows from seed and K: store, workers, servers, wire, victim, fault, moment, restarts. Jobs
+that are in OUT/results.jsonl already are not run again, so that a campaign can go on where it was stopped.
 docs/results/reliability.md says what is checked. The status is 0 if every promise was kept.
 """
 import argparse
@@ -72,6 +72,7 @@ class Case(NamedTuple):
     moment: str
     delay_s: float
     restarts: int
+    wire: str
 
 
 def case(seed: int, number: int) -> Case:
@@ -87,7 +88,8 @@ def case(seed: int, number: int) -> Case:
     moment = draw.choice(MOMENTS)
     name = f"{victim} {rank}" if victim in ("worker", "server") else victim
     workers = 2 if victim in ON_TWO_HOSTS else workers  # one on each
-    return Case(number, store, workers, servers, name, fault, moment, draw.uniform(0, 0.4), draw.choice((0, 2)))
+    return Case(number, store, workers, servers, name, fault, moment, draw.uniform(0, 0.4), draw.choice((0, 2)),
+                draw.choice(("ps-lite", "sockets")) if servers else "")
 
 
 @contextlib.contextmanager
@@ -114,6 +116,7 @@ class Job:
         flags = STORES[case.store][0].split()
         restarts = ["--max-restarts", str(case.restarts)] if case.restarts else []
         where = ["-H", "@hosts", "--env", MARK] if hosts else []
+        where += ["--wire", case.wire] if case.wire else []
         where += ["--secure"] if case.victim == "tunnel" else []
         command = [sys.executable, "-m", "odsgd", "launch", "-n", str(case.workers), "-s", str(case.servers), *where,
                    "--hang-timeout", str(HANG_TIMEOUT_S), *restarts, sys.executable, "-m", "odsgd", "train",
@@ -519,8 +522,9 @@ def main() -> int:
             file.write(json.dumps(seen) + "\n")
         results.append(seen)
         shutil.rmtree(folder / str(number), ignore_errors=True)  # one that was ended at start-up has none
-        print(f"{number}: {one.store}, {one.workers}+{one.servers}, {one.fault} {one.victim} at {one.moment}, restarts "
-              f"{one.restarts}: {'; '.join(seen['broken']) or 'as promised'} ({seen['seconds']} s)", flush=True)
+        print(f"{number}: {one.store}, {one.workers}+{one.servers} {one.wire}, {one.fault} {one.victim} at "
+              f"{one.moment}, restarts {one.restarts}: {'; '.join(seen['broken']) or 'as promised'} "
+              f"({seen['seconds']} s)", flush=True)
     mine = [one for one in results if one["seed"] == options.seed and one["number"] < options.jobs]
     text = table(mine)
     print(text)

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import List
 
+import pytest
+
 from tests.integration.launching import PATIENCE_S, ROOT, Launch, Word, words
 from tests.jobs import until
 
@@ -14,8 +16,9 @@ LASTING = os.path.join(ROOT, "tests", "lasting.py")
 SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.servers"), "OMP_NUM_THREADS": "1"}
 
 
-def test_sums_evaluation_another_optimizer_and_the_end_do_without_the_lost_worker() -> None:
-    with Launch("-n", 3, "-s", 1, "--on-worker-loss", "continue", LASTING, env=SERVER) as launch:
+@pytest.mark.parametrize("wire", ["ps-lite", "sockets"])
+def test_sums_evaluation_another_optimizer_and_the_end_do_without_the_lost_worker(wire: str) -> None:
+    with Launch("-n", 3, "-s", 1, "--wire", wire, "--on-worker-loss", "continue", LASTING, env=SERVER) as launch:
         launch.wait_for("worker 0 | trains", "worker 1 | trains", "worker 2 | trains")
         launch.kill("worker 0", signal.SIGKILL)
         assert launch.wait() == 0
