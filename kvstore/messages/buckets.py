@@ -161,6 +161,8 @@ def _pack(parameters: Iterable[Parameter], capacity: Optional[int]) -> Iterator[
 
 def in_fragments(parameters: Sequence[Parameter], number: int) -> List[Parameter]:
     """`parameters` dealt to `number` fragments of about equal bytes."""
+    if number == 1:
+        return list(parameters)
     if number > len(parameters):
         raise ConfigError(f"`fragments` is {number}, and the model has {len(parameters)} trained parameters; a "
                           "fragment has one at least")

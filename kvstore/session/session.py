@@ -162,8 +162,7 @@ class Session:
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
         """Lay out the buckets. The last parameters come first, since their gradients appear first."""
-        fragments = self.method.fragments(self.method.options)
-        parameters = in_fragments(parameters, fragments) if fragments > 1 else parameters
+        parameters = in_fragments(parameters, self.method.fragments(self.method.options))
         used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)

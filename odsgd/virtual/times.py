@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 
 from kvstore import methods
 from kvstore.errors import ConfigError
-from kvstore.messages.buckets import Keys, Parameter, by_layer
+from kvstore.messages.buckets import Keys, Parameter, by_layer, in_fragments
 from kvstore.methods import fit
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method
@@ -110,7 +110,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     """
     made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
     fit.check(method, options, kind)
-    layers, traffic = by_layer(parameters), made.traffic(whole=False)
+    layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)
     if kind == "server" and traffic.codec_weights != traffic.codec:
         raise ConfigError(f"codec `{traffic.codec}` there and codec_weights `{traffic.codec_weights}` back have no "
                           "times here; take the same for both")

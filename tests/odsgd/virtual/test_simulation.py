@@ -211,6 +211,18 @@ def test_a_method_that_exchanges_every_T_iterations_sends_so_often() -> None:
     assert per_iteration("sasgd", 13, workers=4, compute=COMPUTE_3S, options={"T": 3}) == pytest.approx(3.5, rel=1e-3)
 
 
+def test_an_exchange_with_a_delay_runs_beside_the_steps_until_it_is_applied() -> None:
+    """It takes 2 s, once in four steps of 3 s; in two fragments twice 1 s, of which the second layer's runs beside the
+    passes of the first."""
+    described = of({**FREE, "links": {"goodput": MBYTE, "latency": 0, "message": 0}, "workers": 1,
+                    "compute": COMPUTE_3S})
+    halves = [Parameter(number, f"layer{number}", (FLOATS // 2,)) for number in range(2)]
+    whole = {"H": 4, "bucket_nbytes": 4 * FLOATS}
+    for more, expected in (({}, 3.5), ({"delay": 1}, 3), ({"fragments": 2}, 3.25), ({"fragments": 2, "delay": 1}, 3)):
+        found = times.simulate(described, "diloco", halves, {**whole, **more}).iteration
+        assert found == pytest.approx(expected, rel=1e-3), more
+
+
 def test_an_asynchronous_worker_waits_for_nobody() -> None:
     """A worker at half speed takes twice as long, and the other does not notice."""
     simulation = job("asgd", workers=2, compute={"iteration": "30s", "speeds": {1: 0.5}})
