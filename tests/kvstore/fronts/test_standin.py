@@ -2,7 +2,9 @@
 import pytest
 
 from kvstore.errors import ConfigError
+from kvstore.fronts import choice
 from kvstore.fronts.standin import parse
+from kvstore.transports.in_process import Stage
 
 
 def test_a_name_with_options_and_the_sum_that_the_script_reckons_with() -> None:
@@ -15,6 +17,11 @@ def test_a_name_with_options_and_the_sum_that_the_script_reckons_with() -> None:
     assert parse("softsync:modulate=false").options == {"modulate": False}
     ring = parse("odsgd:transport=ring")
     assert (ring.needs_servers, ring.transport, ring.options) == (False, "ring", {})
+
+
+def test_a_script_may_write_options_behind_the_name_too() -> None:
+    method, options, _ = choice.checked("odsgd:warmup=3:lr-local=0.5", Stage(1).worker(0), {"lr_local": 0.25})
+    assert (method.name, options.warmup.count, options.lr_local) == ("odsgd", 3, 0.25)  # a keyword wins
 
 
 @pytest.mark.parametrize("text, says", [
