@@ -166,13 +166,13 @@ class Training(NamedTuple):
 
 
 @contextlib.contextmanager
-def on_two_hosts(*options: str, store: str = "odsgd") -> Iterator[Training]:
+def on_two_hosts(*options: str, store: str = "odsgd", own_tmp: bool = True) -> Iterator[Training]:
     launch = [sys.executable, "-m", "odsgd", "launch", "-n", "2", "-H", "@hosts", *options]
     train = [sys.executable, "-m", "odsgd", "train", "--dataset", "digits", "--lr", "0.01", "--epochs", "10000",
              "--kvstore", store]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/var/tmp")))  # /tmp is each host's own
-        hosts = stack.enter_context(Cluster.up(hosts=2, own_tmp=True))
+        hosts = stack.enter_context(Cluster.up(hosts=2, own_tmp=own_tmp))
         said = stack.enter_context(open(folder / "said", "w"))
         job = stack.enter_context(hosts.popen(
             [*launch, *train, "--checkpoint-every", "10000epochs", "--out", str(folder / "run")],
@@ -186,9 +186,11 @@ def on_two_hosts(*options: str, store: str = "odsgd") -> Iterator[Training]:
 
 @sees_us
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
-@pytest.mark.parametrize("store, tunnels", [("odsgd", 3), pytest.param("dsync", 2, marks=needs_mpi)])
-def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_on(store: str, tunnels: int) -> None:
-    with on_two_hosts("--secure", store=store) as training:
+@pytest.mark.parametrize("store, tunnels, wire", [("odsgd", 3, "ps-lite"), ("odsgd", 3, "sockets"),
+                                                  pytest.param("dsync", 2, "ps-lite", marks=needs_mpi)])
+def test_with_a_tunnel_strangers_on_the_network_reach_nothing_and_the_job_goes_on(store: str, tunnels: int,
+                                                                                  wire: str) -> None:
+    with on_two_hosts("--secure", "--wire", wire, store=store) as training:
         assert [len(ports) for ports in training.ports().values()] == [tunnels - 2, 1, 1]
         training.visited(*DEEDS)
         if store == "dsync":  # at a worker's own port there is MPI, and a remote socket lets this user's processes in
@@ -210,3 +212,11 @@ def test_without_a_tunnel_one_of_them_ends_it() -> None:
         training.visited("http_get")
         assert training.job.wait(PATIENCE_S) == 128 + signal.SIGABRT, training.said.read_text()
         assert "something that is not part of this job" in training.said.read_text()
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
+def test_at_the_ports_of_a_job_on_sockets_strangers_are_cut_off_and_the_job_goes_on() -> None:
+    with on_two_hosts("--wire", "sockets", own_tmp=False) as training:
+        assert sum(map(len, training.ports().values())) == 3  # of the scheduler and the servers
+        training.visited(*DEEDS)
+        training.goes_on()
