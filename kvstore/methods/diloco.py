@@ -58,8 +58,7 @@ from kvstore.methods.sync import SyncRule
 from kvstore.options import integer, option, real
 
 LONG = 100  # H from which on the paper's momentum is the default
-MOMENTUM = 0.9
-MIX = 0.5  # with a delay
+MOMENTUM, MIX = 0.9, 0.5  # the mix with a delay
 
 
 class Replica(Worker):
@@ -150,8 +149,7 @@ class DiLoCo(Method):
         return options.lr_outer, options.momentum
 
     def traffic(self, whole: bool) -> Traffic:
-        traffic = super().traffic(whole)
-        return replace(traffic, waits=traffic.waits and not self.options.delay)
+        return replace(super().traffic(whole), waits=self.waits and not self.options.delay)
 
     def advice(self) -> Optional[str]:
         if self.options.momentum_outer is not None or self.options.H >= LONG:
