@@ -13,6 +13,7 @@ from typing import Any, Dict, Iterator
 
 import pytest
 
+import tests.lean  # noqa: F401  before anything imports MXNet
 from tests.integration import debian
 
 _stderr = os.dup(sys.__stderr__.fileno()) if sys.__stderr__ is not None else 2
