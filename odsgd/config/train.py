@@ -98,17 +98,18 @@ class TrainConfig(TrainOptions):
     def parse(argv: Sequence[str]) -> Tuple[Dict[str, Any], Optional[str], Dict[str, Any]]:
         """The options of a command line, each checked for itself; the file after ``--config``; and its values.
 
-        A method of the user's own is loaded first, so that its options are known.
+        A method of the user's own is loaded first, so that its options are known. ``--help`` explains those of the
+        method that is asked for.
         """
         config_file, file, asked = given(argv, "--config", "--method-file", "--kvstore")
         said = _lines(config_file) if config_file and os.path.exists(config_file) else {}
         file, asked = file or said.get("method_file"), asked or said.get("kvstore")
-        if file:
-            algorithms.load(str(file))
+        method = algorithms.load(str(file)) if file else None
         if asked and asked not in MXNETS:
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
-                algorithms.find(str(asked))  # perhaps another package's, with options of its own
-        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, FIRST), said)
+                method = algorithms.find(str(asked))  # perhaps another package's, with options of its own
+        first = (*FIRST, *(name for name in (method.option_names() if method else ()) if name not in methods.COMMON))
+        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, first), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""

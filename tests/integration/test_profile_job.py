@@ -20,4 +20,6 @@ def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
     assert cluster.workers == 2 and cluster.compute.iteration == pytest.approx(0.1)
     assert 1e7 < cluster.links.goodput < 1e12, "of this machine's loopback"
     assert set(values["links"]) == {"goodput", "latency", "message", "processor"}
-    assert 0 < cluster.server.message < 0.1 and 0 < cluster.worker.message < 0.1
+    # A line through four times; where a busy machine bends it, it is laid through 0 (`processor.price`).
+    assert 0 <= cluster.server.message < 0.1 and 0 <= cluster.worker.message < 0.1
+    assert cluster.server.message + cluster.server.receive > 0
