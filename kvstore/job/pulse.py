@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, Optional
 
-from kvstore.job.aside import guarded
+from kvstore.job.aside import BackgroundThread, guarded
 from kvstore.job.deadlines import deadlines
 from kvstore.job.environment import launched
 from kvstore.job.report import report
@@ -45,6 +45,7 @@ class Pulse:
         """Other entries of a beat, by name: functions that only look. A beat leaves out one that fails."""
         self._tell, self._waiting = tell, waiting
         self._thread: Optional[threading.Thread] = None
+        self._aside, self._found = BackgroundThread("a look of the pulse"), {}  # type: BackgroundThread, Dict[str, Any]
 
     def start(self) -> None:
         if self._thread is None:
@@ -74,13 +75,19 @@ class Pulse:
                 "nbytes": self.nbytes, **self._more()}
 
     def _more(self) -> Dict[str, Any]:
+        """What the last looks have found. They run aside, since one that hangs must not hold up the beats."""
+        if self.more and self._aside.empty:
+            self._aside.do(self._look)
+        return self._found
+
+    def _look(self) -> None:
         found: Dict[str, Any] = {}
         for name, look in list(self.more.items()):
             with guarded(f"`{name}` of the pulse"):
                 value = look()
                 json.dumps(value)
                 found[name] = value
-        return found
+        self._found = found
 
     def _beat(self) -> None:
         while True:

@@ -297,11 +297,12 @@ class Supervisor:
             for process in agent.processes:
                 self.judge.members[process.name].host = hello.host
                 self.judge.liveness.placed(process.name, hello.host)
-                self.overview.placed(process.name, hello.host)
+                with self._guarded("the overview"):
+                    self.overview.placed(process.name, hello.host)
 
     def _beats(self, agent: AgentConnection, message: messages.Beats, now: float) -> None:
         self.judge.liveness.beats(message.beats, now)
-        with self._guarded("the overview of beats"):
+        with self._guarded("the overview"):
             self.overview.beats(message.beats, now)
 
     def _agent_signalled(self, agent: AgentConnection, message: messages.AgentSignalled, now: float) -> None:
@@ -317,7 +318,8 @@ class Supervisor:
 
     def _exited(self, agent: AgentConnection, message: messages.Exit, now: float) -> None:
         self.judge.exited(message.process, message.code, now)
-        self.overview.ended(message.process)
+        with self._guarded("the overview"):
+            self.overview.ended(message.process)
 
     def _tunnel_listens(self, agent: AgentConnection, message: messages.TunnelListens, now: float) -> None:
         """When all tunnels listen, tell each of them the sockets of the other hosts."""

@@ -26,7 +26,7 @@ def test_beats_come_from_a_thread_of_their_own() -> None:
     until(lambda: told[-1] == {"at": 7, "moves": 1, "part": 0, "activity": "training",
                               "asynchronous": False, "waits_s": None,
                               "nbytes": 0, "stale": [[1, 2, 3]]}, 60)
-    assert threading.active_count() == before + 1
+    assert threading.active_count() == before + 2  # the other one looks
 
 
 def test_a_pulse_goes_on_without_what_fails_and_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,6 +49,18 @@ def test_a_pulse_goes_on_without_what_fails_and_says_so_once(capsys: pytest.Capt
     assert sorted(line.partition(" failed")[0] for line in lines) == [
         f"warning: {name}" for name in ("`circle` of the pulse", "`raises` of the pulse", "`unsayable` of the pulse",
                                         "a beat of the pulse")]
+
+
+def test_a_look_that_hangs_holds_up_no_beat() -> None:
+    told: List[Dict[str, Any]] = []
+    pulse, hangs = Pulse(lambda event, **fields: told.append(fields), lambda: None), threading.Event()
+    pulse.EVERY_S = 0.01
+    pulse.more["hangs"] = lambda: hangs.wait(300)
+    pulse.start()
+    until(lambda: len(told) > 5, 60)
+    assert "hangs" not in told[-1]
+    hangs.set()
+    until(lambda: told[-1].get("hangs") is True, 60)
 
 
 def test_an_activity_within_another() -> None:
