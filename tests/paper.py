@@ -459,6 +459,71 @@ class AsyncDiloco(Asgd):
         self.t += 1
 
 
+def rda(weights: np.ndarray, deltas: List[np.ndarray]) -> np.ndarray:
+    """The mean of the lengths in the mean direction."""
+    length = sum(weights * [np.linalg.norm(delta) for delta in deltas]) / sum(weights)
+    direction = sum(weight * delta / np.linalg.norm(delta) for weight, delta in zip(weights, deltas)) / sum(weights)
+    return np.asarray(length * direction / np.linalg.norm(direction))
+
+
+@dataclass
+class DecoupledDiloco(Asgd):
+    """Douillard et al. 2026, with a quorum of 1. Worker m sends fragment p where (t + floor(p H / P)) mod H = 0; the
+    first of a round that has taken `grace` more steps closes it, or the last of all that can be in it.
+    `tensors`: for RDA; None: the weighted mean.
+    """
+
+    inner: List[Any]
+    H: int
+    eta: float
+    mu: float
+    fragments: List[slice]
+    tau: int
+    alpha: float
+    grace: int
+    tensors: Any = None
+
+    def __post_init__(self) -> None:
+        M = len(self.inner)
+        self.outer = [Nesterov(self.eta, self.mu) for _ in self.fragments]
+        self.had = [self.W.copy() for _ in range(M)]          # Theta as worker m got it last
+        self.brought = [self.W.copy() for _ in range(M)]      # and what is on its way
+        self.sent = [[0] * len(self.fragments) for _ in range(M)]
+        self.open: List[Dict[int, Any]] = [{} for _ in self.fragments]
+
+    def turn(self, m: int, t: int, w: np.ndarray, g: np.ndarray) -> np.ndarray:
+        x, now, P = self.inner[m](w, g, t, w).copy(), t + 1, len(self.fragments)
+        for p, part in enumerate(self.fragments):
+            since = (now + p * self.H // P) % self.H
+            if since == 0:
+                c_step, self.sent[m][p] = now - self.sent[m][p], now
+                c_tok = c_step
+                self.open[p][m] = c_tok * (c_tok / c_step), (self.had[m] - x)[part]
+                if len(self.open[p]) == len(self.inner):
+                    self.close(p, part)
+            if not self.sent[m][p]:
+                continue
+            if since == self.grace:
+                if m in self.open[p]:
+                    self.close(p, part)
+                self.brought[m][part] = self.W[part]
+            if since == self.tau:
+                self.had[m][part] = self.brought[m][part]
+                x[part] = F(self.alpha) * x[part] + F(1 - self.alpha) * self.had[m][part]
+        return x
+
+    def close(self, p: int, part: slice) -> None:
+        members, self.open[p] = sorted(self.open[p].items()), {}
+        weights = np.array([weight for _, (weight, _) in members])
+        deltas = [delta for _, (_, delta) in members]
+        Delta = sum(weight * delta for weight, delta in zip(weights, deltas)) / sum(weights)
+        for one in [tensor for tensor in self.tensors or () if part.start <= tensor.start < part.stop]:
+            one = slice(one.start - part.start, one.stop - part.start)
+            Delta[one] = rda(weights, [delta[one] for delta in deltas])
+        self.W = self.W.copy()
+        self.W[part] = self.outer[p](self.W[part], Delta.astype(F))
+
+
 @dataclass
 class NSoftsync(Asgd):
     """After c = floor(lambda / n) gradients:

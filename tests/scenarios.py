@@ -310,6 +310,11 @@ ASYNC: Dict[str, Scenario] = {
                                optimizer_params=DECAY, order=ORDER, lr_at={"3": 0.02}, multipliers=MULT),
     "async_diloco_1": Scenario("async_diloco", {"H": 1, "lr_outer": 0.1, "N": 1}, optimizer_params={
         "learning_rate": 1.0}, order=ORDER),
+    "decoupled": Scenario("decoupled", {**STREAMING, "H": 3}, optimizer_params=MOMENTUM, order=ORDER),
+    "decoupled_mean": Scenario("decoupled", {**STREAMING, "H": 3, "merge": "mean", "grace": 2, "mix": 0.0},
+                               optimizer_params=DECAY, order=ORDER, lr_at={"3": 0.02}, multipliers=MULT),
+    "decoupled_1": Scenario("decoupled", {"H": 1, "fragments": 1, "delay": 0, "lr_outer": 0.1}, optimizer_params={
+        "learning_rate": 1.0}, order=ORDER),
     "asgd_plain": Scenario("asgd", optimizer_params=PLAIN, order=ORDER),
     "eamsgd": Scenario("eamsgd", {"T": 2, "delta": 0.5}, optimizer_params=DECAY, order=ORDER),
     "gluon_momentum": Scenario(None, optimizer_params=MOMENTUM, iterations=ORDER.count(0)),

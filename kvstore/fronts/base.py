@@ -258,6 +258,15 @@ class FrontEnd(Generic[L]):
         self.wait()
         return saving.server_state(self.session, self.session.weights_holder.exporting().read())
 
+    def rounds(self) -> Dict[str, Any]:
+        """By bucket, which workers were in each round and whom it answered, where a method has rounds of some workers
+        (`replay`). Waits; any one worker may call it.
+        """
+        self._check_begun("rounds")
+        self.wait()
+        state = self.session.weights_holder.exporting().read()
+        return {str(key): (facts["rule"] or {}).get("log", []) for key, (_, facts) in state.items()}
+
     def exporting(self) -> Export:
         """The same state, as it is now, in pieces to fetch between later steps; `saving.server_state` makes the same of
         it. Waits; collective where `state_is_shared`.

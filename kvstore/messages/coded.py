@@ -5,7 +5,8 @@
 
 Only codecs of a few bits have a residual; r_0 = 0. Without a codec weights come back as they are. With one their
 changes come back, and the rest of a change is part of the next one; both ends keep s, s_0 = W_0. A fetch without a push
-brings W as it is and does not change s.
+brings W as it is and does not change s. Where servers have rounds (`Traffic.quorum`), the answer to a push is empty,
+and the fetch that asks for the end of the round brings d_t.
 """
 from typing import Dict
 
@@ -13,10 +14,18 @@ import numpy as np
 
 from kvstore.errors import ProtocolError
 from kvstore.messages.codecs import Plain, codec
-from kvstore.messages.header import FETCH, HEADER
+from kvstore.messages.header import BEGIN, FETCH, HEADER, asker
 from kvstore.messages.seam import Traffic
 
 BLOCK = 64 * 1024  # floats that stay in a core's cache from one pass to the next
+NOTHING = np.empty(0, np.uint8)
+
+
+def brings(quorum: int, header: np.ndarray) -> str:
+    """What the answer to the message with this header brings: `nothing`, the weights `plain`, or `coded`."""
+    if header[-1] == FETCH:
+        return "coded" if asker(header) >= 0 else "plain"
+    return "nothing" if quorum or header[-1] == BEGIN else "coded"
 
 
 class CodedPush:
@@ -52,7 +61,7 @@ class CodedAnswer:
 
     def __init__(self, traffic: Traffic, w: np.ndarray, alike: bool) -> None:
         """Begin at weights `w`. `alike`: every reader has each answer before the weights change again."""
-        self._codec = codec(traffic.codec_weights)
+        self._codec, self._quorum = codec(traffic.codec_weights), traffic.quorum
         self._changes, self._alike = not isinstance(self._codec, Plain), alike
         self._message = np.empty(0 if not self._changes and alike else self._codec.nbytes(w.size), np.uint8)
         self._shown = w.copy() if self._changes else None
@@ -71,13 +80,15 @@ class CodedAnswer:
             self._shown += change
         return self._message
 
-    def room(self, w: np.ndarray) -> np.ndarray:
-        """The worker's end: where the next message is received, whose weights will be in `w`."""
-        return self._codec.room(w, self._message)
+    def room(self, w: np.ndarray, header: np.ndarray) -> np.ndarray:
+        """The worker's end: where the answer to a message is received, whose weights will be in `w`."""
+        kind = brings(self._quorum, header)
+        return NOTHING if kind == "nothing" else w.view(np.uint8) if kind == "plain" else self._codec.room(
+            w, self._message)
 
-    def decode(self, w: np.ndarray) -> None:
-        """Write the weights of the message received into `w`."""
-        if self._shown is not None:
+    def decode(self, w: np.ndarray, header: np.ndarray) -> None:
+        """Write the weights of the answer received into `w`."""
+        if self._shown is not None and brings(self._quorum, header) == "coded":
             with np.errstate(all="ignore"):
                 self._codec.decode(self._message, w)
                 self._shown += w
@@ -94,7 +105,7 @@ class CodedBucket:
     """
 
     def __init__(self, traffic: Traffic, num_workers: int, pushed: np.ndarray, stored: np.ndarray) -> None:
-        self._asynchronous, self._num_workers = traffic.asynchronous, num_workers
+        self._asynchronous, self._quorum, self._num_workers = traffic.asynchronous, traffic.quorum, num_workers
         self.pushed, self.stored, size = pushed, stored, stored.size - HEADER
         self._total, self._w = pushed[:size], stored[:size]
         self._codec = codec(traffic.codec, traffic.codec_threshold)
@@ -142,6 +153,7 @@ class CodedBucket:
         ranks, self._added = list(self._here), 0
         self._here.clear()
         if self._asynchronous:
-            return {rank: self._w.copy().view(np.uint8) if self.pushed[-1] == FETCH
+            kind = brings(self._quorum, self.pushed[-HEADER:])
+            return {rank: NOTHING if kind == "nothing" else self._w.copy().view(np.uint8) if kind == "plain"
                     else self._answers[rank].encode(self._w) for rank in ranks}
         return dict.fromkeys(ranks, self._answers[0].encode(self._w))

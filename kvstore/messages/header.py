@@ -4,7 +4,8 @@
     answer  [ W …       | version | 0     | 0     | 0           ]
 
 In a synchronous job a server sees the sum of all workers' pushes, in an asynchronous job single pushes. The sender_code
-is the worker's rank + 1, or FETCH in a message that only asks for the answer. In messages with a codec the four floats
+is the worker's rank + 1, or FETCH in a message that only asks for the answer; its lr_hi is then 0, or rank + 1 of a
+worker that asks for the end of its round. In messages with a codec the four floats
 come first (`FRAME`). docs/explanation/messages.md says why.
 """
 import struct
@@ -43,6 +44,11 @@ def split_lr(lr: float) -> Tuple[float, float]:
     """Two single-precision numbers whose sum is `lr`."""
     high = float(np.float32(lr))
     return high, float(np.float32(lr - high))
+
+
+def asker(header: np.ndarray) -> int:
+    """The worker whose fetch asks for the end of its round; -1 in any other message."""
+    return int(header[1]) - 1 if header[-1] == FETCH else -1
 
 
 def numbered(number: int) -> np.ndarray:

@@ -73,11 +73,17 @@ class Traffic:
     whole: bool = False  # whether a bucket is one parameter, however large
     any_cut: bool = False  # whether the weights have the same bits however buckets are cut
     on_nan: str = "continue"  # when a gradient is not finite: one of `finite.ON_NAN`
+    quorum: int = 0  # pushes that a round of asynchronous servers has at least; what came of it is fetched. 0: none
 
     @property
     def coded(self) -> bool:
         """Whether anything has a codec."""
         return (self.codec, self.codec_weights) != ("none", "none")
+
+    @property
+    def direct(self) -> bool:
+        """Whether servers answer other than MXNet's would, so that messages take connections of our own."""
+        return self.coded or self.quorum > 0
 
 
 @dataclass(frozen=True)
@@ -215,9 +221,10 @@ class Replicated(GlobalWeights):
 class Servers(Transport, GlobalWeights):
     """Parameter servers. The calls below are for asynchronous jobs, where each push has an answer of its own."""
 
-    def fetch(self, bucket: Bucket, after: Array) -> Pending:
+    def fetch(self, bucket: Bucket, after: Array, ends: bool = False) -> Pending:
         """The global weights as they stand once `after` has been written and the last answer is there.
 
+        `ends`: those after the round that this worker's last push belongs to, which may be over now (`Rule.asked`).
         The result stays valid until the next fetch of the bucket.
         """
         raise NotImplementedError

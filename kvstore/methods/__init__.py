@@ -16,6 +16,7 @@ from kvstore.methods.asgd import ASGD
 from kvstore.methods.async_diloco import AsyncDiLoCo
 from kvstore.methods.contract import Method
 from kvstore.methods.dcasgd import DCASGDA, DCASGDC
+from kvstore.methods.decoupled import Decoupled
 from kvstore.methods.delayed import ODSGD, Delayed
 from kvstore.methods.diloco import DiLoCo
 from kvstore.methods.downpour import Downpour
@@ -28,7 +29,7 @@ from kvstore.methods.sync import SSGD, Local
 
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD,
-    DiLoCo, Eager, AsyncDiLoCo)}
+    DiLoCo, Eager, AsyncDiLoCo, Decoupled)}
 
 
 def register_method(method: Type[Method]) -> Type[Method]:

@@ -29,6 +29,7 @@ class Step:
     lr: float  # the trainer's, for the global weights
     lr_local: float  # for a worker's own steps; the trainer's, unless `lr_local` says otherwise
     counts: float = 1.0  # where weights are taken: M / the workers that had data since the exchange before
+    samples: float = 1.0  # the same: examples that an iteration of this worker has
 
 
 class Update:
@@ -142,6 +143,11 @@ class Rule:
         raise ConfigError(f"on_nan `skip`: {type(self).__name__} does not say what a push that is left out is to it; "
                           "write its `skip`, or take another on_nan")
 
+    def asked(self, worker_rank: int, w: np.ndarray) -> bool:
+        """A worker has fetched with `ends`. Whether the answer is `w`, which this may update first; else it is asked
+        again after each push."""
+        return True
+
     def statistics(self) -> Dict[str, Any]:
         """What is of interest while it runs, as JSON."""
         return {"version": self.version}
@@ -221,6 +227,11 @@ class Method:
     def fragments(cls, options: Any) -> int:
         """In how many groups of whole parameters, of about equal bytes, weights travel; each is `due` by itself."""
         return 1
+
+    @classmethod
+    def fitted(cls, options: Any, parameters: int) -> Any:
+        """The options for a model of so many parameters."""
+        return options
 
     @classmethod
     def due(cls, options: Any, t: int, fragment: int) -> bool:

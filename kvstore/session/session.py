@@ -79,6 +79,7 @@ class Session:
         self.optimizer: Optional[mx.optimizer.Optimizer] = None
         self.outer: Optional[mx.optimizer.Optimizer] = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
+        self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
         self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
@@ -162,7 +163,9 @@ class Session:
 
     def plan(self, parameters: Sequence[Parameter]) -> List[Bucket]:
         """Lay out the buckets. The last parameters come first, since their gradients appear first."""
-        parameters = in_fragments(parameters, self.method.fragments(self.method.options))
+        method, M = type(self.method), self.transport.num_workers
+        self.method = method(method.fitted(self.method.options, len(parameters)), M)
+        parameters = in_fragments(parameters, method.fragments(self.method.options))
         used = [self.global_optimizer, *([] if self.local_optimizer is None else [self.local_optimizer])]
         self._traffic = self.method.traffic(whole=not all(map(optimizers.elementwise, used)))
         self.buckets = self.transport.plan(parameters, self._traffic)
@@ -337,7 +340,7 @@ class Session:
 
     def iterate_weights(self, bucket: Bucket, x: NDArray, step: Step) -> NDArray:
         """The same where the method takes weights and its turn has come: `x` are this worker's."""
-        step = dataclasses.replace(step, counts=min(self._counted, default=1.0))
+        step = dataclasses.replace(step, counts=min(self._counted, default=1.0), samples=self.samples)
         w = self.w_local[bucket.id] = self.workers[bucket.id].iterate(x, step)
         return w
 

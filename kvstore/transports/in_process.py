@@ -23,7 +23,7 @@ from kvstore.messages.header import FETCH, HEADER
 from kvstore.messages.seam import Export, Pending, Ring, Setup, Sharded, State, Traffic, Transport
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import from_bytes
-from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken
+from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken
 from kvstore.transports.rounds import Messages, Round
 from kvstore.transports.sharded import PartRound, cuts, part
 from kvstore.transports.turns import Late, Turns
@@ -73,6 +73,7 @@ class Stage(Turns):
         self._coded: Dict[int, Tuple[NDArray, CodedBucket]] = {}  # where there are codecs: room for a push, the codes
         self.codes: Dict[Tuple[int, int], _Codes] = {}  # the same: (worker rank, bucket id) -> the worker's end
         self._rounds: Dict[int, List[Asked]] = collections.defaultdict(list)  # not answered yet
+        self._fetches: Dict[int, List[Asked]] = collections.defaultdict(list)  # the same of messages that only ask
         self._totals: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # by worker rank
         self._asked = [0] * num_workers  # totals that each worker has asked for
         self._sums: Dict[Tuple[int, int], Dict[int, _Term]] = collections.defaultdict(dict)  # by worker rank
@@ -114,13 +115,28 @@ class Stage(Turns):
         round_.append((worker_rank, answer, late))
         if len(round_) == (self.num_workers if synchronous else 1):
             self._answer(bucket, self._rounds.pop(bucket.id))
+            self._answer_fetches(bucket)
         return late
 
     def fetch(self, worker_rank: int, bucket: Bucket, answer: Buffer) -> Late:
-        """A message that only asks; it is answered at once."""
+        """A message that only asks; it is answered at once, unless its round goes on."""
         late = Late(self, worker_rank, f"{bucket}: what it has fetched", answer.payload)
-        self._answer(bucket, [(worker_rank, answer, late)])
+        self._fetches[bucket.id].append((worker_rank, answer, late))
+        self._answer_fetches(bucket)
         return late
+
+    def _answer_fetches(self, bucket: Bucket) -> None:
+        fetches = self._fetches[bucket.id]
+        while True:
+            due = next((one for one in fetches if self._due(bucket, one[1])), None)
+            if due is None:
+                return
+            fetches.remove(due)
+            self._answer(bucket, [due])
+
+    def _due(self, bucket: Bucket, message: Buffer) -> bool:
+        shard = self.shards[bucket.server_rank]
+        return shard.due(bucket.id, message.there()[-HEADER:], self._stored[bucket.id])
 
     def _answer(self, bucket: Bucket, round_: List["Asked"]) -> None:
         for _, buffer, late in round_:
@@ -144,11 +160,8 @@ class Stage(Turns):
         self.shards[bucket.server_rank].handle_push(bucket.id, pushed, self._stored[bucket.id])
         for rank, message in coded.answers().items():
             floats, answer = round_[rank], self.codes[rank, bucket.id].answer
-            if floats[-1] == FETCH:
-                floats[:-HEADER].view(np.uint8)[:] = message
-            else:
-                answer.room(floats[:-HEADER])[:] = message
-                answer.decode(floats[:-HEADER])
+            answer.room(floats[:-HEADER], floats[-HEADER:])[:] = message
+            answer.decode(floats[:-HEADER], floats[-HEADER:])
             floats[-HEADER:] = coded.stored[-HEADER:]
 
     def _answer_plain(self, bucket: Bucket, round_: List["Asked"]) -> None:
@@ -283,7 +296,7 @@ class InProcess(_Staged, Buffered):
             for shard in self._stage.shards:
                 shard.command("open", setup.command())
         self.total(np.zeros(1))
-        if setup.traffic.coded:
+        if setup.traffic.direct:
             self._set_up_coded(setup)
         return {key: Pending(buffers.last.payload) for key, buffers in self._buffers.items()}
 
@@ -313,9 +326,9 @@ class InProcess(_Staged, Buffered):
         self._last[bucket.id] = late
         return late if self._synchronous else _TakenLate(late, send, buffers)
 
-    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, ends: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        send = buffers.compose_fetch(after, FETCH_TAG)
+        send = buffers.compose_fetch(after, self._fetch_tag(ends))
         return _TakenLate(self._stage.fetch(self.worker_rank, bucket, send), send, buffers)
 
     def statistics(self) -> Dict[int, Dict[str, Any]]:

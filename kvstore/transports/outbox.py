@@ -12,14 +12,12 @@ from kvstore.job import ending, environment
 from kvstore.job.deadlines import deadlines
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.codecs import NotFiniteError
-from kvstore.messages.coded import CodedAnswer, CodedPush
+from kvstore.messages.coded import NOTHING, CodedAnswer, CodedPush
 from kvstore.messages.header import BEGIN, COMMAND, FETCH, HEADER, SUM, number_of, numbered
 from kvstore.messages.seam import Traffic
 from kvstore.transports.buffers import Buffer
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
-
-NOTHING = np.empty(0, np.uint8)
 
 
 class Outbox:
@@ -98,17 +96,14 @@ class Outbox:
         if key < 0:
             return self._control.setdefault(server_rank, np.empty(nbytes, np.uint8))
         floats = self._asked[key][0]
-        if floats[-1] == BEGIN:
-            return NOTHING
-        return floats[:-HEADER].view(np.uint8) if floats[-1] == FETCH else self._answers[key].room(floats[:-HEADER])
+        return self._answers[key].room(floats[:-HEADER], floats[-HEADER:])
 
     def _arrived(self, server_rank: int, key: int, header: np.ndarray) -> None:
         if key < 0:
             self._replies.pop((server_rank, key, number_of(header))).put(self._control.pop(server_rank))
             return
         floats, done = self._asked.pop(key)
-        if floats[-1] not in (BEGIN, FETCH):
-            self._answers[key].decode(floats[:-HEADER])
+        self._answers[key].decode(floats[:-HEADER], floats[-HEADER:])
         floats[-HEADER:] = header
         done()
 

@@ -22,7 +22,7 @@ from kvstore.messages.header import BEGIN, HEADER
 from kvstore.messages.seam import Export, Pending, Setup, State, Traffic
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.state.npz import to_bytes
-from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Taken, Window
+from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Taken, Window
 from kvstore.transports.joining import waiting_for
 from kvstore.transports.outbox import Outbox
 from kvstore.transports.sizing import on_servers, window_nbytes
@@ -75,7 +75,7 @@ class ParameterServers(Buffered):
         self._buffers = {bucket.id: BucketBuffers(weights(bucket)) for bucket in setup.buckets}
         under_way = window_nbytes(sum(bucket.size for bucket in setup.buckets), setup.traffic.waits)
         self._windows = [Window(under_way) for _ in range(self.num_servers)]
-        if setup.traffic.coded or self._always_direct:
+        if setup.traffic.direct or self._always_direct:
             self._set_up_direct(setup)
         else:
             with waiting_for("the start of the global weights", self._timeout_s):
@@ -129,9 +129,9 @@ class ParameterServers(Buffered):
         self._send(bucket, send)
         return Pending(send.payload, [before.payload, *[message.payload for message in behind]])
 
-    def fetch(self, bucket: Bucket, after: NDArray) -> Pending:
+    def fetch(self, bucket: Bucket, after: NDArray, ends: bool = False) -> Pending:
         buffers = self._buffers[bucket.id]
-        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, FETCH_TAG))
+        return self._ask(buffers, bucket, buffers.last, buffers.compose_fetch(after, self._fetch_tag(ends)))
 
     def _ask(self, buffers: BucketBuffers, bucket: Bucket, before: Buffer, send: Buffer) -> Taken:
         self._send(bucket, send)

@@ -22,7 +22,7 @@ from odsgd.training.checkpoint.disk import replacing
 from odsgd.training.metrics import METRICS, MetricsFile
 from odsgd.training.progress import Progress
 
-STALENESS = "staleness.json"
+STALENESS, ROUNDS = "staleness.json", "rounds.json"
 
 LIVE = {"lr": "rates/lr", "lr_local": "rates/lr_local", "samples_per_s": "speed/samples_per_s",
         "iteration_ms": "speed/iteration_ms", "waiting_ms": "speed/waiting_ms", "staleness_mean": "staleness/mean",
@@ -116,6 +116,11 @@ class RunLog(Progress):
         lost = f"; without workers {record['lost_workers']} at the end" if record["lost_workers"] else ""
         self.say(f"staleness: mean {record['staleness_mean']:.2f}, max {record['staleness_max']}; "
                  f"{record['updates_per_s']:.0f} updates/s; mean effective lr {record['lr_mean']:g}{lost}")
+
+    def rounds(self, logs: Dict[str, Any]) -> None:
+        """Which workers were in each round of the servers."""
+        if self._file is not None:
+            (self._folder / ROUNDS).write_text(json.dumps(logs) + "\n", encoding="utf-8")
 
     def end(self, iteration: int, tested: Dict[str, Any]) -> None:
         """The run is over."""

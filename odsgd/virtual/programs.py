@@ -154,7 +154,7 @@ class _ServersRecorder(_Recorder, Servers):
         window.add(bucket.id, _InFlight(self._index[bucket.id], self._numbers[bucket.id], nbytes))
         return asked
 
-    def fetch(self, bucket: Bucket, after: Array) -> Pending:
+    def fetch(self, bucket: Bucket, after: Array, ends: bool = False) -> Pending:
         return self.ask("fetch", bucket)
 
 

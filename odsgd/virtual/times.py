@@ -108,6 +108,7 @@ def simulation(cluster: VirtualCluster, method: Type[Method], options: Options, 
     `slower`: a factor on all that processors do, which comes too late to change the buckets. Codecs on servers are
     timed where they are the same both ways.
     """
+    options = method.fitted(options, len(parameters))
     made, kind = method(options, cluster.workers), fit.transport_of(method, transport)
     fit.check(method, options, kind)
     layers, traffic = in_fragments(by_layer(parameters), method.fragments(options)), made.traffic(whole=False)

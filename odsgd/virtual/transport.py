@@ -9,8 +9,9 @@ with the real arrays, when the simulation lets the question reach the bucket's r
 So the gradients of several workers are computed at a time, and no bit depends on it. A worker's buckets wait each for
 itself, in a coroutine (greenlet): what one server is asked first may reach its rule last.
 """
+import collections
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 from greenlet import getcurrent, greenlet
@@ -45,7 +46,8 @@ class VirtualStage(Stage):
         super().__init__(cluster.workers, None, timeout_s, cluster.servers)
         self.cluster, self._trace = cluster, trace
         self.simulation: Optional[Simulation] = None  # from the first session on
-        self._questions: Dict[Tuple[int, int], Tuple[Bucket, Buffer, Late]] = {}  # bucket id and rank -> not answered
+        self._questions: Dict[Tuple[int, int], Deque[Tuple[Bucket, Buffer, Late]]] = collections.defaultdict(
+            collections.deque)  # bucket id and rank -> not answered
         self._iterating = [0] * cluster.workers  # the iteration that a worker has begun; 0: it meets the others
         self.answered = [0] * cluster.workers  # questions of each worker that have their answers
 
@@ -122,7 +124,7 @@ class VirtualStage(Stage):
     def _ask(self, worker_rank: int, bucket: Bucket, answer: Buffer, check: Optional[Check] = None) -> Late:
         """A question to an asynchronous server; it is answered when the simulation lets it reach the rule."""
         late = Late(self, worker_rank, f"{bucket}: the answer", answer.payload, check)
-        self._questions[bucket.id, worker_rank] = bucket, answer, late
+        self._questions[bucket.id, worker_rank].append((bucket, answer, late))
         self._answer_in_order(bucket.id)
         return late
 
@@ -130,9 +132,11 @@ class VirtualStage(Stage):
         """Answer the questions that have reached the rule, up to the first one whose worker has not asked it yet."""
         assert self.simulation is not None
         order = self.simulation.order[bucket_id]
-        while order and (bucket_id, order[0]) in self._questions:
+        while order and self._questions[bucket_id, order[0]]:
             worker_rank = order.popleft()
-            bucket, answer, late = self._questions.pop((bucket_id, worker_rank))
+            bucket, answer, late = self._questions[bucket_id, worker_rank].popleft()
+            due = self._due(bucket, answer)
+            assert due, "with a quorum of 1 no question waits"
             self._answer(bucket, [(worker_rank, answer, late)])
             self.log.append(worker_rank)
 
@@ -247,6 +251,8 @@ class VirtualWorker(_OnStage, InProcess):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._stage.cluster.check_transport("server", traffic.coded)
+        if traffic.quorum > 1:
+            raise ConfigError(f"quorum is {traffic.quorum}: a cluster in virtual time closes rounds without one (1)")
         self._synchronous = not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 

@@ -36,7 +36,7 @@ FEW: Dict[str, List[str]] = {
              "streaming", "streaming_tiny"],
     "async": ["gluon_momentum", "asgd", "asgd_tiny", "asgd_two_devices", "asgd_states", "dcasgd_c", "dcasgd_a",
               "softsync", "softsync_1", "downpour", "downpour_apart", "easgd", "easgd_alone", "eamsgd",
-              "async_diloco", "async_diloco_tiny", "async_diloco_1", "asgd_plain"],
+              "async_diloco", "async_diloco_tiny", "async_diloco_1", "asgd_plain", "decoupled", "decoupled_1"],
     "ring": ["gluon", "gluon_adam", "dsync", "dsync_adam", "dsync_tiny", "dsync_two_devices", "dsync_quantize",
              "pipesgd_1_quantize", "pipesgd_3", "pipesgd_truncate", "sasgd_3", "sasgd_tiny", "delayed", "odsgd",
              "odsgd_tiny", "odsgd_none", "long_truncate", "diloco", "eager", "streaming"],

@@ -8,7 +8,7 @@ import pytest
 from tests import paper
 from tests.contract.outcomes import TRANSPORTS, Job, NamedJob, assert_same_bits, on
 from tests.contract.test_algorithms import CLOSE, changing, multipliers, rates, summed
-from tests.scenarios import ASYNC, Scenario, gradient, initial
+from tests.scenarios import ASYNC, FRAGMENTS, SHAPES, SIZE, Scenario, gradient, initial
 
 IN_NUMPY = [name for name in ASYNC if not name.startswith("gluon")]
 
@@ -30,6 +30,14 @@ def method(scenario: Scenario, workers: int) -> Any:
         return paper.AsyncDiloco(w_0, None, [copy.deepcopy(update) for _ in range(workers)], options["H"],
                                  options.get("lr_outer", 0.7), options.get("momentum_outer", 0.0),
                                  options.get("N", workers), options.get("c", 0.0))
+    if scenario.store == "decoupled":
+        parts = FRAGMENTS if options["fragments"] == 2 else [slice(0, SIZE)]
+        delay, ends = options["delay"], np.cumsum([0, *(np.prod(shape) for shape in SHAPES.values())])
+        return paper.DecoupledDiloco(
+            w_0, None, [copy.deepcopy(update) for _ in range(workers)], options["H"], options["lr_outer"],
+            options.get("momentum_outer", 0.0), parts, delay, options.get("mix", 0.5 * (delay > 0)),
+            options.get("grace", max(delay - 1, 0)),
+            None if "merge" in options else [slice(*two) for two in zip(ends, ends[1:])])
     if scenario.store == "softsync":
         return paper.NSoftsync(w_0, update, workers, options.get("n", workers), options.get("modulate", True))
     if scenario.store == "downpour":
@@ -61,7 +69,7 @@ def test_every_turn_of_every_worker_follows_the_paper(async_job: Job, name: str)
 def test_the_scenarios_tell_neighbouring_methods_apart(async_job: Job) -> None:
     """Fewer than three workers have no staleness to speak of in every method."""
     different = ["asgd", "asgd_lr_at", "dcasgd_c", "dcasgd_a", "softsync", "softsync_1", "downpour_2", "downpour_apart",
-                 "easgd", "easgd_alone", "eamsgd", "async_diloco", "async_diloco_c"]
+                 "easgd", "easgd_alone", "eamsgd", "async_diloco", "async_diloco_c", "decoupled", "decoupled_mean"]
     for i, one in enumerate(different):
         for other in different[i + 1:]:
             gap = np.abs(async_job[0][f"{one}/path"] - async_job[0][f"{other}/path"]).max()
@@ -87,9 +95,10 @@ def test_identity(async_job: Job, names: Tuple[str, str]) -> None:
 
 
 def test_asynchronous_diloco_of_one_plain_step_is_asgd(async_job: Job) -> None:
-    """Identity 12: an outer gradient of an inner SGD of rate 1 is a gradient."""
+    """Identity 12: an outer gradient of an inner SGD of rate 1 is a gradient. In rounds of one, too."""
     for result in async_job:
         np.testing.assert_allclose(result["async_diloco_1/path"], result["asgd_plain/path"], **CLOSE)
+        np.testing.assert_allclose(result["decoupled_1/path"], result["asgd_plain/path"], **CLOSE)
 
 
 def test_elastic_averaging_without_force_is_independent_runs(async_job: Job) -> None:

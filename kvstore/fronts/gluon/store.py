@@ -155,8 +155,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         optimizer = self._global_optimizer()
         rows = batch.counted_rows()
         if self.rank == 0 and self.session.method.reduces and self.options.reduction == "mean":
-            loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
-            batch.check(rows, self.name, self.num_workers, self._factor * loss_scale * optimizer.rescale_grad)
+            batch.check(rows, self.name, self.num_workers, self._share_of_an_example(optimizer))
         self._share()
         lanes = [Lane(bucket, [self._keyed[segment.parameter.key] for segment in bucket.segments])
                  for bucket in self.session.plan(by_layer(self._trainable()))]
@@ -305,6 +304,7 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
         if not counts:
             return False
         self.session.multiplied(counts)
+        self.session.samples = 1 / (self._share_of_an_example(optimizer) or 1.0)
         step = self.session.next_step(lr, self.lr_local)
         # In the order of the buckets, whatever the caller's (Trainer's begins with the first layer): what is asked for
         # first leaves first, on all workers alike.
@@ -312,6 +312,11 @@ class Store(FrontEnd[Lane], mx.kvstore.KVStoreBase):
             scale = counts * self._factor * optimizer.rescale_grad
             self.session.each(functools.partial(self._iterate_bucket, step, scale), self.lanes)
         return True
+
+    def _share_of_an_example(self, optimizer: Any) -> float:
+        """What its gradient counts in this worker's."""
+        loss_scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+        return float(self._factor * loss_scale * optimizer.rescale_grad)
 
     def _iterate_bucket(self, step: Step, scale: float, lane: Lane) -> None:
         room = self.session.room(lane.bucket)

@@ -3,6 +3,7 @@
 One thread per connection receives. The thread whose message completes a round does the update, under the lock that the
 server's commands and MXNet's loop take, too: they may touch the same arrays.
 """
+import collections
 import functools
 import os
 import socket
@@ -17,8 +18,8 @@ from kvstore.engine._mxnet import NDArray, mx
 from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
-from kvstore.messages.coded import CodedBucket
-from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, number_of, numbered
+from kvstore.messages.coded import NOTHING, CodedBucket
+from kvstore.messages.header import BEGIN, COMMAND, HEADER, SUM, asker, number_of, numbered
 from kvstore.messages.seam import Traffic
 from kvstore.weights.servers import courier
 from kvstore.weights.servers.courier import Courier
@@ -26,19 +27,21 @@ from kvstore.weights.servers.sums import OrderedSums
 
 LOOK_AGAIN_S = 0.1
 """For workers that the launcher has given up."""
-NOTHING = np.empty(0, np.uint8)
-
 
 class Hub:
     """Takes pushes and answers them; in a job on sockets also commands and parts of sums.
 
     update  : the shard's, called as MXNet's loop would, with the `lock` held
+    due     : the shard's, whether a message that only asks is answered now
     command : carries out a command, with the `lock` held; returns its answer
     """
 
     def __init__(self, num_workers: int, timeout_s: float, update: Callable[[int, NDArray, NDArray], None],
-                 lock: Any, command: Optional[Callable[[bytes], bytes]] = None) -> None:
-        self._num_workers, self._update, self._lock, self._command = num_workers, update, lock, command
+                 due: Callable[[int, np.ndarray, NDArray], bool], lock: Any,
+                 command: Optional[Callable[[bytes], bytes]] = None) -> None:
+        self._num_workers, self._update, self._due = num_workers, update, due
+        self._lock, self._command = lock, command
+        self._asking: Dict[int, Dict[int, np.ndarray]] = collections.defaultdict(dict)  # headers, by bucket and rank
         self._sums = OrderedSums(num_workers)
         self._control: Dict[int, np.ndarray] = {}  # a worker's command or part of a sum that arrives, by rank
         self._arrays: Dict[int, Tuple[NDArray, NDArray, Traffic]] = {}  # pushed and stored
@@ -49,7 +52,7 @@ class Hub:
         self.address = at if isinstance(at, str) else "{}:{}".format(*at[:2])
         environment.share_python()
         courier.take_calls(self._listener, timeout_s, self._called)
-        if command is not None and "ODSGD_LOST" in os.environ:
+        if "ODSGD_LOST" in os.environ:
             threading.Thread(target=self._look_for_lost, name="kvstore-hub", daemon=True).start()
 
     def open(self, sizes: Dict[int, int], traffic: Traffic) -> Dict[int, np.ndarray]:
@@ -62,8 +65,8 @@ class Hub:
     def forget(self, keys: Iterable[int]) -> None:
         """No worker pushes these any more."""
         for key in keys:
-            self._arrays.pop(key, None)
-            self._buckets.pop(key, None)
+            for known in (self._arrays, self._buckets, self._asking):
+                known.pop(key, None)
 
     def _called(self, connection: socket.socket, rank: int, _: Dict[str, Any]) -> None:
         with self._lock:  # nothing arrives before its way back is known
@@ -76,9 +79,11 @@ class Hub:
     def _look_for_lost(self) -> None:
         while True:
             time.sleep(LOOK_AGAIN_S)
-            if self._sums.waits:
+            if self._sums.waits or any(self._asking.values()):
                 with self._lock:
                     self._answer_sums()
+                    for key in self._asking:
+                        self._answer_askers(key)
 
     def _answer_sums(self) -> None:
         for number, total in self._sums.take():
@@ -113,9 +118,28 @@ class Hub:
             if header[-1] == BEGIN:
                 self._buckets[key] = CodedBucket(traffic, self._num_workers, engine.view(pushed), engine.view(stored))
                 self._couriers[rank].send(key, header, NOTHING)
-            elif self._buckets[key].add(rank, header):
-                self._update(key, pushed, stored)
-                self._answer(key, self._buckets[key])
+            elif asker(header) < 0:
+                self._take(key, rank, header)
+                self._answer_askers(key)
+            else:
+                self._asking[key][rank] = header
+                self._answer_askers(key)
+
+    def _take(self, key: int, rank: int, header: np.ndarray) -> None:
+        """A message has come to its turn."""
+        pushed, stored, _ = self._arrays[key]
+        if self._buckets[key].add(rank, header):
+            self._update(key, pushed, stored)
+            self._answer(key, self._buckets[key])
+
+    def _answer_askers(self, key: int) -> None:
+        """Answer those whose rounds are over."""
+        asking = self._asking.get(key, {})
+        while True:
+            rank = next((one for one in asking if self._due(key, asking[one], self._arrays[key][1])), None)
+            if rank is None:
+                return
+            self._take(key, rank, asking.pop(rank))
 
     def _answer(self, key: int, bucket: CodedBucket) -> None:
         try:

@@ -15,6 +15,8 @@ import threading
 import traceback
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
+import numpy as np
+
 from kvstore.engine._mxnet import NDArray
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import commands, ending, environment, software
@@ -34,11 +36,11 @@ _PICKLED_OPTIMIZER = b"ccopy_reg\n"  # so begins what `set_optimizer` of MXNet's
 _MALLOC = {-1: 2 ** 30, -3: 32 * 2 ** 20}  # glibc's M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
 
 
-def fatal(function: Callable[..., None]) -> Callable[..., None]:
+def fatal(function: Callable[..., Any]) -> Callable[..., Any]:
     """MXNet ignores exceptions from `function`; make them end the process, and with it the job."""
-    def guarded(*arguments: Any) -> None:
+    def guarded(*arguments: Any) -> Any:
         try:
-            function(*arguments)
+            return function(*arguments)
         except DivergedError as error:
             ending.die(str(error), EXIT_FAILURE)
         except BaseException as error:  # nothing may pass through C++
@@ -156,7 +158,7 @@ class Server:
         """A store has a codec: take its messages beside MXNet's loop."""
         assert self._shard is not None
         if self._hub is None:
-            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), self._lock)
+            self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._due), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
         weights = self._hub.open(mine, Traffic(**traffic))
         if traffic["codec_weights"] != "none":
@@ -190,6 +192,10 @@ class Server:
         with self._serving():
             self._heard()
             self._route(key, pushed, stored)
+
+    def _due(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+        assert self._shard is not None
+        return self._shard.due(key, header, stored)
 
     def _route(self, key: int, pushed: NDArray, stored: NDArray) -> None:
         if key in self._sums:

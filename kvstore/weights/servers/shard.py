@@ -17,7 +17,7 @@ from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
 from kvstore.messages.finite import Names
-from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header
+from kvstore.messages.header import ASYNC_MODULUS, FETCH, HEADER, SYNC_MODULUS, Header, asker
 from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
@@ -73,6 +73,12 @@ class Entry:
         if on_nan in ("stop", "find"):
             self._check(header, grad)
         self.rule.receive(header, grad, w)
+
+    def asked(self, worker_rank: int, stored: NDArray) -> bool:
+        """What the rule says to a worker that asks for the end of its round."""
+        self.start(stored)
+        w, _ = self.optimizer.bind(stored[:self.size], stored[:self.size])
+        return self.rule.asked(worker_rank, w)
 
     def _check(self, header: Header, grad: np.ndarray) -> None:
         if not finite.finite(grad):
@@ -152,6 +158,11 @@ class Shard:
             entry.receive(header, pushed, stored)
         # The update writes the weights before it; what sends `stored` waits for the update.
         engine.floats(stored, entry.size, entry.size + 1)[0] = entry.rule.version % entry.modulus
+
+    def due(self, key: int, header: np.ndarray, stored: NDArray) -> bool:
+        """Whether a message that only asks is answered now; else it waits for pushes that come later."""
+        worker_rank = asker(header)
+        return worker_rank < 0 or self._entries[key].asked(worker_rank, stored)
 
     def _count(self, header: Header, tau: int) -> None:
         pushes, taus = self._stale.get(header.worker_rank, (0, 0))

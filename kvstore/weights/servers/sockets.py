@@ -82,7 +82,7 @@ class SocketServer(Server):
 
     def __init__(self, rank: int, num_workers: int) -> None:
         super().__init__(SimpleNamespace(rank=rank))
-        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), self._lock, self._command)
+        self._hub = Hub(num_workers, self._timeout_s, fatal(self._update), fatal(self._due), self._lock, self._command)
         self.address = self._hub.address
 
     def _command(self, body: bytes) -> bytes:

@@ -28,10 +28,11 @@ def drawn(size: int) -> Grads:
 
 
 def walk(name: str, workers: int, steps: Any, gradient: Grads, w_0: np.ndarray, lr: float = 0.1, way: str = "worker",
-         momentum: float = 0.0, states: Any = None, **options: Any) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
+         momentum: float = 0.0, states: Any = None, order: Any = None, **options: Any
+         ) -> List[Tuple[np.ndarray, np.ndarray, Any]]:
     """Of each worker its path, the global weights at its end, and both states. `states`: to go on from; `steps`: of all
-    workers, or of each."""
-    stage = Stage(workers, timeout_s=60)
+    workers, or of each; `order`: of their exchanges."""
+    stage = Stage(workers, order, timeout_s=60)
 
     def train(transport: Any) -> Tuple[np.ndarray, np.ndarray, Any]:
         store = kvstore.create(name, transport, **options)

@@ -7,7 +7,7 @@ import pytest
 
 from kvstore.engine import engine
 from kvstore.engine._mxnet import NDArray, mx
-from kvstore.transports.buffers import FETCH_TAG, BucketBuffers, Buffer, Buffered, Tag, Window
+from kvstore.transports.buffers import BucketBuffers, Buffer, Buffered, Tag, Window
 
 LONG_S = 300
 TAG: Tag = (0.0, 0.0, 1)
@@ -26,7 +26,7 @@ def held(array: NDArray) -> engine.Done:
 def composed(buffers: BucketBuffers, kind: str, grad: NDArray, behind: Buffer) -> Buffer:
     if kind == "synchronous":
         return buffers.compose(grad, TAG, [behind])
-    return buffers.compose_async(grad, TAG) if kind == "asynchronous" else buffers.compose_fetch(grad, FETCH_TAG)
+    return buffers.compose_async(grad, TAG) if kind == "asynchronous" else buffers.compose_fetch(grad, (0, 0, -1))
 
 
 @pytest.mark.parametrize("kind, what", [

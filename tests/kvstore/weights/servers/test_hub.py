@@ -17,7 +17,7 @@ from kvstore.job import commands, ending
 from kvstore.messages.buckets import Bucket, Parameter, Segment
 from kvstore.messages.codecs import codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
-from kvstore.messages.header import BEGIN, HEADER
+from kvstore.messages.header import BEGIN, FETCH, HEADER
 from kvstore.messages.seam import Traffic
 from kvstore.transports.buffers import Buffer
 from kvstore.transports.outbox import Outbox
@@ -26,6 +26,7 @@ from kvstore.weights.servers.courier import Courier
 from kvstore.weights.servers.hub import Hub
 
 SIZE, KEY, PATIENCE_S = 1000, 7, 300
+PUSHED = np.array([0, 0, 0, 1], np.float32)  # the header of a push
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +62,14 @@ class Client:
 def add(key: int, pushed: NDArray, stored: NDArray) -> None:
     """W <- W + sum, as a shard would; the version is the sum of the marks."""
     total, w = engine.view(pushed), engine.view(stored)
-    w[:-HEADER] += total[:-HEADER]
+    if total[-1] != FETCH:
+        w[:-HEADER] += total[:-HEADER]
     w[-HEADER:] = [total[-1], 0, 0, 0]
 
 
 @pytest.fixture
 def hub() -> Hub:
-    return Hub(2, PATIENCE_S, add, threading.RLock())
+    return Hub(2, PATIENCE_S, add, lambda key, header, stored: float(engine.view(stored)[0]) >= 2, threading.RLock())
 
 
 def test_a_round_is_answered_when_all_have_pushed_however_long_the_messages(hub: Hub) -> None:
@@ -98,10 +100,26 @@ def test_an_asynchronous_hub_answers_each_push(hub: Hub) -> None:
     client.answer()
     for count in (1, 2, 3):
         client.ask(CodedPush(traffic, SIZE).encode(zeros + 1), 0, 0, 0, 2)
-        answer.room(zeros)[:] = client.answer()[1]
+        answer.room(zeros, PUSHED)[:] = client.answer()[1]
         seen = np.empty_like(zeros)
-        answer.decode(seen)
+        answer.decode(seen, PUSHED)
         assert set(seen.tolist()) == {count}
+
+
+def test_where_servers_have_rounds_a_push_is_answered_without_weights_and_who_asks_waits(hub: Hub) -> None:
+    hub.open({KEY: SIZE}, Traffic(asynchronous=True, quorum=2))
+    zeros, one = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32).view(np.uint8)
+    first, second = Client(hub, 0), Client(hub, 1)
+    first.ask(zeros.view(np.uint8), 0, 0, 0, BEGIN)
+    first.answer()
+    first.ask(one, 0, 0, 0, 1)
+    assert first.answer()[1].size == 0
+    first.ask(one[:0], 0, 1, 0, FETCH)
+    second.ask(one[:0], 0, 0, 0, FETCH)  # only looks
+    np.testing.assert_array_equal(second.answer()[1].view(np.float32), zeros + 1)
+    second.ask(one, 0, 0, 0, 2)
+    for client, size in ((second, 0), (first, SIZE)):
+        np.testing.assert_array_equal(client.answer()[1].view(np.float32), np.full(size, 2, np.float32))
 
 
 @pytest.mark.parametrize("secret, challenged", [("another", True), ("of this test", False)])
@@ -195,8 +213,8 @@ def test_what_an_answer_leaves_out_is_in_the_next_one() -> None:
     w, seen = np.array([1.0, 0.001, -0.3], np.float32), np.empty(3, np.float32)
     gaps = []
     for _ in range(4):
-        worker.room(seen)[:] = server.encode(w)
-        worker.decode(seen)
+        worker.room(seen, PUSHED)[:] = server.encode(w)
+        worker.decode(seen, PUSHED)
         gaps.append(np.abs(seen - w).max())
     assert 1e-4 < gaps[0] < 1 / 254 and gaps[-1] < 1e-7
 

@@ -1,0 +1,158 @@
+"""Decoupled DiLoCo: servers close the round of a fragment when enough workers have sent theirs; no worker waits.
+
+Douillard et al., "Decoupled DiLoCo for Resilient Distributed Pre-training", arXiv:2604.21428.
+
+As streaming DiLoCo (`diloco`), but a round is not of all workers: a worker that is slow, or dies, holds up nobody. The
+servers take what K workers at least have sent of a fragment, and what comes within a grace window. Who has seen more
+data, and faster, counts more. What comes later is part of the next round.
+
+    paper          code          meaning
+    Theta_p, v_p   w, U          a fragment's global weights, and the state of SGD with Nesterov's momentum
+    Theta_p (m)    anchor        the same as worker m got them last
+    Delta_m,p      pushes        how far it has come since
+    c_tok, c_step  step.samples  examples and steps of worker m since it sent this fragment last
+    w_m            counts        c_tok (c_tok / c_step), what its outer gradient counts
+    K, xi_grace    quorum, grace  workers that a round has at least; how long it stays open for more, here in steps of
+                                 the worker that waits for it
+    tau, alpha     delay, mix    steps from sending to applying; the share of a worker's own weights there
+    phi(x)                       x / |x|
+
+How the loop is cut. A pass of the worker begins at three steps of each fragment's turn:
+
+    t           send Delta_m,p and w_m, with the version of Theta_p (m)     `exchange`, whose answer is empty
+    t + grace   ask for what came of it                                     `fetch`: from here on the round may close
+    t + delay   theta_m,p <- alpha theta_m,p + (1 - alpha) Theta_p          waits only if that is not there yet
+
+The server's, for one bucket (`rounds` says when a round is over):
+
+    Delta <- merge         `close`: the mean of the lengths |Delta_m| in the mean direction phi(sum w_m phi(Delta_m)),
+                           per tensor (rda), so that they do not shrink where directions differ; or the plain mean
+    Theta_p <- Nesterov    `close`
+    send Theta_p           the transport, to who asks; the newest there is
+
+Reading: the paper's grace is what tau leaves after the quorum and the way back, in measured seconds. Here it ends when
+the first of the round asks for the answer, which needs no clock; delay - grace steps are left for the way back.
+Reading: an open round is no part of the global weights. RDA is for all tensors; the paper's embeddings take the mean.
+Reading: the rate that travels with a push is w_m; the outer rate is an option. With rda a bucket is one parameter.
+Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
+Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps.
+Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, which open rounds are not in.
+"""
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Deque, Optional, Sequence
+
+import numpy as np
+
+from kvstore.errors import ConfigError
+from kvstore.messages.seam import Array, Pending, Traffic
+from kvstore.methods.asgd import Asynchronous
+from kvstore.methods.contract import Step
+from kvstore.methods.diloco import DiLoCo
+from kvstore.methods.rounds import QuorumRule
+from kvstore.options import PATH, integer, option
+from kvstore.options import name as one_of
+
+FRAGMENTS = 24
+
+
+class Learner(Asynchronous):
+    """The worker, for one bucket."""
+
+    arrays = {"anchor": "the global weights as this worker got them last", "asked": "those that it has asked for"}
+    facts = ("sent",)
+
+    def start(self, w: Array) -> None:
+        self.anchor, self.sent = w.copy(), 0
+        self.asked: Deque[Pending] = deque()
+
+    def iterate(self, x: Array, step: Step) -> Array:
+        """One of the three steps of a turn: `x` are the weights that the inner steps have come to."""
+        options, bucket = self.options, self.bucket
+        since = options.since(step.t, bucket.first.fragment)
+        if since == 0:
+            steps, self.sent = step.t - self.sent, step.t
+            counts = (steps * step.samples) ** 2 / steps
+            self.last_exchange = self.weights_holder.exchange(bucket, self.anchor - x, counts)
+        if since == options.grace:
+            self.asked.append(self.weights_holder.fetch(bucket, self.last_exchange.untaken(), ends=True))
+        if since != options.delay or not self.asked:
+            return x
+        self.anchor[:] = self.asked.popleft().result()
+        return options.share * x + (1 - options.share) * self.anchor if options.share else self.anchor
+
+    def wait(self) -> None:
+        super().wait()
+        self.asked = deque(Pending(one.result().copy()) for one in self.asked)  # an evaluation fetches into the same
+
+
+def mean(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:
+    """The weighted mean; `shares` add up to 1."""
+    return np.asarray(sum(share * delta for share, delta in zip(shares, deltas)))
+
+
+def rda(shares: Sequence[Any], deltas: Sequence[np.ndarray]) -> np.ndarray:
+    """Radial-directional averaging: the mean length in the mean direction."""
+    lengths = [np.linalg.norm(delta) for delta in deltas]
+    direction = mean(shares, [delta / (length or 1) for delta, length in zip(deltas, lengths)])
+    length = sum(share * one for share, one in zip(shares, lengths))
+    return np.asarray(direction * np.float32(length / (np.linalg.norm(direction) or 1)))
+
+
+class Syncer(QuorumRule):
+    """The server, for one bucket."""
+
+    def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
+        merge = {"rda": rda, "mean": mean}[self.options.merge]
+        self.step(w, merge((rates / rates.sum()).astype(np.float32), pushes), self.options.lr_outer)
+
+
+class Decoupled(DiLoCo):
+    """``kvstore.create("decoupled")``."""
+
+    name = "decoupled"
+    worker, rule = Learner, Syncer
+    transports = ("server",)
+    asynchronous = True
+    waits = False
+
+    @dataclass(frozen=True)
+    class Options(DiLoCo.Options):
+        """Options of Decoupled DiLoCo."""
+
+        H: int = option(24, integer(1), "steps of a worker between two pushes of a fragment", tunes=True)
+        fragments: int = option(None, integer(1), "groups of whole parameters that travel at different steps",
+                                          tunes=True, otherwise=f"{FRAGMENTS}, or the number of parameters")
+        delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunes=True,
+                            otherwise="2, or H - 1 if that is less")
+        quorum: int = option(1, integer(1), "workers that a round has at least", tunes=True)
+        grace: int = option(None, integer(0), "steps for which a round stays open for more of them; at most delay",
+                            tunes=True, otherwise="delay - 1")
+        merge: str = option("rda", one_of("merge", ("rda", "mean")), "what outer gradients of a round come to: their "
+                            "mean length in their mean direction, or their mean", tunes=True)
+        replay: Optional[str] = option(None, PATH, "file of the rounds of an earlier run, which this one repeats",
+                                       group="Run", otherwise="rounds close as workers come")
+
+        def check(self) -> None:
+            self._set("delay", min(2, self.H - 1) if self.delay is None else self.delay)
+            self._set("grace", max(self.delay - 1, 0) if self.grace is None else self.grace)
+            super().check()
+            if self.grace > self.delay:
+                raise ConfigError(f"grace is {self.grace}, expected at most delay, which is {self.delay}: the answer "
+                                  "is applied then")
+
+    def check(self) -> None:
+        if self.options.quorum > self.num_workers:
+            raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers; no round "
+                              "would have so many")
+
+    @classmethod
+    def fitted(cls, options: Any, parameters: int) -> Any:
+        return replace(options, fragments=min(FRAGMENTS, parameters)) if options.fragments is None else options
+
+    @classmethod
+    def due(cls, options: Any, t: int, fragment: int) -> bool:
+        return options.since(t, fragment) in (0, options.grace, options.delay)
+
+    def traffic(self, whole: bool) -> Traffic:
+        return replace(super().traffic(whole or self.options.merge == "rda"), quorum=self.options.quorum)

@@ -1,0 +1,157 @@
+"""Decoupled DiLoCo: a path worked out by hand, what it is where its freedoms are taken, and rounds that repeat."""
+import json
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+
+import kvstore
+from kvstore.errors import ConfigError, DivergedError
+from kvstore.messages.header import Header
+from kvstore.methods.contract import Update
+from kvstore.methods.decoupled import Decoupled, Syncer, mean, rda
+from kvstore.methods.rounds import planned
+from kvstore.transports.in_process import Stage
+from tests.kvstore.methods.test_diloco import drawn, walk
+
+ONES = np.ones(5, np.float32)
+SHORT: Dict[str, Any] = {"H": 4, "lr_outer": 0.5, "momentum_outer": 0.5, "delay": 3}
+
+
+def test_two_workers_follow_the_hand_computed_path() -> None:
+    """g = w - m, inner rate 1/2, H = 2, delay 1, no mix, outer rate 1/2. Worker 0 takes all its steps first.
+
+        worker 0:  4, 2, 1: sends 3, Theta 2.5;       0.5 becomes 2.5;     1.25: sends 1.25, Theta 1.875
+        worker 1:  4, 2.5, 1.75: sends 2.25, Theta 0.75;  1.375 becomes 0.75;  0.875: sends -0.125, Theta 0.8125
+    """
+    ways = walk("decoupled", 2, 4, lambda m, t, w: w - m, np.full(1, 4, np.float32), 0.5, H=2, lr_outer=0.5, delay=1,
+                mix=0.0)
+    np.testing.assert_array_equal(ways[0][0][:, 0], [4, 2, 1, 2.5, 1.25])
+    np.testing.assert_array_equal(ways[1][0][:, 0], [4, 2.5, 1.75, 0.75, 0.875])
+    assert [float(final[0]) for _, final, _ in ways] == [0.8125, 0.8125]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"mix": 0.0, "delay": 0}, {"grace": 3}])
+def test_rounds_of_all_with_the_mean_are_streaming_diloco(workers: int, options: Dict[str, Any]) -> None:
+    """To the bit, since a mean of equal counts is one."""
+    settings = {**SHORT, "momentum": 0.9, **options}
+    ours = walk("decoupled", workers, 14, drawn(5), ONES, quorum=workers, merge="mean", **settings)
+    settings.pop("grace", None)
+    theirs = walk("diloco", workers, 14, drawn(5), ONES, **settings)
+    for one, other in zip(ours, theirs):
+        np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(one[1], other[1], rtol=0, atol=1e-6)
+
+
+def test_rda_has_the_mean_length_in_the_mean_direction() -> None:
+    equal, half = np.array([3, 4], np.float32), [np.float32(0.5)] * 2
+    np.testing.assert_allclose(rda(half, [equal, equal]), equal, rtol=1e-6)
+    np.testing.assert_allclose(rda([np.float32(1)], [equal]), equal, rtol=1e-6)
+    np.testing.assert_allclose(rda(half, [equal, np.array([0, 5], np.float32)]),
+                               5 * np.array([0.3, 0.9]) / np.sqrt(0.9), rtol=1e-6)
+    np.testing.assert_array_equal(rda(half, [np.zeros(2, np.float32)] * 2), [0, 0])
+    eighth, apart = [np.float32(1 / 8)] * 8, list(np.eye(8, dtype=np.float32))
+    assert np.linalg.norm(rda(eighth, apart)) == pytest.approx(1)
+    assert np.linalg.norm(mean(eighth, apart)) == pytest.approx(8 ** -0.5)  # 2.8 times shorter
+
+
+class Steps(Update):
+    """w <- w - lr g."""
+
+    def __call__(self, w: Any, grad: Any, lr: float, gradient_weight: float = 1.0, out: Any = None) -> Any:
+        w -= np.float32(lr) * grad
+        return w
+
+
+def syncer(workers: int, **options: Any) -> Syncer:
+    rule = Syncer(0, Decoupled.Options(lr_outer=1.0, **options), workers, Steps())
+    rule.start(np.zeros(1, np.float32))
+    return rule
+
+
+def sends(rule: Syncer, rank: int, delta: float, w: np.ndarray, counts: float = 1.0) -> None:
+    rule.receive(Header(rule.version, counts, rank), np.full(1, delta, np.float32), w)
+
+
+def test_a_round_stays_open_until_one_of_it_asks_and_who_has_seen_more_counts_more() -> None:
+    rule, w = syncer(3, merge="mean"), np.zeros(1, np.float32)
+    sends(rule, 2, 4, w, counts=1)
+    assert rule.asked(1, w) and rule.version == 0  # it has sent nothing: the weights as they are
+    sends(rule, 0, 8, w, counts=3)
+    assert rule.version == 0
+    assert rule.asked(2, w) and float(w[0]) == -7 and rule.version == 1
+    sends(rule, 1, 1, w)
+    assert rule.asked(0, w) and rule.version == 1  # its round was over already
+    assert rule.asked(1, w) and float(w[0]) == -8
+    assert rule.log == [[[0, 2], [2, 0]], [[1], [1]]]
+
+
+def test_a_quorum_is_waited_for_and_the_lost_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
+    sends(rule, 0, 1, w)
+    assert not rule.asked(0, w)
+    sends(rule, 2, 1, w)
+    assert rule.asked(0, w) and rule.log == [[[0, 2], [0]]]
+    (tmp_path / "lost").write_text("0\n2\n")
+    monkeypatch.setenv("ODSGD_LOST", str(tmp_path / "lost"))
+    sends(rule, 1, 1, w)
+    assert rule.log[1:] == [[[1], []]]  # nobody else is left: at once
+
+
+@pytest.mark.parametrize("merge", ["rda", "mean"])
+def test_by_the_log_of_its_rounds_a_run_repeats_to_the_bit(merge: str, tmp_path: Path) -> None:
+    settings: Dict[str, Any] = {**SHORT, "H": 3, "delay": 2, "merge": merge, "momentum": 0.9}
+    order = [0, 1, 2, 0, 1, 2, 0, 2, 1, 0, 2, 1]
+    first = walk("decoupled", 3, 13, drawn(5), ONES, order=order, quorum=2, **settings)
+    anew = walk("decoupled", 3, 13, drawn(5), ONES, **settings)
+    log = first[0][2][1][1]["w@0"]["rule"]["log"]
+    assert [ranks for ranks, _ in log] == [[0, 1], [0, 2], [1, 2], [0, 2], [0, 1], [1, 2]]
+    assert np.abs(first[0][1] - anew[0][1]).max() > 1e-3
+    (tmp_path / "rounds.json").write_text(json.dumps({"0": log}))
+    again = walk("decoupled", 3, 13, drawn(5), ONES, replay=str(tmp_path / "rounds.json"), **settings)
+    for one, other in zip(first, again):
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+    with pytest.raises(ConfigError, match=r"replay: .*has no log of the rounds of bucket 7"):
+        planned(str(tmp_path / "rounds.json"), 7)
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_a_run_that_stops_between_sending_and_applying_goes_on_to_the_same_bits(quorum: int) -> None:
+    settings: Dict[str, Any] = {**SHORT, "momentum": 0.9, "quorum": quorum, "order": [0, 1] * 2}
+    whole = walk("decoupled", 2, 11, drawn(5), ONES, **settings)
+    first = walk("decoupled", 2, 6, drawn(5), ONES, **{**settings, "order": [0, 1]})
+    then = walk("decoupled", 2, 5, drawn(5), ONES, states=[ends[2] for ends in first], **{**settings, "order": [0, 1]})
+    for one, other in zip(whole, then):
+        np.testing.assert_array_equal(one[0][6:], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_a_round_that_is_not_finite_is_left_out() -> None:
+    def spoiled(m: int, t: int, w: np.ndarray) -> np.ndarray:
+        return np.full_like(w, np.nan) if (m, t) == (1, 1) else np.zeros_like(w)
+
+    options: Dict[str, Any] = {"H": 2, "delay": 1, "mix": 0.0}
+    ways = walk("decoupled", 2, 4, spoiled, ONES, on_nan="skip", **options)
+    np.testing.assert_array_equal(ways[1][0][3], ONES)  # the global weights, without what it had found
+    with pytest.raises(DivergedError, match="worker 1"):
+        walk("decoupled", 2, 4, spoiled, ONES, **options)
+
+
+@pytest.mark.parametrize("given, says", [
+    ({"quorum": 3}, "quorum is 3, and the job has 2 workers"), ({"delay": 24}, "delay is 24, expected less than H"),
+    ({"grace": 3}, "grace is 3, expected at most delay, which is 2"), ({"quorum": 0}, r"quorum.*expected"),
+    ({"merge": "sum"}, "unknown merge `sum`"), ({"uneven": "join"}, "whose workers wait for nobody")])
+def test_options_that_do_not_go_together_are_refused_in_a_line(given: Dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as error:
+        kvstore.create("decoupled", Stage(2).worker(0), **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_small_model_has_as_many_fragments_as_parameters_unless_told_otherwise() -> None:
+    fitted: List[int] = [Decoupled.fitted(Decoupled.Options(), count).fragments for count in (1, 10, 160)]
+    assert fitted == [1, 10, 24]
+    with pytest.raises(ConfigError, match="`fragments` is 2, and the model has 1 trained parameters"):
+        walk("decoupled", 1, 1, drawn(5), ONES, fragments=2)
