@@ -8,11 +8,12 @@ from typing import Any, Sequence
 import numpy as np
 import pytest
 
+pytest.importorskip("torch")  # before what also skips itself without it
+
+# isort: split
 from tests.contract.test_algorithms import CLOSE
 from tests.contract.test_torch import NAMES, by_torch
 from tests.jobs import ROOT, environment, load
-
-pytest.importorskip("torch")
 
 SCRIPT = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/pytorch.md").read_text(encoding="utf-8"), re.DOTALL)[0]
 
