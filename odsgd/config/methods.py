@@ -2,14 +2,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-from kvstore.methods import METHODS
+from kvstore.methods import METHODS, find
 from kvstore.methods.common import Options
 from kvstore.options import Kind, as_text, option, plain
 
 COMMON = tuple(field.name for field in dataclasses.fields(Options))
 """Options that every method has."""
+
+MXNETS = {**dict.fromkeys(("dist_sync", "dist_device_sync", "dist"), "ssgd"),
+          **dict.fromkeys(("dist_async", "dist_device_async"), "asgd"), "device": "local"}
+"""MXNet's name of a store -> ours; with a local optimizer ssgd is odsgd."""
+
+
+def store_named(asked: str, optimizer_local: Optional[str]) -> str:
+    """Our name of the store that a user asks for, perhaps in MXNet's words."""
+    if asked in MXNETS:
+        return "odsgd" if MXNETS[asked] == "ssgd" and optimizer_local is not None else MXNETS[asked]
+    return find(asked, "kvstore", also=MXNETS).name
 
 
 def takers(name: str) -> List[str]:

@@ -29,8 +29,8 @@ from kvstore.options import convert, plain
 from odsgd.config import methods
 from odsgd.config.files import read_cluster, read_yaml_file
 from odsgd.config.flags import given, parse_flags
+from odsgd.config.methods import MXNETS, store_named
 from odsgd.config.names import GLUON_MODELS
-from odsgd.config.other_words import AUTHORS, MXNETS, put_into_our_words, store_named
 from odsgd.config.train_options import DATASETS, VIRTUAL, TrainOptions
 from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
@@ -83,7 +83,6 @@ class TrainConfig(TrainOptions):
         ``--help`` prints and raises SystemExit(0); a mistake raises ConfigError, one line.
         """
         flags, config_file, said = cls.parse(argv)
-        put_into_our_words(flags)
         if "method_file" in flags:
             flags.setdefault("kvstore", algorithms.load(flags["method_file"]).name)
         values = _known(option_fields(), config_file, said or _lines(config_file)) if config_file else {}
@@ -109,7 +108,7 @@ class TrainConfig(TrainOptions):
             with contextlib.suppress(ConfigError):  # raised again later, with the option's name
                 method = algorithms.find(str(asked))  # perhaps another package's, with options of its own
         first = (*FIRST, *(name for name in (method.option_names() if method else ()) if name not in methods.COMMON))
-        return (*parse_flags({**option_fields(), **AUTHORS}, "odsgd train", argv, DESCRIPTION, first), said)
+        return (*parse_flags(option_fields(), "odsgd train", argv, DESCRIPTION, first), said)
 
     def to_dict(self) -> Dict[str, Any]:
         """Every option as JSON and YAML have it; ``TrainConfig(**config.to_dict()) == config``."""

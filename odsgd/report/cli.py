@@ -11,7 +11,6 @@ from odsgd.report import page
 from odsgd.report.runs import Records, compared, outcome, read_records, table
 
 PAGE = "report.html"
-FORMS = (".html", ".md")
 
 
 def main(argv: List[str]) -> int:
@@ -21,18 +20,16 @@ def main(argv: List[str]) -> int:
                     "and write a page about them, with pictures of accuracy by epoch and by time, of throughput, of "
                     "staleness, and of where the time of an iteration goes (of runs with --trace).")
     parser.add_argument("runs", metavar="RUN", type=Path, nargs="+", help="the folder of a run, its --out")
-    parser.add_argument("-o", dest="out", metavar="FILE", type=Path, action="append",
-                        help="the page: .html, one file, or .md, for a pull request, with its pictures beside it; may "
-                        f"be given for each (default: {PAGE} in the folder of the run, or of all runs)")
+    parser.add_argument("-o", dest="out", metavar="FILE.html", type=Path,
+                        help=f"the page (default: {PAGE} in the folder of the run, or of all runs)")
     parser.add_argument("--table", action="store_true", help="print the table, write no page")
     options = parser.parse_args(argv)
-    paths = [] if options.table else options.out or [_beside(options.runs) / PAGE]
-    for path in paths:
-        if path.suffix not in FORMS:
-            raise ConfigError(f"-o {path}: expected a name that ends in {' or '.join(FORMS)}")
+    path = options.out or _beside(options.runs) / PAGE
+    if path.suffix != ".html":
+        raise ConfigError(f"-o {path}: expected a name that ends in .html")
     runs = [read_records(folder) for folder in options.runs]
     print(table(list(map(outcome, runs))))
-    for path in paths:
+    if not options.table:
         _write(path, runs)
     for line in compared(list(map(outcome, runs))):
         print(line)
@@ -47,7 +44,7 @@ def _beside(folders: Sequence[Path]) -> Path:
 def _write(path: Path, runs: Sequence[Records]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page.html(runs) if path.suffix == ".html" else page.markdown(runs, path), encoding="utf-8")
+        path.write_text(page.html(runs), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name another file for the page (-o)") from None
     print(f"page: {path}")

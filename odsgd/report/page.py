@@ -1,15 +1,13 @@
-"""One page on several runs: as HTML, with its pictures inside, or as Markdown, with its pictures beside it."""
+"""One page on several runs: HTML, with its pictures inside."""
 from __future__ import annotations
 
 import base64
 from html import escape
-from pathlib import Path
 from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from odsgd.report import pictures
 from odsgd.report.breakdown import breakdown_of, stretches, timeline_of
 from odsgd.report.runs import Records, cells, compared, outcome
-from odsgd.tools import piped
 
 Table = List[List[str]]
 
@@ -48,12 +46,12 @@ th:first-child, td:first-child {{ text-align: left }}
 
 
 class Section(NamedTuple):
-    """A part of the page; `picture` makes its picture as a file of a form, svg or png."""
+    """A part of the page; `picture` makes its picture, an SVG."""
 
     title: str
     text: str
     table: Optional[Table] = None
-    picture: Optional[Callable[[str], bytes]] = None
+    picture: Optional[Callable[[], bytes]] = None
 
 
 def sections(runs: Sequence[Records]) -> List[Section]:
@@ -86,11 +84,11 @@ def _timelines(runs: Sequence[Records]) -> List[Section]:
         return []
     return [Section("What a worker does when", "Worker 0 in the last whole iterations of an epoch: above what its "
                     "device computes, below what is under way over the network.",
-                    picture=lambda form: pictures.timelines(drawn, form))]
+                    picture=lambda: pictures.timelines(drawn))]
 
 
-def _drawn(draw: pictures.Draw, panels: int = 1, height: float = pictures.HEIGHT) -> Callable[[str], bytes]:
-    return lambda form: pictures.picture(draw, panels, form, height)
+def _drawn(draw: pictures.Draw, panels: int = 1, height: float = pictures.HEIGHT) -> Callable[[], bytes]:
+    return lambda: pictures.picture(draw, panels, height)
 
 
 def _time(runs: Sequence[Records]) -> Section:
@@ -124,8 +122,6 @@ def _settings(runs: Sequence[Records]) -> Table:
     return lines
 
 
-# --- forms ------------------------------------------------------------------------------------------------------------
-
 def html(runs: Sequence[Records]) -> str:
     """The page as one file that needs no other."""
     title = f"{TITLE}: {', '.join(run.name for run in runs)}"
@@ -133,7 +129,7 @@ def html(runs: Sequence[Records]) -> str:
     for section in sections(runs):
         body += [f"<h2>{escape(section.title)}</h2>", f"<p>{escape(section.text)}</p>"]
         if section.picture is not None:
-            content = base64.b64encode(section.picture("svg")).decode()
+            content = base64.b64encode(section.picture()).decode()
             body.append(f'<img alt="{escape(section.title)}" src="data:image/svg+xml;base64,{content}">')
         if section.table is not None:
             body.append(_html_table(section.table))
@@ -145,17 +141,3 @@ def _html_table(table: Table) -> str:
     rows = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
     rows += ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
     return '<div class="wide"><table>\n' + "\n".join(f"<tr>{row}</tr>" for row in rows) + "\n</table></div>"
-
-
-def markdown(runs: Sequence[Records], path: Path) -> str:
-    """The page as Markdown that will lie at `path`; its pictures are written beside it, in files of its name."""
-    parts = [f"# {TITLE}: {', '.join(run.name for run in runs)}"]
-    for section in sections(runs):
-        parts += [f"## {section.title}", section.text]
-        if section.picture is not None:
-            name = f"{path.stem}-{section.title.split()[0].lower()}.png"
-            path.with_name(name).write_bytes(section.picture("png"))
-            parts.append(f"![{section.title}]({name})")
-        if section.table is not None:
-            parts.append(piped([[cell.replace("|", "\\|") for cell in line] for line in section.table]))
-    return "\n\n".join(parts) + "\n"

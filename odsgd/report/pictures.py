@@ -19,7 +19,7 @@ Draw = Callable[[Sequence[Any]], None]
 """Draws on the axes that it is given."""
 
 
-def picture(draw: Draw, panels: int, form: str, height: float = HEIGHT) -> bytes:
+def picture(draw: Draw, panels: int, height: float = HEIGHT) -> bytes:
     """A file with what is drawn; the same bytes for the same drawing."""
     plt = pyplot("a report with pictures")
     with plt.rc_context({"svg.hashsalt": "odsgd", "font.size": 9, "axes.spines.top": False,
@@ -28,16 +28,16 @@ def picture(draw: Draw, panels: int, form: str, height: float = HEIGHT) -> bytes
         draw(axes[0])
         figure.tight_layout()
         file = io.BytesIO()
-        figure.savefig(file, format=form, dpi=100, metadata={"Date": None} if form == "svg" else None)
+        figure.savefig(file, format="svg", metadata={"Date": None})
         plt.close(figure)
     return file.getvalue()
 
 
-def timelines(drawn: Sequence[Tuple[Timeline, range]], form: str) -> bytes:
+def timelines(drawn: Sequence[Tuple[Timeline, range]]) -> bytes:
     """A file with the first worker of each timeline, in these iterations."""
     file = io.BytesIO()
     figure([dataclasses.replace(timeline, tracks=timeline.workers[:1]) for timeline, _ in drawn],
-           [(its.start, its.stop) for _, its in drawn], file, format=form, dpi=100)
+           [(its.start, its.stop) for _, its in drawn], file, format="svg")
     return file.getvalue()
 
 

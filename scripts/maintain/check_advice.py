@@ -29,8 +29,8 @@ import yaml
 
 from odsgd.lab.advise import cli
 from odsgd.lab.advise.config import AdviseConfig
-from odsgd.lab.bench.described import passes
 from odsgd.virtual.description import PAYLOAD
+from scripts.maintain.emulated_passes import passes
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docs" / "results" / "data" / "advice.json"

@@ -28,11 +28,11 @@ sys.path.insert(0, str(ROOT))
 from kvstore.messages.buckets import Parameter  # noqa: E402  (the path comes first)
 from odsgd.config.files import read_cluster  # noqa: E402
 from odsgd.lab.bench import models, systems  # noqa: E402
-from odsgd.lab.bench.described import passes  # noqa: E402
 from odsgd.lab.bench.systems import AUTO, OURS  # noqa: E402
 from odsgd.training.step.emulated import FORWARD  # noqa: E402
 from odsgd.virtual import times  # noqa: E402
 from odsgd.virtual.description import Draws, LayerTimes, Quantity, VirtualCluster  # noqa: E402
+from scripts.maintain.emulated_passes import passes  # noqa: E402
 
 RESULTS = ROOT / "docs" / "results" / "benchmarks" / "virtual_2core_202611.json"
 TABLE = RESULTS.with_suffix(".md")

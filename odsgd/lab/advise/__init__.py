@@ -6,5 +6,4 @@
     changes.py      what gains most
     knowledge.py    measured accuracies, and the range in which the times were checked
     report.py       the table and JSON
-    figure.py       the picture
 """

@@ -12,7 +12,7 @@ from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Parameter
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
-from odsgd.lab.advise import figure, report
+from odsgd.lab.advise import report
 from odsgd.lab.advise.candidates import candidates, linked
 from odsgd.lab.advise.changes import changes
 from odsgd.lab.advise.config import AdviseConfig
@@ -20,7 +20,7 @@ from odsgd.lab.advise.knowledge import beyond
 from odsgd.lab.advise.predictions import Oracle, Prediction
 from odsgd.lab.advise.report import Advice
 from odsgd.lab.bench import models
-from odsgd.tools import pyplot, say
+from odsgd.tools import say
 from odsgd.virtual.description import of
 
 TIE = 0.01
@@ -34,17 +34,12 @@ SAY_EVERY_S = 5.0
 def main(argv: Sequence[str]) -> int:
     """Predict, and tell."""
     config = AdviseConfig.from_flags(argv)
-    if config.png:
-        pyplot("--png")  # or complain before anything has started
     oracle = of_profile(config)
     advices = [advise(config, oracle, workers) for workers in config.workers or (oracle.cluster.workers,)]
     print("\n\n".join(report.text(advice, config.batch_size, config.lines) for advice in advices))
     if config.json:
         Path(config.json).parent.mkdir(parents=True, exist_ok=True)
         Path(config.json).write_text(report.as_json(advices, config), encoding="utf-8")
-    if config.png:
-        figure.draw([advice.predictions for advice in advices], config.batch_size, f"{config.profile}, "
-                    f"{oracle.nbytes / 4e6:.3g} M parameters", config.png)
     return 0
 
 

@@ -94,8 +94,6 @@ class AdviseConfig:
                                            group="What is told", otherwise="the first of the table")
     lines: int = option(15, integer(0), "of the table; 0: all", group="What is told")
     json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
-    png: Optional[str] = option(None, PATH, "draw the throughput over workers there (needs matplotlib)",
-                                group="What is told")
 
     @classmethod
     def from_flags(cls, argv: Sequence[str]) -> AdviseConfig:

@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED
-from odsgd.lab.bench import figure, report
+from odsgd.lab.bench import report
 from odsgd.lab.bench.config import BenchConfig
 from odsgd.lab.bench.results import findings
 from odsgd.lab.bench.run import measure
-from odsgd.tools import pyplot, say
+from odsgd.tools import say
 
 
 def main(argv: Sequence[str]) -> int:
     """Run a benchmark; 70 if one of its jobs failed."""
     config = BenchConfig.from_flags(argv)
-    if config.png:
-        pyplot("--png")  # or complain before anything has started
     load_before = os.getloadavg()[0]
     with _ending_well():
         measured = measure(config, say)
@@ -33,8 +31,6 @@ def main(argv: Sequence[str]) -> int:
         if path:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text(text, encoding="utf-8")
-    if config.png and found:
-        figure.draw(found, config.title, config.png)
     return EXIT_FAILURE if measured.failures else 0
 
 

@@ -245,10 +245,9 @@ def test_measurements_are_those_of_the_results() -> None:
 
 def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path: Path,
                                                           capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    written, drawn = tmp_path / "advice.json", tmp_path / "advice.png"
+    written = tmp_path / "advice.json"
     flags = ["--model", "50k", "--workers", "2,4", "--systems", "ssgd@1,odsgd@1,odsgd", "--batch-size", "8"]
-    assert cli.main([profile, *flags, "--json", str(written), "--png", str(drawn)]) == 0
+    assert cli.main([profile, *flags, "--json", str(written)]) == 0
     said = capsys.readouterr()
     assert said.err.startswith("2 workers: 0 of ")  # at once, also where there is no terminal
     blocks = said.out.split("\n\n")
@@ -258,7 +257,6 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
     first = found["advice"][0]["predictions"][0]
     assert first["samples_per_s"] == pytest.approx(8 * first["gradients_per_s"])
     assert first["bound_ms"] == pytest.approx(max(first["loads_ms"].values()))
-    assert drawn.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("flags, complaint", [

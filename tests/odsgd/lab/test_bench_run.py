@@ -87,9 +87,9 @@ def test_a_job_measures_one_model_alone_where_memory_is_shown(no_jobs: Jobs) -> 
     assert [system for _, _, system in no_jobs[0]] == ["ssgd", "odsgd", "ssgd", "odsgd", "ssgd, 4.2M", "odsgd, 4.2M"]
 
 
-@pytest.mark.parametrize("name, flag", [("torch/ddp", "--torch-python"), ("horovod/mxnet", "--horovod-python")])
-def test_without_its_python_a_system_is_left_out(no_jobs: Jobs, name: str, flag: str) -> None:
+def test_without_its_python_a_system_is_left_out(no_jobs: Jobs) -> None:
     said: List[str] = []
+    name, flag = "torch/ddp", "--torch-python"
     run.measure(config("--systems", f"{name},ssgd", "--repeat", "1"), said.append)
     assert [system for _, _, system in no_jobs[0]] == ["ssgd"] and f"{name} is left out" in said[0] and flag in said[0]
     with pytest.raises(ConfigError, match=f"{flag} PATH"):
@@ -99,10 +99,9 @@ def test_without_its_python_a_system_is_left_out(no_jobs: Jobs, name: str, flag:
 
 
 def test_workers_of_another_framework_run_with_its_python() -> None:
-    horovod = config("--systems", "horovod/mxnet", "--horovod-python", "/its/python", "--torch-python", "/another")
-    system, = horovod.systems
-    python, file = system.worker_command(horovod.python(system.name))
-    assert python == "/its/python" and Path(file).name == "hvd.py" and Path(file).exists()
+    asked = config("--systems", "torch/ddp", "--torch-python", "/its/python")
+    python, file = asked.systems[0].worker_command(asked.torch_python)
+    assert python == "/its/python" and Path(file).name == "ddp.py" and Path(file).exists()
 
 
 @pytest.mark.parametrize("text, servers, variables", [
@@ -251,13 +250,6 @@ def test_the_page_has_the_numbers_the_reference_and_the_configuration(measured: 
     assert "| odsgd@1 | 50.0 | 50.0 – 50.0 | 40.4 | 0.81 | – |" in page
     assert "| machine | 2 cores |" in page and "| repeat | 3 |" in page and "--title 'two words'" in page
     assert "| systems | odsgd@1, ssgd |" in page
-
-
-def test_the_picture_has_a_bar_for_every_finding(measured: run.Measured, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from odsgd.lab.bench import figure
-    figure.draw(results.findings(config(*ASKED), measured), "title", str(tmp_path / "a.png"))
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_process_knows_what_it_used() -> None:
