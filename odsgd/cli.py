@@ -47,6 +47,7 @@ to begin, on this machine:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one command; returns the exit code."""
+    _open_closed()
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(_usage(), end="")
@@ -76,6 +77,13 @@ def _run(command: str, argv: List[str]) -> int:
         return EXIT_USAGE
     except SystemExit as stop:  # argparse, after --help
         return int(stop.code or 0)
+
+
+def _open_closed() -> None:
+    """A standard stream that was closed (`>&-`) leads nowhere; the next file would otherwise take its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  as long as the process lives
 
 
 def _unread() -> bool:

@@ -139,6 +139,14 @@ def test_a_job_goes_on_where_its_log_has_no_room(tmp_path: Path) -> None:
     assert done.stderr == f"warning: standard output{FAILED}OSError: [Errno 28] No space left on device\n"
 
 
+def test_a_job_goes_on_where_its_output_was_closed(tmp_path: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, launching.__file__, "-n", "2", "-s", "0",
+               "--store", "none", script(tmp_path, SPEAKS)]
+    assert subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stdin=subprocess.DEVNULL,
+                          timeout=PATIENCE_S).returncode == 0
+    have_done(tmp_path)
+
+
 def takes_the_place_of_the_notice(launch: Launch, make: Callable[[Path], None]) -> None:
     """What the launcher opens to write its next status file is this from now on."""
     draft = status_file.folder() / f"{launch.process.pid}.new"
