@@ -152,7 +152,7 @@ class Training:
                 self._train_epoch()
             if self.staleness is not None:
                 self.run_log.staleness(self.staleness.result())
-                if "quorum" in self.store.method.option_names():
+                if hasattr(self.store.options, "quorum"):
                     self.run_log.rounds(self.store.rounds())
             self._finish_trace()
             self.run_log.end(self.store.iteration, self.tested)
