@@ -26,7 +26,7 @@ class Pulse:
     The work tells it of `activity` and of every step; the pulse only reads them.
     """
 
-    EVERY_S = 1.0
+    EVERY_S, LOOKED_WITHIN_S = 1.0, 0.5
 
     def __init__(self, tell: Callable[..., None], waiting: Callable[[], Optional[float]]) -> None:
         self.at = 0
@@ -77,7 +77,8 @@ class Pulse:
     def _more(self) -> Dict[str, Any]:
         """What the last looks have found. They run aside, since one that hangs must not hold up the beats."""
         if self.more and self._aside.empty:
-            self._aside.do(self._look)
+            with contextlib.suppress(TimeoutError):
+                self._aside.finish(self._look, self.LOOKED_WITHIN_S)
         return self._found
 
     def _look(self) -> None:
