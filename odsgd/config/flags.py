@@ -12,11 +12,11 @@ from kvstore.errors import ConfigError, shown
 from kvstore.options import FLAG, TrainingLength, convert
 
 ALSO = {"T": "interval", "K": "pipeline-depth", "n": "updates-per-round", "m": "mean-square-decay"}
-"""Options with a second flag: a word for a paper's letter."""
+"""Words for the options that have a paper's letter."""
 
 ELSEWHERE = {**dict.fromkeys(("--nproc-per-node", "--nproc", "--np", "--num-proc", "--ntasks"),
                              "-n, the number of workers"),
-             **dict.fromkeys(("--nnodes", "--hosts", "--machinefile"), "-H FILE, a line for each host"),
+             **dict.fromkeys(("--nnodes", "--hosts", "--host-file", "--machinefile"), "-H FILE, a line for each host"),
              "--master-addr": "--host-ip", "--master-port": "--port", "--rdzv-endpoint": "--host-ip and --port",
              "--cluster": "--launcher", "--network-interface": "--host-ip, an address in that network"}
 """Flags of torchrun, mpirun, horovodrun, srun and dmlc's tracker, and what `odsgd launch` has for them."""
@@ -178,7 +178,8 @@ def _unknown_flag(argument: str, parser: Parser) -> ConfigError:
         return ConfigError(f"unknown option `{flag}`: here it is {ELSEWHERE[flag]}. `{program} --help` lists all")
     alike, own, one, command = max((_likeness(flag, one), command == program, one, command)
                                    for command, its in flags.items() for one in its)
-    hint = "." if alike < LIKE else f"; did you mean `{one}`{'' if own else f', an option of `{command}`'}?"
+    hint = ("." if alike < LIKE else f": it is an option of `{command}`." if alike == 1 else
+            f"; did you mean `{one}`{'' if own else f', an option of `{command}`'}?")
     return ConfigError(f"unknown option `{shown(flag)}`{hint} `{program} --help` lists all")
 
 

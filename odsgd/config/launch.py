@@ -74,6 +74,8 @@ def parse_env(values: Sequence[str]) -> Dict[str, str]:
 
 
 def _workers(text: str) -> Workers:
+    if text == "p":
+        raise ConfigError("`-np` is a flag of mpirun and horovodrun; here it is -n, the number of workers")
     least, colon, most = text.partition(":")
     return Workers(int(least), int(most if colon else least))
 
@@ -156,7 +158,7 @@ class HostOptions:
         None, SERVERS, "number of servers; auto: one beside each worker; 0: no server, no scheduler", "-s",
         "--num-servers", otherwise="as many as workers, or none for a store that needs none")
     hostfile: Optional[str] = _option(None, FILE, "one host per line: [user@]host [slots=4] [port=22]", "-H",
-                                      "--hostfile", "--host-file")
+                                      "--hostfile")
     launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher",
                             otherwise="ssh with a hostfile, else local")
 

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import socket
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
@@ -185,6 +186,17 @@ class TrainConfig(TrainOptions):
     def needs_servers(self) -> bool:
         """Whether the store sends to servers; without them a job has no server."""
         return (self.transport or self.method.transports[0]) == "server"
+
+    def make_folder(self) -> None:
+        """The run's folder; ConfigError if it cannot be made on this host."""
+        before = os.umask(int(self.umask, 8))
+        try:
+            Path(str(self.out)).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {self.out}: {error.strerror} on {socket.gethostname()}; name a folder that can "
+                              "be made there") from None
+        finally:
+            os.umask(before)
 
     @property
     def lr_local(self) -> Optional[float]:

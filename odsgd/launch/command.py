@@ -127,7 +127,7 @@ def _training(command: Sequence[str], launcher: str, store: Optional[str]) -> Un
 
 
 def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], launcher: str) -> Tuple[str, ...]:
-    """Files and folders that the command names; ConfigError if this machine should have them, and has not."""
+    """Files and folders that the command reads; ConfigError if this machine lacks one, or cannot make the run's."""
     named: Dict[str, Optional[str]] = {}
     if isinstance(training, TrainConfig):
         named = {"data_dir": training.data_dir, "weights": training.weights}
@@ -135,6 +135,8 @@ def _reads(command: Sequence[str], training: Union[TrainConfig, StandIn, None], 
         for option, path in named.items():
             if path and not os.path.exists(os.path.expanduser(path)):
                 raise ConfigError(f"the workers' command: {option} `{path}`: there is no such file or folder")
+        if isinstance(training, TrainConfig):
+            training.make_folder()
     script = next((word for word in command[:2] if word.endswith(".py")), None)
     return tuple(filter(None, [script, *named.values()]))
 

@@ -1,8 +1,6 @@
 """``odsgd train``."""
 import os
 import shlex
-import socket
-from pathlib import Path
 from typing import List
 
 from kvstore.errors import ConfigError
@@ -15,7 +13,7 @@ def main(argv: List[str]) -> int:
     os.umask(int(config.umask, 8))
     if config.cluster is None:
         _check_job(config, argv)
-    _make_folder(config)
+    config.make_folder()
     if config.cluster is not None:  # MXNet reads these when it is imported
         os.environ.setdefault("MXNET_CPU_WORKER_NTHREADS", str(os.cpu_count() or 1))
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,15 +21,6 @@ def main(argv: List[str]) -> int:
         return run_virtual(config)
     from odsgd.training.loop import run  # MXNet's import takes a second: only once the options are right
     return run(config)
-
-
-def _make_folder(config: TrainConfig) -> None:
-    """The run's folder; ConfigError if it cannot be made on this host."""
-    try:
-        Path(str(config.out)).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {config.out}: {error.strerror} on {socket.gethostname()}; name a folder that can be "
-                          "made there") from None
 
 
 def _check_job(config: TrainConfig, argv: List[str]) -> None:

@@ -66,7 +66,7 @@ def test_a_wrong_option_is_one_line_and_exit_code_64(capsys: pytest.CaptureFixtu
     (["train", "--kvstore", "local", "--out", "/dev/null/run"],
      "odsgd train: --out /dev/null/run: Not a directory on "),
     (["trace", "summary", "x", "--hostfile", "y"],
-     "odsgd trace: unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?")])
+     "odsgd trace: unknown option `--hostfile`: it is an option of `odsgd launch`.")])
 def test_every_command_tells_the_nearest_option(words: List[str], told: str,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 64

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.bench import systems
@@ -30,6 +30,17 @@ def _options(config: AdviseConfig, name: str, transport: str, codecs: Sequence[s
             if codec != "none":
                 options.update(codec=codec, **({"codec_weights": codec} if transport == "server" else {}))
             yield place + "".join(f":{key}={value}" for key, value in options.items())
+
+
+def coded_alike(system: System) -> Optional[System]:
+    """The same system with the codec float16; None if it has a codec, or can have none."""
+    options = dict(system.options)
+    transport = options.get("transport", OURS[system.name].transports[0])
+    if "codec" not in OURS[system.name].option_names() or "codec" in options or transport == "sharded":
+        return None
+    options.update(codec="float16", **({"codec_weights": "float16"} if transport == "server" else {}))
+    at = f"@{system.servers}" if system.servers else ""
+    return systems.parse(system.name + "".join(f":{key}={value}" for key, value in options.items()) + at)
 
 
 def linked(cluster: VirtualCluster, rate: float) -> VirtualCluster:

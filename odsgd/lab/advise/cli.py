@@ -13,7 +13,7 @@ from kvstore.messages.buckets import Parameter
 from kvstore.messages.codecs import WITHOUT_RESIDUAL
 from odsgd.config.files import read_cluster
 from odsgd.lab.advise import report
-from odsgd.lab.advise.candidates import candidates, linked
+from odsgd.lab.advise.candidates import candidates, coded_alike, linked
 from odsgd.lab.advise.changes import changes
 from odsgd.lab.advise.config import AdviseConfig
 from odsgd.lab.advise.knowledge import beyond
@@ -65,11 +65,11 @@ def ranked(config: AdviseConfig, oracle: Oracle, workers: int) -> List[Predictio
 
     said_at = -math.inf
 
-    def told(done: int, of: int) -> None:
+    def told(done: int, of: int, found: str) -> None:
         nonlocal said_at
         if of and (sys.stderr.isatty() or time.monotonic() - said_at >= SAY_EVERY_S):
             said_at = time.monotonic()
-            say(f"{workers} workers: {done} of {of} simulations")
+            say(f"{workers} workers: {done} of {of} simulations{found}")
 
     oracle.prepare(systems, workers, told)
     say("")
@@ -84,10 +84,14 @@ def advise(config: AdviseConfig, oracle: Oracle, workers: int) -> Advice:
     predictions = ranked(config, oracle, workers)
     if not predictions:
         raise ConfigError("no system is left; give more of stores, servers, codecs and intervals")
-    now = oracle.predict(config.now, workers) if config.now else predictions[0]
+    often = [one for one in predictions if report.interval(one) == (1, 1)] or predictions
+    first, codable = often[0], filter(None, (coded_alike(one.system) for one in often))
+    now = oracle.predict(config.now, workers) if config.now else first
     outside = beyond(oracle.cluster, oracle.nbytes // 4, workers, [prediction.system for prediction in predictions])
     say(f"{workers} workers: what a change would gain")
     compute_s = sum(map(sum, oracle.cluster.compute.layers.values())) or oracle.cluster.compute.iteration
-    advice = Advice(workers, predictions, now, changes(oracle, now, predictions), outside, compute_s)
+    coded = next(codable, None) if 1 < workers <= first.iteration_s / compute_s else None
+    advice = Advice(workers, predictions, first, oracle.predict(coded, workers) if coded else None, now,
+                    changes(oracle, now, predictions), outside, compute_s)
     say("")
     return advice

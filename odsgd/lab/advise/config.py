@@ -91,7 +91,7 @@ class AdviseConfig:
     systems: Tuple[System, ...] = option((), several(SYSTEM), "these systems alone, as `odsgd bench` writes "
                                                  "them", group="What is looked at")
     now: Optional[System] = option(None, SYSTEM, "the system in use; what to change first is said of it",
-                                           group="What is told", otherwise="the first of the table")
+                                           group="What is told", otherwise="the fastest that exchanges every iteration")
     lines: int = option(15, integer(0), "of the table; 0: all", group="What is told")
     json: Optional[str] = option(None, PATH, "write everything there", group="What is told")
 

@@ -85,18 +85,22 @@ class Oracle:
         self.nbytes = WIRE_DTYPE.itemsize * sum(parameter.size for parameter in parameters)
         self._paces: Dict[Hashable, times.Pace] = {}
 
-    def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int], None]) -> None:
-        """Simulate what these need, on all cores where that is much; `told`: how many are through, of how many."""
-        questions = {question.key: question for question in (self._question(_Job(system, workers))
-                                                             for system in systems) if question.key not in self._paces}
+    def prepare(self, systems: Sequence[System], workers: int, told: Callable[[int, int, str], None]) -> None:
+        """Simulate what these need, on all cores where that is much.
+
+        `told`: how many are through, of how many, and what came of the last.
+        """
+        asked = [(self._question(_Job(system, workers)), system) for system in systems]
+        questions = {question.key: question for question, _ in asked if question.key not in self._paces}
+        named = {question.key: system.label for question, system in reversed(asked)}
         with contextlib.ExitStack() as stack:
             one_by_one: Any = map
-            told(0, len(questions))
+            told(0, len(questions), "")
             if workers * len(questions) > MUCH:
                 one_by_one = stack.enter_context(multiprocessing.get_context("spawn").Pool()).imap
             for number, (key, pace) in enumerate(zip(questions, one_by_one(_simulated, questions.values())), start=1):
                 self._paces[key] = pace
-                told(number, len(questions))
+                told(number, len(questions), f"; {named[key]}: {1000 * pace.iteration:.0f} ms")
 
     def predict(self, system: System, workers: int) -> Prediction:
         """What is to be expected of a system."""

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from kvstore.methods import fit
 from odsgd.lab.advise.changes import Change
@@ -20,6 +20,8 @@ class Advice(NamedTuple):
     """What is said of one number of workers.
 
     predictions : the fastest first
+    first : the fastest of those that exchange in every iteration, if there are any
+    coded : the first that can have the codec float16, with it, where several workers are slower than one without
     now : the one that `changes` are told of
     beyond : in what the cluster lies outside of what was checked
     compute_s : how long the passes of an iteration take
@@ -27,6 +29,8 @@ class Advice(NamedTuple):
 
     workers: int
     predictions: List[Prediction]
+    first: Prediction
+    coded: Optional[Prediction]
     now: Prediction
     changes: List[Change]
     beyond: List[str]
@@ -63,36 +67,50 @@ def text(advice: Advice, batch_size: int, lines: int) -> str:
 
 
 def sentences(advice: Advice) -> List[str]:
-    """What limits it, what OD-SGD gains, and whether more than one worker is worth it."""
-    def times_alone(found: Prediction) -> float:
-        return advice.workers * advice.compute_s / found.iteration_s
-
-    often = [found for found in advice.predictions if _interval(found) == (1, 1)]
-    first, rarer = (often or advice.predictions)[0], advice.predictions[0]
-    times = times_alone(first)
-    which = "of the stores that exchange in every iteration " if rarer is not first else ""
-    lines = [f"{first.system.label} is the fastest {which}".rstrip() + f", {times:.2f} times one worker alone. "
-             f"Its limit: {first.resource}."]
-    if advice.workers > 1 and times <= 1:
-        lines = [f"Not worth it: {advice.workers} workers are slower than one alone, at best {times:.2f} times as fast "
-                 f"({first.system.label}). Its limit: {first.resource}. Send fewer bytes (--codecs float16), or "
-                 "exchange less often (--intervals 10)."]
-    if rarer is not first:
-        lines.append(f"With an exchange every {max(_interval(rarer))} iterations {rarer.system.label} is "
-                     f"{times_alone(rarer):.2f} times one worker alone. Test its accuracy: it trains otherwise.")
+    """Three: what limits it, what OD-SGD gains at what risk, and what to change first."""
+    first, worth = advice.first, _times_alone(advice, advice.first) > 1 or advice.workers == 1
+    among = " of the stores that exchange in every iteration" if first is not advice.predictions[0] else ""
+    times = f"{_times_alone(advice, first):.2f} times"
+    limit = f"What limits it: {NAMED.get(first.resource, f'the {first.resource}')}."
+    lines = [f"{first.system.label} is the fastest{among}, {times} one worker alone. {limit}" if worth else
+             f"Not worth it as it is: {advice.workers} workers are slower than one alone, at best {times} as fast "
+             f"({first.system.label}). {limit}"]
     best = {name: min((one for one in advice.predictions if one.system.name == name), default=None,
                       key=lambda one: one.iteration_s) for name in ("ssgd", "odsgd")}
     ssgd, odsgd = best["ssgd"], best["odsgd"]
     if ssgd is not None and odsgd is not None:
         gain_s = ssgd.iteration_s - odsgd.iteration_s
-        lines.append(f"OD-SGD takes {_ms(odsgd.iteration_s)} ms for SSGD's {_ms(ssgd.iteration_s)}: "
-                     f"{100 * gain_s / ssgd.iteration_s:.0f} % less. Its gradients are a step late: "
-                     "train a control with ssgd to see what that costs.")
-    return [*lines, *([f"To change first: {advice.changes[0]}."] if advice.changes and advice.changes[0].gain > 0.01
-                      else [])]
+        lines.append(f"OD-SGD takes {_ms(odsgd.iteration_s)} ms an iteration and SSGD {_ms(ssgd.iteration_s)}: "
+                     f"{_ms(gain_s)} ms less, {100 * gain_s / ssgd.iteration_s:.0f} %. The risk: its gradients are "
+                     "a step late; train a control with ssgd to see what that costs.")
+    ways = _ways(advice, worth)
+    return [*lines, *([f"Change first: {'; or '.join(ways)}."] if ways else [])]
 
 
-def _interval(found: Prediction) -> Tuple[int, int]:
+NAMED = {"passes": "the computing", "ring": "the links"}
+"""Words for resources that need others in a sentence."""
+
+
+def _ways(advice: Advice, worth: bool) -> List[str]:
+    """What to change first."""
+    ways = []
+    if advice.coded is not None:
+        ways.append(f"send fewer bytes ({advice.coded.system.name} with --codec float16: "
+                    f"{_times_alone(advice, advice.coded):.2f} times one worker alone, if encoding took no time)")
+    elif worth and advice.changes and advice.changes[0].gain > 0.01:
+        ways.append(f"{advice.changes[0]}")
+    rarer = advice.predictions[0]
+    if rarer is not advice.first:
+        ways.append(f"exchange less often ({rarer.system.label}, every {max(interval(rarer))} iterations: "
+                    f"{_times_alone(advice, rarer):.2f} times one worker alone; but test its accuracy)")
+    return ways
+
+
+def _times_alone(advice: Advice, found: Prediction) -> float:
+    return advice.workers * advice.compute_s / found.iteration_s
+
+
+def interval(found: Prediction) -> Tuple[int, int]:
     """Iterations between two pushes, and between two fetches."""
     method = OURS[found.system.name]
     given = {key: value for key, value in found.system.options.items() if key != "transport"}

@@ -132,12 +132,11 @@ class Failure:
         return any(member.code is None and (member.hung or member.error is not None) for member in self.members)
 
     def message(self, text: str, *remarks: str) -> str:
-        """`text`, and below it the process's report, and the last lines of the process or of its host."""
-        lines, title, tail = [text], "the last lines", self.tail
+        """`text` and remarks; below them the cause: what the process reported, or the last lines of it or its host."""
+        lines, title, tail = [text, *remarks], "the last lines", self.tail
         if self.member:
             title, tail = f"the last lines of {self.member.name}", self.member.tail
             lines += [f"  it reported: {self.member.error}"] if self.member.error else []
-        lines += remarks
         if any(IMPORT_FAILS in line for line in tail):  # then no other line helps
             lines.append("  MXNet 1.9.1 does not know this NumPy: put `import odsgd` before `import mxnet`")
             return "\n".join(lines)

@@ -12,8 +12,38 @@ from kvstore.job.aside import BackgroundThread
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
+TRACEBACK, MOST_TRACEBACK_LINES = "Traceback (most recent call last):", 10_000
 READ_WITHIN_S, ENDED_WITHIN_S, MOST_WAITING = 1.0, 60.0, 1000
 BEGIN_LINE, CLEAR_REST = "\r", "\x1b[K"
+
+
+class Tracebacks:
+    """Finds the lines of a traceback that another process has printed already.
+
+    >>> tracebacks = Tracebacks()
+    >>> lines = ["Traceback (most recent call last):", '  File "a.py", line 1', "KeyError: 3", "epoch 2"]
+    >>> [[tracebacks.repeated(process, line) for line in lines] for process in ("worker 1", "worker 0")]
+    [[False, False, False, False], [True, True, True, False]]
+    """
+
+    def __init__(self) -> None:
+        self._begun: Dict[str, str] = {}
+        """A process, and what it has printed of a traceback that goes on."""
+        self._first: Dict[int, str] = {}
+        """The hash of a traceback's beginning, and the process that printed it first."""
+
+    def repeated(self, process: str, line: str) -> bool:
+        """Whether this line, and the traceback above it, are another process's, too."""
+        text = line[len(process) + 2:] if line.startswith(f"{process}: ") else line
+        begun = self._begun.pop(process, "")
+        if not begun and not text.startswith(TRACEBACK):
+            return False
+        begun += f"{text}\n"
+        if not text or text[0] == " " or text.endswith(TRACEBACK):
+            self._begun[process] = begun
+        if len(self._first) == MOST_TRACEBACK_LINES:
+            self._first.clear()
+        return self._first.setdefault(hash(begun), process) != process
 
 
 class Console:
@@ -35,6 +65,7 @@ class Console:
         """The bar is the job's status, not worker 0's."""
         self.drawn = False
         """Worker 0 draws a bar."""
+        self._tracebacks = Tracebacks()
         self._writers = self._make_writers()
         self._waits_s = dict.fromkeys(self._writers.values(), READ_WITHIN_S)
         """How long each stream may still hold up the caller."""
@@ -47,7 +78,8 @@ class Console:
         """Print a line of a process."""
         if process == BAR_OF and not self.live:
             self._drop_bar()
-        self._print(self._prefix(process, stream) + text, stream)
+        if not self._tracebacks.repeated(process, text):
+            self._print(self._prefix(process, stream) + text, stream)
 
     def progress(self, process: str, text: str) -> None:
         """Show a new state of a process's progress bar."""

@@ -12,6 +12,8 @@ from tqdm import tqdm
 from odsgd.launch.policy.liveness import FRESH_S, number
 
 WINDOW_S = 10.0
+UNSURE_S = 0.25
+"""Beats arrive up to this late on a busy machine: what a worker does meanwhile is not told as being behind."""
 SAME_S = 0.3
 """Beats that are less than this apart are the same beat, passed on twice."""
 SLOW, SLOW_OF_ALL = 1.25, 0.1
@@ -151,9 +153,11 @@ class Overview:
         own = [row["own_ms"] for row in rows if row.get("own_ms") is not None]
         median = statistics.median_low(own) if len(own) > 1 else math.inf
         reached = self._together()
+        fastest = max((row["rate"] or 0.0 for row in rows if row["name"] in reached), default=0.0)
         for row in rows:
             if row["name"].startswith("worker"):
-                row["behind"] = max(reached.values(), default=0) - reached.get(row["name"], 0)
+                behind = max(reached.values(), default=0) - reached.get(row["name"], 0)
+                row["behind"] = None if 0 < behind < fastest * UNSURE_S else behind
                 longer_ms = (row["own_ms"] or 0.0) - median
                 row["slow"] = bool(row["own_ms"]) and longer_ms > max((SLOW - 1) * median,
                                                                       SLOW_OF_ALL * 1000 / row["rate"])

@@ -117,7 +117,7 @@ def test_truth_values_have_a_flag_to_turn_them_off() -> None:
     ("--dataset digit", "--dataset: unknown data set `digit`; did you mean `digits`?"),
     ("--optimizer sdg", "--optimizer: unknown optimizer `sdg`; did you mean `sgd`?"),
     ("--num-server 2", "unknown option `--num-server`; did you mean `--num-servers`, an option of `odsgd launch`?"),
-    ("--hostfile hosts", "unknown option `--hostfile`; did you mean `--hostfile`, an option of `odsgd launch`?"),
+    ("--hostfile hosts", "unknown option `--hostfile`: it is an option of `odsgd launch`."),
     ("--optimizer-local dcasgd-c", "did you mean `dcasgd_c`?"),
     ("--on-nan ignore", "--on-nan: unknown answer `ignore`"),
     ("--kvstore odsdg", "unknown kvstore `odsdg`; did you mean `odsgd`?"),

@@ -69,7 +69,7 @@ def test_a_report_counts_when_it_is_made_not_when_the_process_ends() -> None:
     judge.exited("worker 1", 70, 10.6)
     verdict = verdict_at(judge, 10.7)
     assert (verdict.exit_code, verdict.culprit) == (70, "worker 1")
-    assert verdict.message.splitlines()[1] == "  it reported: ValueError: nan"
+    assert verdict.message.splitlines()[2] == "  it reported: ValueError: nan"
     assert verdict.message.splitlines()[-1] == "    | Traceback"
 
 
