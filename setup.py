@@ -67,7 +67,7 @@ class Build(build_py):
 setup(
     name="odsgd",
     version=ITS["VERSION"],
-    description="Data-parallel training in which no worker waits for the network (OD-SGD), for MXNet and PyTorch",
+    description="Data-parallel training that computes the next batch while gradients travel, for MXNet and PyTorch",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     project_urls={name: os.environ[key] for name, key in (("Source", "REPO_URL"), ("Documentation", "SITE_URL"))

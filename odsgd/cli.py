@@ -31,7 +31,7 @@ COMMANDS = {
 
 USAGE = """usage: odsgd COMMAND [options]
 
-Data-parallel training in which no worker waits for the network.
+Data-parallel training that computes the next batch while gradients travel.
 
 to begin, on this machine:
   odsgd launch -n 2 -s 1 odsgd train --dataset digits   two workers, a server
