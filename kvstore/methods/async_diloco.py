@@ -101,10 +101,10 @@ class AsyncDiLoCo(DiLoCo):
     class Options(OuterOptions):
         """Options of asynchronous DiLoCo."""
 
-        N: Optional[int] = option(None, integer(1), "outer gradients from one change of the momentum to the next",
+        N: Optional[int] = option(None, integer(1), "outer gradients between two updates of the momentum",
                                   tunes=True, otherwise="the number of workers")
-        c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum's step that is taken with each "
-                          "outer gradient; at most 1 / N", tunes=True)
+        c: float = option(0.0, real(at_least=0, at_most=1), "share of the momentum's step that each outer gradient "
+                          "takes; at most 1 / N", tunes=True)
 
     def check(self) -> None:
         N = self.options.N or self.num_workers

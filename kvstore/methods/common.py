@@ -14,18 +14,18 @@ from kvstore.options import name as one_of
 class Options:
     """Options of every method."""
 
-    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what workers' gradients of one round come "
-                            "to: their mean, or their sum, as MXNet's servers add up")
+    reduction: str = option("mean", one_of("reduction", ("mean", "sum")), "what is made of the workers' gradients of "
+                            "one round: their mean, or their sum as on MXNet's servers")
     bucket_nbytes: Optional[int] = option(None, integer(1), "most bytes of weights that travel together", group="Run",
                                           otherwise="what suits the transport", result=False)
-    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "seconds that any wait for another process may last",
+    timeout_s: float = option(DEFAULT_TIMEOUT_S, real(above=0), "longest wait for another process, in seconds",
                               group="Run", result=False)
     uneven: str = option("wait", one_of("way", ("wait", "join")), "when a worker's data end before the others': wait "
-                         "for it, or join, so that it goes on without a gradient until all have ended", group="Run")
-    on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient, or the loss, is infinite or not a number: "
-                         "stop the job and say where; find: the same, and each worker looks at all that it sends, so "
-                         "that it is always named; skip: leave the round out on all workers; continue", group="Run",
-                         result=False)
+                         "for it; or join: it takes part without a gradient until all have ended", group="Run")
+    on_nan: str = option("stop", one_of("answer", ON_NAN), "when a gradient or the loss is infinite or not a number: "
+                         "stop the job and say where; find: the same, and each worker checks all that it sends, so "
+                         "that the worker is always named; skip: all workers leave the round out; continue: go on "
+                         "regardless", group="Run", result=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -68,9 +68,9 @@ class CodedOptions(Options):
 
     codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), 2bit or 1bit "
-                        "(MXNet's, what they leave out is sent later)", tunes=True)
-    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
-                                    "from where on 1bit sends 1 and not -1", tunes=True)
+                        "(MXNet's; what they leave out is sent later)", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "with 2bit, the value that is sent for elements at least "
+                                    "as large; with 1bit, elements above it are sent as 1, others as -1", tunes=True)
     codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
                                 "(as they are), or their changes as float16, truncate or quantize", tunes=True)
 

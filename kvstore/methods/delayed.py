@@ -91,14 +91,14 @@ class ODSGD(Delayed):
     @dataclass(frozen=True)
     class Options(Delayed.Options):
         warmup: TrainingLength = common.warmup(200)
-        optimizer_local: str = option("sgd", local_optimizers.LOCAL, "what a worker updates its own weights with: "
-                                      "none, sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunes=True)
+        optimizer_local: str = option("sgd", local_optimizers.LOCAL, "optimizer of a worker's own weights: none, "
+                                      "sgd, dcasgd_c, dcasgd_a, adamw, or another optimizer of MXNet", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="that of the global optimizer, as scheduled")
+                                           otherwise="the global learning rate, as scheduled")
         momentum_local: float = option(0.0, real(at_least=0, at_most=1), "momentum of the local steps",
                                        tunes=True)
         wd_local: Optional[float] = option(None, real(at_least=0), "weight decay of the local steps",
-                                           otherwise="that of the global optimizer")
+                                           otherwise="the global weight decay")
         lamda: Optional[float] = local_optimizers.own("lamda")
         m: Optional[float] = local_optimizers.own("m")
         epsilon: Optional[float] = local_optimizers.own("epsilon")

@@ -83,9 +83,9 @@ class OuterOptions(common.CodedOptions):
 
     H: int = option(LONG, integer(1), "steps of a worker between two exchanges", tunes=True)
     fragments: int = option(1, integer(1), "groups of whole parameters that travel at different steps", tunes=True)
-    lr_outer: float = option(0.7, real(at_least=0), "rate at which the mean way of the workers moves the global "
-                             "weights", tunes=True)
-    momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of these moves",
+    lr_outer: float = option(0.7, real(at_least=0), "learning rate of the outer step, which applies the mean of "
+                             "the workers' outer gradients", tunes=True)
+    momentum_outer: Optional[float] = option(None, real(at_least=0, below=1), "Nesterov's momentum of the outer step",
                                              tunes=True, otherwise=f"{MOMENTUM}, and 0 below H = {LONG}")
 
     delay = 0
@@ -117,9 +117,9 @@ class DiLoCo(Method):
     class Options(OuterOptions):
         """Options of DiLoCo."""
 
-        delay: int = option(0, integer(0), "steps between an exchange and what comes of it; less than H", tunes=True)
-        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "what a worker's own weights count where the "
-                                      "global ones come to it", tunes=True, otherwise=f"{MIX} with a delay, else 0")
+        delay: int = option(0, integer(0), "steps between sending an outer gradient and taking over the result; less than H", tunes=True)
+        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it takes "
+                                      "over the global ones", tunes=True, otherwise=f"{MIX} with a delay, else 0")
 
         @property
         def share(self) -> float:

@@ -72,7 +72,7 @@ class Downpour(ASGD):
         push_every: Optional[int] = option(None, integer(1), "iterations between pushes", otherwise="T")
         fetch_every: Optional[int] = option(None, integer(1), "iterations between fetches", otherwise="T")
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="that of the global optimizer, as scheduled")
+                                           otherwise="the global learning rate, as scheduled")
 
         def check(self) -> None:
             super().check()

@@ -94,8 +94,8 @@ class Eager(DiLoCo):
     class Options(OuterOptions):
         """Options of eager DiLoCo."""
 
-        local_scale: Optional[float] = option(None, real(at_least=0, at_most=1), "what a worker's own last round "
-                                              "counts in its weights, before the others' is there", tunes=True,
+        local_scale: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own outer "
+                                              "gradient that it applies before the others' arrive", tunes=True,
                                               otherwise="1 / number of workers")
 
         def check(self) -> None:

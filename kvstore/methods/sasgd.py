@@ -100,11 +100,11 @@ class SASGD(Method):
     class Options(common.Options):
         T: int = option(1, integer(1), "local steps between aggregations", tunes=True)
         lr_local: Optional[float] = option(None, real(at_least=0), "learning rate of the local steps", portable=False,
-                                           otherwise="that of the global optimizer, as scheduled")
+                                           otherwise="the global learning rate, as scheduled")
         gamma_p: Optional[float] = option(None, real(at_least=0), "learning rate of the aggregation, for the sum of "
-                                          "all workers' gradients; it follows the schedule of lr",
+                                          "all workers' gradients; it has the schedule of lr",
                                           tunes=True,
-                                          otherwise="that of the local steps / number of workers: model averaging")
+                                          otherwise="lr_local / number of workers: model averaging")
 
         def check(self) -> None:
             self.refuse(["uneven"], "in store sasgd, which aggregates intervals and not gradients; leave it out")

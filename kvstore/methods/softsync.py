@@ -62,9 +62,9 @@ class SoftsyncSGD(ASGD):
 
     @dataclass(frozen=True)
     class Options(common.CodedOptions):
-        n: Optional[int] = option(None, integer(1), "updates while every worker pushes once; the servers collect "
-                                  "workers / n gradients for one", tunes=True,
-                                  otherwise="the number of workers, an update per push")
+        n: Optional[int] = option(None, integer(1), "updates per round of pushes: the servers collect workers / n "
+                                  "gradients for each update", tunes=True,
+                                  otherwise="the number of workers: an update per push")
         modulate: bool = option(True, FLAG, "divide a gradient's learning rate by its staleness", tunes=True)
 
     def check(self) -> None:

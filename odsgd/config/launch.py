@@ -152,11 +152,11 @@ class HostOptions:
     """How many processes, and where."""
 
     num_workers: Workers = _option(
-        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out those that do "
+        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out workers that do "
         "not come back, down to MIN", "-n", "--num-workers")
     num_servers: Optional[str] = _option(
-        None, SERVERS, "number of servers; auto: one beside each worker; 0: no server, no scheduler", "-s",
-        "--num-servers", otherwise="as many as workers, or none for a store that needs none")
+        None, SERVERS, "number of servers; auto: one beside each worker; 0: neither servers nor a scheduler", "-s",
+        "--num-servers", otherwise="as many as workers; 0 if the store has no servers")
     hostfile: Optional[str] = _option(None, FILE, "one host per line: [user@]host [slots=4] [port=22]", "-H",
                                       "--hostfile")
     launcher: str = _option("", LAUNCHER, "local, ssh, mpi, slurm or kubernetes", "--launcher",
@@ -170,9 +170,9 @@ class JobOptions:
     sync_dst_dir: Optional[str] = _option(None, _text("DIR", "a path"), "ssh: copy the working directory there on "
                                           "every host, and run there", launcher="ssh")
     port: int = _option(0, PORT, "the scheduler's TCP port", "-p", "--port", otherwise="a free one; local: none")
-    secure: bool = _option(False, FLAG, "lead each connection between hosts through a tunnel, encrypted and for "
-                           "processes of this job alone; --port is then that of the tunnels")
-    wire: str = _option("", WIRE, "what workers and servers talk over: ps-lite, or sockets of our own, without MXNet",
+    secure: bool = _option(False, FLAG, "encrypt every connection between hosts, and let only processes of this job "
+                           "connect; --port is then the tunnels' port")
+    wire: str = _option("", WIRE, "how workers and servers talk: ps-lite, or odsgd's own sockets, without MXNet",
                         otherwise="ps-lite where MXNet is installed")
     host_ip: Optional[str] = _option(None, _text("ADDRESS", "an address"), "this machine's address as the hosts see it",
                                      otherwise="found out")
@@ -181,11 +181,11 @@ class JobOptions:
     env_worker: Mapping[str, str] = _option({}, ENV, "the same, for workers only")
     remote_python: str = _option(sys.executable, PATH, "the interpreter on the hosts", otherwise="the same path as "
                                  "here")
-    startup_timeout_s: float = _failure(300.0, SECONDS, "how long the job may take to start; 0: for ever",
+    startup_timeout_s: float = _failure(300.0, SECONDS, "longest start of the job; 0: no limit",
                                        "--startup-timeout")
-    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "how long a process may be silent, or stand still in "
-                                     "training, before it has failed; 0: for ever", "--hang-timeout")
-    max_restarts: int = _failure(0, COUNT, "how often the job starts again after a failure, from its newest checkpoint",
+    hang_timeout_s: float = _failure(60.0, HANG_TIMEOUT, "a process that is silent, or makes no progress in "
+                                     "training, for this long has failed; 0: no limit", "--hang-timeout")
+    max_restarts: int = _failure(0, COUNT, "most restarts after failures, each from the newest checkpoint",
                                 otherwise="0")
     rejoin_timeout_s: float = _failure(60.0, SECONDS, "how long a restart waits for a missing host or worker; with "
                                        "MIN:MAX the job then leaves it out", "--rejoin-timeout")
@@ -194,8 +194,8 @@ class JobOptions:
     grace_s: float = _failure(5.0, SECONDS, "time between SIGTERM and SIGKILL", "--grace")
     store: Optional[str] = _option(
         None, _text("NAME[:OPTION=VALUE...]", "a store, perhaps with options"), "for an unchanged script: the store "
-        "it gets when it asks for one of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so workers "
-        "without a store have not failed")
+        "it gets in place of MXNet's, e.g. odsgd:warmup=200; none: the command needs no store, so a worker that makes "
+        "none has not failed")
     on_worker_loss: str = _failure("fail", ON_WORKER_LOSS, "when a worker dies: end the job, or "
                                   "let an asynchronous job go on")
 
@@ -226,7 +226,7 @@ class LaunchOptions(JobOptions, HostOptions):
 
     def _check_range(self, least: int, most: int) -> None:
         if self.grow and least == most:
-            raise ConfigError("--grow takes in workers that were left out; it needs -n MIN:MAX")
+            raise ConfigError("--grow brings back workers that a restart has left out; it needs -n MIN:MAX")
         if least == most:
             return
         if not self.max_restarts:

@@ -37,7 +37,7 @@ from odsgd.virtual import description
 from odsgd.virtual.description import VirtualCluster
 
 DESCRIPTION = """\
-Train a network by one of the methods here. Several workers:
+Train a network with one of the methods of odsgd. Several workers:
   odsgd launch -n WORKERS -s SERVERS odsgd train [options]
 One process alone: `--kvstore local`. Flags take - or _ between words."""
 FIRST = ("dataset", "model", "kvstore", "lr", "epochs", "out")
