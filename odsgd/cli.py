@@ -34,9 +34,9 @@ USAGE = """usage: odsgd COMMAND [options]
 Data-parallel training that computes the next batch while gradients travel.
 
 to begin, on this machine:
-  odsgd launch -n 2 -s 1 odsgd train --dataset digits   two workers, a server
-  odsgd launch -n 2 -s 1 script.py                      a script of your own
-  odsgd report runs/digits-mlp-odsgd-sgd                what came of the first
+  odsgd launch -n 2 -s 1 odsgd train --warmup 1epoch   two workers, a server
+  odsgd launch -n 2 -s 1 script.py                     a script of your own
+  odsgd report runs/digits-mlp-odsgd-sgd               what came of the first
 
 {commands}
 

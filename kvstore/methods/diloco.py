@@ -117,9 +117,10 @@ class DiLoCo(Method):
     class Options(OuterOptions):
         """Options of DiLoCo."""
 
-        delay: int = option(0, integer(0), "steps between sending an outer gradient and taking over the result; less than H", tunes=True)
-        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it takes "
-                                      "over the global ones", tunes=True, otherwise=f"{MIX} with a delay, else 0")
+        delay: int = option(0, integer(0), "steps from sending an outer gradient to using its result; less than H",
+                            tunes=True)
+        mix: Optional[float] = option(None, real(at_least=0, at_most=1), "share of a worker's own weights when it "
+                                      "takes over the global ones", tunes=True, otherwise=f"{MIX} with a delay, else 0")
 
         @property
         def share(self) -> float:

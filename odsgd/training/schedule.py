@@ -77,7 +77,7 @@ class Schedule:
             return []
         if count >= self.total:
             return [f"the delay never begins: warmup is {count} iterations, and the run has {self.total}. Lower "
-                    "warmup, or train longer"]
+                    "warmup, e.g. --warmup 1epoch, or train longer"]
         return [f"the delay begins in iteration {count + 1} of {self.total}, since warmup is {count} iterations"]
 
 

@@ -60,9 +60,10 @@ def test_without_a_local_rate_the_global_one_is_followed() -> None:
 
 
 @pytest.mark.parametrize("warmup, line", [
-    (100000, "the delay never begins: warmup is 100000 iterations, and the run has 220. Lower warmup, or train longer"),
-    ("20epochs", "the delay never begins: warmup is 220 iterations, and the run has 220. Lower warmup, or train "
-     "longer"),
+    (100000, "the delay never begins: warmup is 100000 iterations, and the run has 220. Lower warmup, "
+     "e.g. --warmup 1epoch, or train longer"),
+    ("20epochs", "the delay never begins: warmup is 220 iterations, and the run has 220. Lower warmup, e.g. "
+     "--warmup 1epoch, or train longer"),
     (200, "the delay begins in iteration 201 of 220, since warmup is 200 iterations"), (100, None), (0, None)])
 def test_a_warmup_that_takes_most_of_a_run_is_told(warmup: Any, line: Optional[str]) -> None:
     config = TrainConfig(kvstore="odsgd", warmup=warmup, epochs=20)
