@@ -95,7 +95,7 @@ class EASGD(ASGD):
     @dataclass(frozen=True)
     class Options(common.Options):
         T: int = option(4, integer(1), "local steps between exchanges", tunes=True)
-        alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of one worker's pull in one exchange",
+        alpha: Optional[float] = option(None, real(at_least=0, below=1), "strength of a worker's pull in one exchange",
                                         tunes=True, otherwise="beta / number of workers")
         beta: Optional[float] = option(None, real(at_least=0, below=1), "strength of all workers' pull together",
                                        tunes=True, otherwise=f"{BETA}")

@@ -152,8 +152,8 @@ class HostOptions:
     """How many processes, and where."""
 
     num_workers: Workers = _option(
-        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out workers that do "
-        "not come back, down to MIN", "-n", "--num-workers")
+        Workers(0, 0), WORKERS, "number of workers; MIN:MAX: begin with MAX, and at a restart leave out workers that "
+        "do not come back, down to MIN", "-n", "--num-workers")
     num_servers: Optional[str] = _option(
         None, SERVERS, "number of servers; auto: one beside each worker; 0: neither servers nor a scheduler", "-s",
         "--num-servers", otherwise="as many as workers; 0 if the store has no servers")

@@ -71,8 +71,8 @@ class TrainOptions:
     num_cpus: int = _devices(1, integer(1), "without GPUs: devices cpu(0) to cpu(N-1), a way to try several devices on "
                              "any machine", result=False)
     dtype: str = _devices("float32", name("number type", ("float32", "float16")), "number type of weights, gradients "
-                          "and activations. With float16 the loss scale is dynamic, and the store updates in float32; a "
-                          "CPU computes products in float32 anyway")
+                          "and activations. With float16 the loss scale is dynamic, and the store updates in float32; "
+                          "a CPU computes products in float32 anyway")
     hybridize: bool = _devices(True, FLAG, "compile the network into one graph")
 
     kvstore: str = _algorithm("odsgd", TEXT, f"the method: {', '.join(algorithms.METHODS)}; or MXNet's dist_sync "
@@ -105,8 +105,8 @@ class TrainOptions:
     lr_warmup: TrainingLength = _schedule(TrainingLength(0), LENGTH, "raise lr, but not lr_local, linearly over this "
                                           "span, e.g. 5epochs", tunes=True)
     lr_scaling: str = _schedule("none", name("scaling", ("none", "linear", "sqrt")), "in a job of -n MIN:MAX that runs "
-                                "with fewer than MAX workers, lr stays (none), or is multiplied by workers / MAX (linear) or "
-                                "by its root (sqrt)")
+                                "with fewer than MAX workers, lr stays (none), or is multiplied by workers / MAX "
+                                "(linear) or by its root (sqrt)")
     lr_warmup_from: float = _schedule(0.0, real(at_least=0), "the rate at which --lr-warmup begins")
 
     seed: int = _run(0, integer(0), "seed of the initial weights, the order of the data, and augmentation")
