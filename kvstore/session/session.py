@@ -242,8 +242,8 @@ class Session:
         """ConfigError if it cannot take the place of the global optimizer in use."""
         self._check_optimizer(optimizer)
         if not (self._traffic.whole or optimizers.elementwise(optimizer)):
-            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and those of "
-                              f"this store travel together, as {type(self.optimizer).__name__} allows; begin with it, "
+            raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and this "
+                              f"store's parameters travel together, as {type(self.optimizer).__name__} allows; begin with it, "
                               "in a new store")
 
     def replace(self, optimizer: mx.optimizer.Optimizer) -> None:

@@ -309,8 +309,8 @@ class TrainConfig(TrainOptions):
     def _check_cluster(self) -> None:
         if self.cluster is None:
             if self.workers is not None:
-                raise ConfigError("workers goes with cluster, the description of a cluster in virtual time; those of a "
-                                  "real job are started by `odsgd launch -n N`")
+                raise ConfigError("workers goes with cluster, the description of a cluster in virtual time; the "
+                                  "workers of a real job are started by `odsgd launch -n N`")
             return
         if self.kvstore == "local":
             raise ConfigError("kvstore `local` is for one process without a network; take another one with cluster")

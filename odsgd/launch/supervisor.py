@@ -389,7 +389,7 @@ class Supervisor:
                 self.console.say(verdict.message)
             if unsure and verdict.exit_code:
                 self.console.say(f"the agent on {', '.join(unsure)} has not confirmed that everything there has ended; "
-                                 "it ends its processes by itself when it finds the connection closed")
+                                 "the agent ends its processes by itself when it finds the connection closed")
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ def of_profile(config: AdviseConfig) -> Oracle:
 
 def _parameters(config: AdviseConfig) -> List[Parameter]:
     if config.model is None:
-        raise ConfigError("how many parameters has the model? Say --model 25.6M, or name one")
+        raise ConfigError("how many parameters does the model have? Say --model 25.6M, or name a model")
     return models.parameters(config.model)
 
 

@@ -52,7 +52,7 @@ def _codec(value: Any) -> str:
 def _system(value: Any) -> System:
     system = value if isinstance(value, System) else parse(str(value))
     if system.name not in OURS:
-        raise ConfigError(f"`{system}` is no store of ours, and its times are not known")
+        raise ConfigError(f"`{system}` is no store of odsgd, so its times are not known")
     return system
 
 
@@ -102,6 +102,6 @@ class AdviseConfig:
         profile, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("", argv)
         flags, config_file = parse_flags(fields, "odsgd advise", rest, DESCRIPTION)
         if not profile and "compute" not in flags:
-            raise ConfigError("no profile: name the file that describes the cluster first, as `odsgd advise "
-                              "cluster.yaml --model 25.6M`")
+            raise ConfigError("no profile: say how long a worker computes (--compute 400ms), or name first the file "
+                              "that describes the cluster: `odsgd advise cluster.yaml --model 25.6M`")
         return cls(profile, **{**(read_yaml(fields, config_file, "odsgd advise") if config_file else {}), **flags})

@@ -128,7 +128,7 @@ def parse(text: str) -> System:
 def _on_torch(text: str) -> System:
     system = parse(text[len(ON_TORCH):])
     if system.name not in OURS:
-        raise ConfigError(f"`{text}`: {ON_TORCH} goes before a store of ours: {', '.join(OURS)}")
+        raise ConfigError(f"`{text}`: {ON_TORCH} goes before a store of odsgd: {', '.join(OURS)}")
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"`{text}` needs PyTorch beside MXNet, in this Python: scripts/setup torch, or pip install "
                           "'odsgd[cpu,torch]'")
@@ -138,7 +138,7 @@ def _on_torch(text: str) -> System:
 def _on_sockets(text: str) -> System:
     system = parse(text[len(ON_SOCKETS):])
     if system.name not in OURS or system.servers is None:
-        raise ConfigError(f"`{text}`: {ON_SOCKETS} goes before a store of ours that has servers")
+        raise ConfigError(f"`{text}`: {ON_SOCKETS} goes before a store of odsgd that has servers")
     return dataclasses.replace(system, label=text, wire="sockets")
 
 

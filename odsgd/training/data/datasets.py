@@ -99,7 +99,7 @@ def read_idx(path: Path, item_shape: Tuple[int, ...]) -> np.ndarray:
         raise ConfigError(f"`{path}`: expected items of shape {item_shape}, got {shape[1:]}")
     expected = start + math.prod(shape)
     if expected > MOST_NBYTES:
-        raise ConfigError(f"`{path}`: its header tells of {expected} bytes; expected {MOST_NBYTES} at most. Fetch it "
+        raise ConfigError(f"`{path}`: its header announces {expected} bytes; expected {MOST_NBYTES} at most. Fetch it "
                           "again")
     content = _read(path, expected + 1)
     _check_size(path, len(content), expected)

@@ -251,7 +251,7 @@ def test_the_command_prints_a_table_and_writes_everything(profile: str, tmp_path
 @pytest.mark.parametrize("flags, complaint", [
     ([], "no profile"), (["nowhere.yaml", "--model", "cnn"], "nowhere.yaml"), (["PROFILE"], "--model 25.6M"),
     (["PROFILE", "--model", "cnn", "--stores", "odsdg"], "did you mean `odsgd`"),
-    (["PROFILE", "--model", "cnn", "--systems", "torch/ddp"], "is no store of ours"),
+    (["PROFILE", "--model", "cnn", "--systems", "torch/ddp"], "is no store of odsgd"),
     (["PROFILE", "--model", "cnn", "--now", "ddp"], "did you mean `torch/ddp`"),
     (["PROFILE", "--model", "resnet50"], "did you mean `resnet50_v1`"),
     (["PROFILE", "--model", "cnn", "--servers", "0"], "numbers of servers"),
