@@ -243,8 +243,8 @@ class Session:
         self._check_optimizer(optimizer)
         if not (self._traffic.whole or optimizers.elementwise(optimizer)):
             raise ConfigError(f"optimizer {type(optimizer).__name__} looks at each parameter as a whole, and this "
-                              f"store's parameters travel together, as {type(self.optimizer).__name__} allows; begin with it, "
-                              "in a new store")
+                              f"store's parameters travel together, as {type(self.optimizer).__name__} allows; begin "
+                              "with it, in a new store")
 
     def replace(self, optimizer: mx.optimizer.Optimizer) -> None:
         """Another global optimizer from here on, which begins as a new one. Collective, with nothing in flight; waits.

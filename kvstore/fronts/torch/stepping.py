@@ -50,7 +50,8 @@ class Stepping(Optimizer):
     def _translated(optimizer: torch.optim.Optimizer) -> Any:
         if any(optimizer.state.values()):
             raise ConfigError(f"this {type(optimizer).__name__} has a state already, and other workers' "
-                              "optimizers have none; give a new one, and load a state by odsgd.torch.Optimizer.load_state_dict")
+                              "optimizers have none; give a new one, and load a state by "
+                              "odsgd.torch.Optimizer.load_state_dict")
         return None
 
     def _load_own(self, saved: Dict[str, Any]) -> None:
