@@ -205,8 +205,8 @@ def exposure(address: str) -> Optional[str]:
     if ipaddress.ip_address(address).is_private:
         return None
     return (f"warning: the job listens at {address}, which is no private address; anyone who can reach its ports can "
-            "read the weights and end it (docs/design.md, security model). Name another address with --host-ip, or close "
-            "the ports to others")
+            "read the weights and end it (docs/design.md, security model). Name another address with --host-ip, or "
+            "close the ports to others")
 
 
 def forwarded(environ: Mapping[str, str]) -> Dict[str, str]:

@@ -83,7 +83,7 @@ def test_dashes_may_stand_before_the_command() -> None:
     (["-n", "0", "x"], "expected a whole number from 1 to 4096"),
     (["-n", "3:2", "--max-restarts", "1", "x"], "expected a whole number from 1 to 4096, or MIN:MAX, got `3:2`"),
     (["-n", "2:3", sys.executable], "-n 2:3 needs --max-restarts"),
-    (["-n", "2", "--grow", sys.executable], "--grow brings back workers that a restart has left out; it needs -n MIN:MAX"),
+    (["-n", "2", "--grow", sys.executable], "--grow brings back workers that a restart has left out; it needs -n MIN"),
     (["-n", "2", "--secure", "--launcher", "mpi", "x"], "--secure is for --launcher ssh: mpirun"),
     (["-n", "2", "-s", "0", "--secure", "--env", "FI_PROVIDER:x", sys.executable], "--secure and --env FI_PROVIDER: "),
     (["-n", "2", "--secure", "--env", "DMLC_LOCAL:0", sys.executable], "leave one of them out"),
