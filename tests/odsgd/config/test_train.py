@@ -357,6 +357,12 @@ def test_a_store_named_by_a_flag_wins_over_what_the_file_says_of_another(tmp_pat
     assert "lr_local has no meaning" in message(f"--config {path} --kvstore ssgd --lr-local 1")
 
 
+def test_a_store_may_bring_its_options_in_one_word_and_flags_win() -> None:
+    assert from_flags("--kvstore odsgd:warmup=2epochs:lr-local=0.5 --lr-local 0.25") == \
+        from_flags("--kvstore odsgd --warmup 2epochs --lr-local 0.25")
+    assert "unknown option `wrmup`; did you mean `warmup`?" in message("--kvstore odsgd:wrmup=3")
+
+
 def test_what_has_one_name_but_another_good_value_with_another_store_gives_way_too(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, "kvstore: odsgd\noptimizer_local: dcasgd_a\nlamda: 0.95\nm: 0\nlr_local: 0.5\n")
     assert from_flags(f"--config {path} --kvstore dcasgd_a").options == TrainConfig(kvstore="dcasgd_a").options
