@@ -23,7 +23,8 @@ SERVER = {"LAUNCH_TEST_SERVER": words(sys.executable, "-m", "kvstore.weights.ser
 OBSERVED = os.path.join(ROOT, "tests", "observed.py")
 FAILED = " failed, and the job goes on without: "
 RAISES = ("odsgd.launch.supervisor:Overview:beats odsgd.launch.supervisor:Overview:ended "
-          "odsgd.launch.supervisor:Overview:status odsgd.launch.supervisor:StatusFile:write")
+          "odsgd.launch.supervisor:Overview:status odsgd.launch.supervisor:StatusFile:write "
+          "odsgd.launch.view.console:Console:_show_bar")
 TRACES = "worker-0.json", "worker-1.json", "server-0.json"
 
 
@@ -52,6 +53,7 @@ def test_a_job_goes_on_without_observers_that_raise(tmp_path: Path) -> None:
     with observed("raise", tmp_path, LAUNCH_TEST_RAISES=RAISES) as launch:
         ends_well(launch)
     assert said(launch) == {
+        "": ["the console"],
         "odsgd launch": ["the file for `odsgd watch`", "the overview", "the status line"],
         "worker 0": ["TensorBoard's event file", "`broken` of the pulse", "the trace"],
         "worker 1": ["`broken` of the pulse", "the trace"]}, str(launch)

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Callable, Dict, Iterator, Optional, TextIO, Tuple
 
-from kvstore.job.aside import BackgroundThread
+from kvstore.job.aside import BackgroundThread, guarded
 
 COLOURS = {"worker": ("36", "32", "33", "35", "34", "96", "92", "93"), "server": ("90",), "scheduler": ("90",)}
 BAR_OF = "worker 0"
@@ -46,6 +46,18 @@ class Tracebacks:
         return self._first.setdefault(hash(begun), process) != process
 
 
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """An error in here costs what was to be shown, and is said once. That a reader has gone is the caller's affair."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        with guarded("the console"):
+            raise error
+
+
 class Console:
     """Writes to two streams that may be the same terminal.
 
@@ -74,6 +86,7 @@ class Console:
         """A stream has lost its reader."""
         self.on_terminal = {name: stream.isatty() for name, stream in self.streams.items()}
 
+    @_harmless()
     def line(self, process: str, text: str, stream: str) -> None:
         """Print a line of a process."""
         if process == BAR_OF and not self.live:
@@ -81,6 +94,7 @@ class Console:
         if not self._tracebacks.repeated(process, text):
             self._print(self._prefix(process, stream) + text, stream)
 
+    @_harmless()
     def progress(self, process: str, text: str) -> None:
         """Show a new state of a process's progress bar."""
         if process == BAR_OF and self.on_terminal["stderr"]:
@@ -88,6 +102,7 @@ class Console:
             self.bar = self._prefix(process, "stderr") + text
             self._show_bar()
 
+    @_harmless()
     def show_status(self, text: str) -> None:
         """Show the job's status; an empty text hides it. A bar that the script draws is shown instead."""
         self._check()
@@ -102,6 +117,7 @@ class Console:
         """The greatest width of a line at the bottom."""
         return _columns(self.streams["stderr"]) - 1
 
+    @_harmless()
     def say(self, text: str) -> None:
         """Print a message of the launcher."""
         if not self.live:
