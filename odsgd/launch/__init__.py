@@ -10,7 +10,7 @@
                     still, restarts.py whether a failed job starts again, and with which workers
     hosts/          agents.py: all agents of an attempt. ssh.py (or a local subprocess), mpi.py, slurm.py and
                     kubernetes.py start agents; listener.py takes the calls of agents that another program has started;
-                    check.py asks hosts before the start, missing.py later
+                    check.py asks hosts before the start, and missing ones later
     connections/    handshake.py: how a calling agent and its launcher recognise each other; tunnel.py encrypts the
                     connections between hosts; pmi.py: how the workers of a job without servers find each other
     view/           console.py: every line with the name of its process in front, and a status line at the bottom

@@ -17,8 +17,7 @@ from odsgd.launch.addresses import LOOPBACK, launching_address, numeric, reserve
 from odsgd.launch.connections import pmi, tunnel
 from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.agents import Agents, Events
-from odsgd.launch.hosts.check import check_hosts
-from odsgd.launch.hosts.missing import MissingHosts
+from odsgd.launch.hosts.check import MissingHosts, check_hosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Message
 from odsgd.launch.plan import Job, Plan, Process, exposure, make_plan

@@ -43,12 +43,11 @@ from odsgd.training.checkpoint.mirror import MirrorError, mirror_at
 from odsgd.training.checkpoint.writer import CheckpointWriter
 from odsgd.training.data import data
 from odsgd.training.data.datasets import Arrays
-from odsgd.training.epochs import EpochProgress, EpochShares
 from odsgd.training.evaluation import Evaluator, sum_over_workers
 from odsgd.training.measurements import Measurements
 from odsgd.training.models import models
 from odsgd.training.run_log import RunLog, versions
-from odsgd.training.schedule import Schedule
+from odsgd.training.schedule import EpochProgress, EpochShares, Schedule
 from odsgd.training.stability import warnings_about
 from odsgd.training.staleness import StalenessReader
 from odsgd.training.step.passes import passes_for

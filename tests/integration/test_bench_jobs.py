@@ -1,4 +1,4 @@
-"""odsgd bench with real jobs: on loopback, and on an emulated cluster where one can be made."""
+"""odsgd bench with real jobs: on loopback, and on an emulated cluster where one can be made; odsgd profile in a job."""
 from __future__ import annotations
 
 import json
@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any, Dict
 
 import pytest
+import yaml
 
+from odsgd.config.files import read_cluster
 from odsgd.lab.bench import cli, models
 from tests.integration.launching import MARK, marked
-from tests.jobs import ROOT, until
+from tests.jobs import ROOT, launch, until
+from tests.odsgd.lab.test_profile import QUICK
 
 CLUSTER = hasattr(os, "geteuid") and os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "nsenter", "unshare")))
 
@@ -65,3 +68,16 @@ def test_nothing_is_left_of_an_interrupted_benchmark(number: signal.Signals) -> 
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_job_measures_links_and_messages(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    launch(2, 1, [sys.executable, "-c", QUICK, "--dataset", "digits", "--kvstore", "ssgd", "--emulate-compute", "100ms",
+                  "--write", str(path)])
+    cluster, values = read_cluster(str(path)), yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert cluster.workers == 2 and cluster.compute.iteration == pytest.approx(0.1)
+    assert 1e7 < cluster.links.goodput < 1e12, "of this machine's loopback"
+    assert set(values["links"]) == {"goodput", "latency", "message", "processor"}
+    # A line through four times; where a busy machine bends it, it is laid through 0 (`processor.price`).
+    assert 0 <= cluster.server.message < 0.1 and 0 <= cluster.worker.message < 0.1
+    assert cluster.server.message + cluster.server.receive > 0

@@ -1,15 +1,30 @@
-"""What is to be expected of a system on a cluster: the simulation's times, and what follows from its programs."""
+"""What is to be expected of a system on a cluster: the simulation's times, and what follows from its programs.
+
+Memory is counted in arrays of the model's size that a store adds, on its own worker and rule, made for one number.
+Besides what a method declares, a worker has per bucket
+
+    servers    two buffers in turn; the gathered gradient where the method reads it after its exchange
+    a ring     the gathered gradient, the sums in flight, two W where it exchanges, and U's state
+    parts      the gathered gradient, the sum, two W, and U's state of its part
+
+and the servers have W, what has been pushed, and U's state. U is SGD with momentum, whose state is one array. Codecs
+add what they keep.
+"""
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import itertools
 import multiprocessing
-from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, Mapping, NamedTuple, Sequence, Tuple, Type
+
+import numpy as np
 
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter, Segment
+from kvstore.messages.codecs import CODECS
+from kvstore.methods.contract import Method, Update
 from kvstore.session.staleness import mean
-from odsgd.lab.advise import memory
+from kvstore.state import declared
 from odsgd.lab.advise.candidates import placed
 from odsgd.lab.bench.systems import OURS, System
 from odsgd.virtual import times
@@ -112,9 +127,9 @@ class Oracle:
         iteration = pace.iteration
         if not job.method.asynchronous:
             iteration = max(iteration, *pace.loads.values())  # a short run may count less
-        servers = memory.of_servers(job.method, job.options, workers) if job.transport == "server" else 0
+        servers = _of_servers(job.method, job.options, workers) if job.transport == "server" else 0
         return Prediction(system, workers, iteration, pace.staleness or {_delay(job.programs): 1}, self.nbytes
-                          * memory.of_worker(job.method, job.options, workers, job.transport, job.programs),
+                          * _of_worker(job.method, job.options, workers, job.transport, job.programs),
                           self.nbytes * servers, pace.loads)
 
     def _question(self, job: _Job) -> Question:
@@ -163,3 +178,25 @@ def _delay(programs: Programs) -> int:
 
 
 _FLOAT = Bucket(0, 0, (Segment(Parameter(0, "w", (1,)), 0, 1, 0),))
+
+
+def _of_worker(method: Type[Method], options: Any, workers: int, transport: str, programs: Programs) -> float:
+    """Arrays beside the weights and gradients of a worker's network; `programs`: of the job, for a bucket of one float.
+    """
+    traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
+    if transport == "server":
+        coded = CODECS[traffic.codec].residual + (traffic.codec_weights != "none")
+        return programs.arrays() + 2 + (not method.worker.sends_gradient_in_place) + coded
+    if transport == "sharded":
+        return programs.arrays() + 4 + state / workers
+    exchanges = any(op.update for op in programs.of(1)[0])
+    return programs.arrays() + 1 + traffic.depth + 2 * exchanges + state
+
+
+def _of_servers(method: Type[Method], options: Any, workers: int) -> float:
+    """Arrays of all servers together."""
+    rule = method.rule(0, options, workers, Update())
+    rule.start(np.zeros(1, np.float32))
+    traffic, state = method(options, workers).traffic(whole=False), 0 if method.plain_sgd else 1
+    shown = (workers if method.asynchronous else 1) * (traffic.codec_weights != "none")
+    return 2 + state + shown + sum(array.size for array in declared.arrays_of(rule).values())

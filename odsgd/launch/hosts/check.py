@@ -1,4 +1,5 @@
-"""Asks all hosts of a job at once whether they can take part in it, before anything is started.
+"""Asks all hosts of a job at once whether they can take part in it, before anything is started, and later those that it
+has had to leave out, whether they are back (`odsgd launch -n MIN:MAX --grow`).
 
 The question is one line for any shell. The host answers with what it lacks; if it cannot answer, ssh says why.
 """
@@ -10,14 +11,17 @@ import subprocess
 import threading
 import time
 from concurrent import futures
-from typing import List, Optional, Tuple
+from typing import Dict, Iterable, List, Optional, Set, Tuple
 
 from odsgd.launch.hostfile import Host
+from odsgd.launch.hosts import ssh
 from odsgd.launch.hosts.ssh import ReachError, ssh_to, working_directory
 from odsgd.launch.plan import Job, elsewhere
 
 ANSWERED_WITHIN_S, LOOK_EVERY_S = 20.0, 0.1
 AT_A_TIME = 64
+ASKED_EVERY_S, BACK_WITHIN_S = 10.0, 30.0
+"""A missing host that accepts a connection and then says nothing is not back."""
 MISSING, READY = "odsgd misses ", "odsgd has looked"
 
 
@@ -85,3 +89,38 @@ def question(job: Job) -> str:
 def _look(test: str, path: str) -> str:
     home, rest = ('"$HOME"/', path[2:]) if path.startswith("~/") else ("", path)
     return f"{test} {home}{shlex.quote(rest)} >/dev/null || echo {shlex.quote(MISSING + path)}"
+
+
+class MissingHosts:
+    """Asks each host by ssh now and then, from `since` on; the launching machine is always there."""
+
+    def __init__(self, job: Job, hosts: Iterable[Host], since: float) -> None:
+        self._job, self.hosts, self._ask_at = job, list(hosts), since
+        self._asked: Dict[Host, subprocess.Popen[bytes]] = {}
+        self._back: Set[Host] = set()
+
+    def ask(self, now: float) -> None:
+        """Take the answers that have come; ask again, if it is time."""
+        for host, question in list(self._asked.items()):
+            if now > self._ask_at - ASKED_EVERY_S + BACK_WITHIN_S:
+                question.kill()
+                question.wait()
+            if question.poll() is not None:
+                del self._asked[host]
+                (self._back.discard, self._back.add)[question.returncode == 0](host)
+        if self.hosts and now >= self._ask_at and not self._asked:
+            self._ask_at = now + ASKED_EVERY_S
+            self._back |= {host for host in self.hosts if host.here}
+            self._asked = {host: ssh.ask(self._job, host) for host in self.hosts if not host.here}
+
+    @property
+    def back(self) -> List[Host]:
+        """The hosts that have answered the last question."""
+        return [host for host in self.hosts if host in self._back]
+
+    def close(self) -> None:
+        """Ask no more."""
+        for question in self._asked.values():
+            question.kill()
+            question.wait()
+        self._asked = {}

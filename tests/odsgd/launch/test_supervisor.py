@@ -10,7 +10,7 @@ from typing import Dict, Iterator, List, Type, TypeVar
 import pytest
 
 from odsgd.launch import messages
-from odsgd.launch.hosts.missing import MissingHosts
+from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
 from odsgd.launch.plan import make_plan

@@ -3,7 +3,7 @@ import dataclasses
 import math
 import re
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ import pytest
 from kvstore.engine._mxnet import mx
 from kvstore.errors import EXIT_USAGE, ConfigError, DivergedError, ProtocolError
 from odsgd.config.train import TrainConfig
-from odsgd.training import loop
+from odsgd.training import loop, randomness
+from odsgd.training.models import models
 from tests.odsgd.training.runs import final_weights, records, same_bits, tiny, train_together
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -323,3 +324,38 @@ def test_a_run_with_frozen_layers_resumes_to_the_same_bits_without_the_file_of_i
     file.unlink()
     train_together([dataclasses.replace(parts, resume=True, weights=None)] * 2)
     assert same_bits(final_weights(tmp_path / "whole"), final_weights(tmp_path / "parts"))
+
+
+nn = mx.gluon.nn
+
+
+@pytest.mark.parametrize("layer, random", [(nn.Dropout(0.5), True), (nn.Dropout(0), False), (nn.BatchNorm(), False),
+                                           (nn.Lambda(lambda x: mx.nd.Dropout(x, mode="always")), True),
+                                           (nn.HybridLambda(lambda F, x: x + F.random.normal(shape=(2, 2))), True),
+                                           (nn.HybridLambda(lambda F, x: F.LeakyReLU(x, act_type="rrelu")), True)])
+def test_networks_that_draw_are_told_from_those_that_do_not(layer: Any, random: bool) -> None:
+    net = nn.HybridSequential() if isinstance(layer, mx.gluon.HybridBlock) else nn.Sequential()
+    net.add(nn.Dense(2), layer)
+    assert randomness.draws(net) is random
+
+
+@pytest.mark.parametrize("model, random", [("mlp", False), ("resnet18_v2", False), ("squeezenet1.0", True),
+                                           ("cifar_resnet20_v1", False)])
+def test_models_of_the_zoos(model: str, random: bool) -> None:
+    assert randomness.draws(models._network(TrainConfig(model=model))) is random
+
+
+def draw() -> Tuple[float, ...]:
+    return tuple(mx.nd.Dropout(mx.nd.ones(64), mode="always").asnumpy())
+
+
+def drawn(seed: int, iteration: int, worker_rank: int) -> Tuple[float, ...]:
+    randomness.seed_iteration(seed, iteration, worker_rank)
+    return draw()
+
+
+def test_draws_follow_from_seed_iteration_and_rank() -> None:
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 11, 1), (0, 1, 11)]
+    first = [drawn(*place) for place in places]
+    draw()
+    assert [drawn(*place) for place in places] == first and len(set(first)) == len(places)

@@ -17,7 +17,6 @@ from odsgd.virtual.costs import NS
 from odsgd.virtual.description import of
 from odsgd.virtual.exact import Simulation
 from odsgd.virtual.fast import FastSimulation
-from odsgd.virtual.loads import loads
 
 FREE: Dict[str, Any] = {"worker": {"message": 0, "gather": 0, "step": 0, "scatter": 0},
                         "server": {"message": 0, "receive": 0, "update": 0}}
@@ -194,7 +193,7 @@ def test_cores_that_all_share_have_the_work_of_all_to_do(store: str, placement: 
     simulation = job(store, workers=2, placement=placement, cores=2, links={"goodput": MBYTE, "processor": "300ms"},
                      worker={"message": "10ms", **dict.fromkeys(("gather", "step", "scatter"), "100.0016ms")},
                      server={"message": 0, "receive": "300.0048ms", "update": "500.008ms"})
-    assert loads(simulation, range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
+    assert times.loads(simulation, range(1, 2))["shared cores"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_where_cores_are_shared_processors_take_as_much_longer_as_they_are_busy() -> None:

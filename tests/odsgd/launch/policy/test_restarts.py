@@ -4,7 +4,7 @@ from typing import Any, List, Optional
 
 import pytest
 
-from odsgd.launch.hosts.missing import MissingHosts
+from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.plan import LOCAL, Job, Process, make_plan
 from odsgd.launch.policy.failures import Member
 from odsgd.launch.policy.judge import Judge, Verdict

@@ -1,4 +1,4 @@
-"""The orders of agents, and how agents are started elsewhere."""
+"""The orders of agents, and how agents are started elsewhere: by ssh, mpirun and srun."""
 import dataclasses
 from pathlib import Path
 from typing import Sequence
@@ -7,6 +7,8 @@ import pytest
 
 from kvstore.errors import ConfigError
 from odsgd.launch.hostfile import Host
+from odsgd.launch.hosts import slurm
+from odsgd.launch.hosts.mpi import mpirun_command, open_mpirun
 from odsgd.launch.hosts.ssh import check_tunnels, orders, remote_command, ssh_to
 from odsgd.launch.plan import make_plan
 from tests.odsgd.launch.jobs import ROOT, A, job
@@ -60,3 +62,40 @@ def test_two_tunnels_at_one_port_of_one_machine_are_refused(hosts: Sequence[str]
     check_tunnels(dataclasses.replace(asked, port=0), root)
     check_tunnels(dataclasses.replace(asked, slots=tuple(slots[:1])), root)
     check_tunnels(dataclasses.replace(asked, num_workers=1, num_servers=0), root)  # the others have no process
+
+
+@pytest.mark.parametrize("version, options", [
+    ("mpirun (Open MPI) 4.1.4", "--bind-to none --oversubscribe --host a:2,b:1 -x ODSGD_AGENT_JOBS -x PYTHONPATH"),
+    ("HYDRA build details:", "-hosts a:2,b:1 -genvlist ODSGD_AGENT_JOBS,PYTHONPATH"),
+])
+def test_mpirun_is_spoken_to_in_its_own_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                version: str, options: str) -> None:
+    program = tmp_path / "mpirun"
+    program.write_text("#!/bin/sh\necho '{}'\n".format(version))
+    program.chmod(0o755)
+    monkeypatch.setenv("ODSGD_MPIRUN", str(program))
+    command = mpirun_command(job(3, 1, Host("a"), Host("b"), Host("a"), launcher="mpi", remote_python="python3"))
+    assert command == [str(program), "-n", "3", *options.split()]
+
+
+def test_more_agents_than_a_variable_has_room_for_are_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ODSGD_MPIRUN", "echo")
+    asked = job(4096, 0, launcher="mpi", host_ip="127.0.0.1")
+    with pytest.raises(ConfigError, match=r"the orders of 4096 agents have \d+ KiB, and Linux hands on at most 128"):
+        open_mpirun(asked, make_plan(asked, ("127.0.0.1", 4000)))
+
+
+@pytest.mark.parametrize("value", ["0", "two", "²", "9" * 5000, "-1"])
+def test_a_number_of_slots_that_is_none_is_told(value: str) -> None:
+    with pytest.raises(ConfigError, match="SLURM_NTASKS_PER_NODE is"):
+        slurm._slots(value)
+
+
+def test_no_allocation_is_told_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"needs an allocation.*salloc"):
+        slurm.allocated({"SLURM_JOB_ID": "1"})
+
+
+def test_a_node_runs_one_agent_and_nothing_secret_is_on_the_command_line() -> None:
+    command = slurm.srun_command(["a", "b"])
+    assert {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--nodelist=a,b", "--export=ALL"} <= set(command)
