@@ -352,9 +352,13 @@ def _goes_with(key: str, store: str, same: bool) -> bool:
     return store in takers and (same or fields[key].metadata["portable"])
 
 
-def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str = "odsgd train") -> Dict[str, Any]:
-    """The options in a YAML file, converted; errors name the file, the key and the nearest right one."""
-    return _known(fields, path, _lines(path), program)
+def read_yaml(fields: Mapping[str, dataclasses.Field[Any]], path: str, program: str) -> Dict[str, Any]:
+    """The options in a YAML file, or below a name in it (FILE:NAME); errors name the nearest right key."""
+    file, colon, name = ("", "", "") if os.path.exists(path) else path.rpartition(":")
+    said = _lines(file if colon else path)
+    if colon and not isinstance(said.get(name), dict):
+        raise unknown("name", name, said, where=f" in `{file}`")
+    return _known(fields, path, said[name] if colon else said, program)
 
 
 def _known(fields: Mapping[str, dataclasses.Field[Any]], path: str, said: Mapping[str, Any],

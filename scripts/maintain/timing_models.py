@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Write the tables of docs/results/timing-models.md anew: each equation of `timing` beside the virtual cluster, the
-measured pages of docs/results/benchmarks, and Table 5 of the OD-SGD paper as configs/bench_table5.yaml has it.
+measured pages of docs/results/benchmarks, and Table 5 of the OD-SGD paper as configs/bench.yaml has it.
 
     scripts/maintain/timing_models.py             write the page
     scripts/maintain/timing_models.py --print     print the tables
@@ -26,7 +26,7 @@ from scripts.maintain import timing  # noqa: E402
 
 PAGE = ROOT / "docs" / "results" / "timing-models.md"
 BENCHMARKS = ROOT / "docs" / "results" / "benchmarks"
-TABLE_5 = ROOT / "configs" / "bench_table5.yaml"
+PRESETS = ROOT / "configs" / "bench.yaml"
 
 
 def table(head: str, rows: Sequence[Sequence[Any]]) -> str:
@@ -233,7 +233,7 @@ NETWORKS = {"200mbit": "Ethernet", "1gbit": "InfiniBand"}  # as the preset emula
 @functools.lru_cache(maxsize=None)
 def table_5(store: str) -> Dict[Tuple[str, int], float]:
     """Seconds per iteration in the OD-SGD paper, by network and number of workers."""
-    values = yaml.safe_load(TABLE_5.read_text(encoding="utf-8"))["reference_values"]
+    values = yaml.safe_load(PRESETS.read_text(encoding="utf-8"))["table5"]["reference_values"]
     cells = [(key.split("/"), value) for key, value in values.items()]
     return {(NETWORKS[rate], int(workers)): BATCH * int(workers) / value for (rate, workers, _, system), value in cells
             if re.split("[:@]", system)[0] == store}

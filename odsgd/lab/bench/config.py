@@ -26,7 +26,7 @@ this machine's loopback. The jobs are interleaved and repeated.
 
   odsgd bench --systems mxnet/dist_sync@1,ssgd,odsgd --models cnn \\
     --compute 34ms --rates 1gbit --workers 2,4
-  odsgd bench --config configs/bench_peers.yaml --markdown peers.md"""
+  odsgd bench --config configs/bench.yaml:peers --markdown peers.md"""
 
 NO_CLUSTER = "none"
 
