@@ -27,23 +27,23 @@ class Tracebacks:
     """
 
     def __init__(self) -> None:
-        self._begun: Dict[str, str] = {}
-        """A process, and what it has printed of a traceback that goes on."""
+        self._begun: Dict[str, int] = {}
+        """A process, and the hash of what it has printed of a traceback that goes on."""
         self._first: Dict[int, str] = {}
         """The hash of a traceback's beginning, and the process that printed it first."""
 
     def repeated(self, process: str, line: str) -> bool:
         """Whether this line, and the traceback above it, are another process's, too."""
         text = line[len(process) + 2:] if line.startswith(f"{process}: ") else line
-        begun = self._begun.pop(process, "")
-        if not begun and not text.startswith(TRACEBACK):
+        before = self._begun.pop(process, None)
+        if before is None and not text.startswith(TRACEBACK):
             return False
-        begun += f"{text}\n"
+        begun = hash((before, text))
         if not text or text[0] == " " or text.endswith(TRACEBACK):
             self._begun[process] = begun
         if len(self._first) == MOST_TRACEBACK_LINES:
             self._first.clear()
-        return self._first.setdefault(hash(begun), process) != process
+        return self._first.setdefault(begun, process) != process
 
 
 @contextlib.contextmanager

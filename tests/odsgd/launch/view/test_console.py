@@ -176,3 +176,9 @@ def few_wait(monkeypatch: pytest.MonkeyPatch, fd: int) -> Iterator[TextIO]:
     with open(fd, "w") as stream:
         monkeypatch.setattr(sys, "__stdout__", stream)
         yield stream
+
+
+def test_what_goes_on_like_a_traceback_for_very_long_does_not_hold_up_the_launcher() -> None:
+    tracebacks = console_module.Tracebacks()
+    for line in (console_module.TRACEBACK, *[" " * 80] * 400_000):  # each took longer than the one before: hours in all
+        assert not tracebacks.repeated("worker 0", line)
