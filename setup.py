@@ -1,7 +1,7 @@
-"""Packaging of odsgd: two packages, `kvstore` (the layer on MXNet) and `odsgd` (the training job on it).
+"""Packaging of odsgd: two packages, `kvstore` (stores, servers, workers) and `odsgd` (the training job on them).
 
-MXNet itself comes by extra, because its CPU and CUDA builds exclude each other. pip must see odsgd and MXNet in one
-command: asked later for one of them alone it would bring NumPy 2, which MXNet 1.9.1 cannot use.
+PyTorch and MXNet come by extra. pip must see odsgd and MXNet in one command: asked later for one of them alone it would
+bring NumPy 2, which MXNet 1.9.1 cannot use.
 """
 import os
 import runpy
@@ -13,21 +13,26 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 ITS = runpy.run_path(str(HERE / "kvstore/_version.py"))
 
-# Upper bounds stand only where a newer release is known to break, or to make pip download release after release
-# before it finds one for NumPy 1 (each OpenCV is 60 MB). They hold on every Python from 3.8 to 3.12.
 REQUIRES = [
-    "numpy>=1.19,<2",  # MXNet 1.9.1 is compiled for NumPy 1
+    "numpy>=1.19",
+    "PyYAML>=5.4",
+    "tqdm>=4.60",
+    "greenlet>=1.1,<4",  # the buckets of a worker on a virtual cluster
+    "cloudpickle>=2.0",  # functions of a script on their way to the workers of odsgd.launch
+]
+
+# Gluon, `odsgd train` and what it trains on. Upper bounds stand only where a newer release is known to break, or to
+# make pip download release after release before it finds one for NumPy 1 (each OpenCV is 60 MB).
+WITH_MXNET = [
+    "numpy<2",  # MXNet 1.9.1 is compiled for NumPy 1
     "opencv-python>=4.5,<4.12",  # asked for by GluonCV; 4.12 is the first for NumPy 2 alone
     "pandas>=1.3,<3.1",  # asked for by GluonCV; 3.1 is the first for NumPy 2 alone
     "gluoncv==0.10.5.post0",  # the last release for MXNet 1
     "scikit-learn>=1.0",  # its handwritten digits
     "scipy>=1.5",  # Student's t
-    "PyYAML>=5.4",
-    "tqdm>=4.60",
-    "greenlet>=1.1,<4",  # the buckets of a worker on a virtual cluster
-    "cloudpickle>=2.0",  # functions of a script on their way to the workers of odsgd.launch
-    "setuptools>=65; python_version >= '3.12'",  # MXNet and GluonCV import distutils, gone from Python 3.12
+    "setuptools>=65",  # MXNet and GluonCV import distutils, gone from Python 3.12
 ]
+UP_TO = "; python_version < '3.13'"  # NumPy 1 has no wheels for later ones
 
 # Every CUDA for which MXNet was published, newest first.
 MXNET = {
@@ -44,7 +49,7 @@ MPI = ["mpi4py>=4.1", "mpich>=5.0"]  # both the first that need no compiler: whe
 PLOT = ["matplotlib>=3.3"]
 
 # The first with Tensor.register_post_accumulate_grad_hook. Up to 2.2 it is compiled for NumPy 1, later for both.
-TORCH = ["torch>=2.1"]
+TORCH = ["torch>=2.1", "numpy>=1.22"]
 
 BOARD = ["tensorboardX>=2.6.2,<3"]  # the first without an upper bound on protobuf; has releases for every Python here
 
@@ -76,12 +81,12 @@ setup(
     license_files=["LICENSE"],
     keywords=["distributed training", "parameter server", "SGD", "MXNet", "PyTorch"],
     cmdclass={"build_py": Build},
-    python_requires=">=3.8,<3.13",
+    python_requires=">=3.8",
     packages=find_packages(include=["kvstore", "kvstore.*", "odsgd", "odsgd.*"]),
     package_data={"odsgd.lab.reproduce": ["papers/*.yaml"]},
     install_requires=REQUIRES,
     extras_require={
-        **{name: [requirement] for name, requirement in MXNET.items()},
+        **{name: [one + UP_TO for one in (requirement, *WITH_MXNET)] for name, requirement in MXNET.items()},
         "mpi": MPI,
         "plot": PLOT,
         "torch": TORCH,
@@ -96,6 +101,6 @@ setup(
         "Intended Audience :: Science/Research",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Operating System :: POSIX :: Linux",
-        *("Programming Language :: Python :: 3." + str(minor) for minor in range(8, 13)),
+        *("Programming Language :: Python :: 3." + str(minor) for minor in range(8, 14)),
     ],
 )

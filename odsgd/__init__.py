@@ -1,9 +1,9 @@
-"""OD-SGD and its relatives for Gluon: training with delayed and stale gradients on Apache MXNet.
+"""OD-SGD and its relatives for Gluon and PyTorch: training with delayed and stale gradients.
 
-Import this before mxnet. In a process that a tracker has started as a parameter server or scheduler (DMLC_ROLE), the
-import serves until the job is over and then ends the process: one script is all roles, as with MXNet itself.
+Import this before mxnet, if the script has that. In a process that a tracker has started as a parameter server or
+scheduler (DMLC_ROLE), the import serves until the job is over and then ends the process: one script is all roles, as
+with MXNet itself.
 """
-import importlib.util
 import os
 import sys
 
@@ -23,15 +23,12 @@ if early.command() == "train":
 
 __version__ = VERSION
 
-if importlib.util.find_spec("mxnet") is None:
-    from kvstore.engine import _mxnet  # noqa: F401  says what to install
-
 if os.environ.get("DMLC_ROLE") in ("server", "scheduler") and not environment.serving:
     from kvstore.weights.servers import roles
 
     sys.exit(roles.main())
 
-if os.environ.get("DMLC_ROLE") == "worker" or "mxnet" in sys.modules:
+if "mxnet" in sys.modules:
     kvstore.register()  # mx.kv.create("odsgd")
 else:
     by_name.install_when_imported(kvstore.create)

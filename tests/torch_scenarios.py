@@ -40,7 +40,7 @@ def train(scenario: Scenario, worker_rank: int, transport: Any = None) -> Dict[s
     sgd = torch.optim.SGD(groups, lr=params["learning_rate"], momentum=params.get("momentum", 0.0))
     optimizer = Optimizer(sgd, model, store)
     if scenario.order:  # the first step of any worker needs all of them
-        optimizer._begin()
+        (store.begin if store.takes_weights else optimizer._begin)()
     path = [model.flat()]
     for t in turns(scenario, worker_rank, store, lambda turn: None):
         for group, (lr, _) in zip(optimizer.param_groups, mults):

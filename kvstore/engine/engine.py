@@ -1,159 +1,102 @@
-"""MXNet's dependency engine, for what its own operators do not cover.
+"""Operations that run when what they read is written: on MXNet's arrays by its own engine, on NumPy's by ours.
 
-The engine runs an operation once every array it reads has been written and every array it writes has been read.
-`push` and `push_async` make operations of Python functions, `Prepared` repeats one of MXNet's. `memory` and `floats`
-look at arrays in place without asking the engine, and are right only where their docstrings say so.
+An operation runs once every array it reads has been written and every array it writes has been read. Which engine that
+is, the arrays say; those of one operation are of one kind. So is what is made for a context: MXNet's, or None, which is
+NumPy's. Nothing here imports MXNet before it is given an array or a context of MXNet's.
 
-`fork()` waits for the engine while it holds Python's lock, which our operations need: a deadlock. So the first push
-installs a hook that waits before every fork without the lock, where a deadline can fire. The same happens at exit.
+`memory` and `floats` look at arrays in place without asking the engine, and are right only where their docstrings say
+so.
 """
-import atexit
 import ctypes
-import functools
-import itertools
-import operator
-import os
 import sys
-import threading
-import traceback
 from typing import Any, Callable, Dict, Generic, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray, mx
-from kvstore.errors import EXIT_FAILURE
-from kvstore.job import ending, environment
+from kvstore.engine import on_numpy
 
+NDArray = Any
+"""One of either kind: flat, in single precision, on the CPU."""
+Done = Callable[[], None]
+"""Called once, by any thread: the operation is over."""
 Made = TypeVar("Made")
 
-_SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
-_ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_CPU = (ctypes.c_int * 2)(1, 0)  # struct Context: device type, device id
-# FnProperty::kCPUPrioritized: a pool of its own, so that whatever computes on the CPU is not in the way.
-_PRIORITIZED = ctypes.c_int(3)
 
-_pushed: Dict[int, Callable[[], None]] = {}  # until they have run
-_numbers = itertools.count(1)
+def _mxnets() -> Any:
+    from kvstore.engine import on_mxnet
+    return on_mxnet
 
 
-class _OnComplete(ctypes.Structure):
-    """MXNet's engine::CallbackOnComplete."""
-
-    _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
+def _of(array: NDArray) -> Any:
+    return on_numpy if isinstance(array, on_numpy.Array) else _mxnets()
 
 
-class Done:
-    """Called once, by any thread: the operation is over."""
-
-    def __init__(self, on_complete: _OnComplete) -> None:
-        self._callback = _COMPLETE(on_complete.callback)
-        self._engine, self._param = on_complete.engine, on_complete.param
-
-    def __call__(self) -> None:
-        self._callback(self._engine, self._param, None)
+def is_array(value: Any) -> bool:
+    """Whether it is an array of either kind."""
+    mxnet: Any = sys.modules.get("mxnet")
+    return isinstance(value, on_numpy.Array) or (mxnet is not None and isinstance(value, mxnet.nd.NDArray))
 
 
-def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray], priority: int = 0) -> None:
+def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
     """Run `function` as an operation that reads and writes these arrays; no array in both, each once.
 
-    It runs on one of MXNET_CPU_PRIORITY_NTHREADS (4) engine threads and may block it. An exception ends the process:
-    nobody could catch it.
+    It runs on one of four threads and may block it. An exception ends the process, or comes to whoever waits.
     """
-    _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes, priority)
+    _of((writes or reads)[0]).push(function, reads, writes)
 
 
-def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray],
-               priority: int = 0) -> None:
+def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
     """The same for an operation that `start` only begins; it is over when somebody calls `done`."""
-    _push(mx.base._LIB.MXEnginePushAsyncND, _start, start, reads, writes, priority)
+    _of((writes or reads)[0]).push_async(start, reads, writes)
 
 
-def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray],
-          priority: int) -> None:
-    _once()
-    number = next(_numbers)
-    _pushed[number] = function
-    arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
-                 len(writes), ctypes.byref(_PRIORITIZED), priority, b"python"]
-    mx.base.check_call(call(*arguments, *([False] if trampoline is _start else [])))
+def zeros(size: int, context: Any = None) -> NDArray:
+    return on_numpy.zeros(size) if context is None else _mxnets().zeros(size, context)
 
 
-_handle = operator.attrgetter("handle")
+def array(values: Any, context: Any = None) -> NDArray:
+    """A new array of these numbers."""
+    return on_numpy.array(values) if context is None else _mxnets().array(values, context)
 
 
-def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
-    return (ctypes.c_void_p * len(arrays))(*map(_handle, arrays))
+def memory(array: NDArray) -> np.ndarray:
+    """A flat array as a NumPy array, in place and past the engine; waits until it is written.
+
+    For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there.
+    Nobody else may use `array` until the caller has done with it.
+    """
+    array.wait_to_read()
+    return view(array)
 
 
-_threads = threading.local()
+def view(array: NDArray) -> np.ndarray:
+    """A flat array as a NumPy array, in place; does not wait.
+
+    For functions given to `push`, on arrays they declare. `array` must stay alive as long as the view.
+    """
+    found: np.ndarray = _of(array).view(array)
+    return found
 
 
-def _keep_state() -> None:
-    """Keep Python's state of this engine thread: to make it again costs more than most functions do."""
-    if not hasattr(_threads, "kept"):
-        _threads.kept = True
-        ctypes.pythonapi.PyGILState_Ensure()
+def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
+    """Elements [start, stop) of a flat array, in place and past the engine.
+
+    For a few numbers that no running operation reads or writes: an operation for each would cost too much.
+    """
+    found: ctypes.Array[ctypes.c_float] = _of(array).floats(array, start, stop)
+    return found
 
 
-def _run_function(_: int, number: int) -> None:
-    _keep_state()
-    _guarded(_pushed.pop(number))
+def wait_to_write(array: NDArray) -> None:
+    """Wait until nothing that has been queued reads or writes `array` any more, or what it is a view of."""
+    _of(array).wait_to_write(array)
 
 
-def _start_function(_: int, on_complete: int, number: int) -> None:
-    _keep_state()
-    done = Done(_OnComplete.from_address(on_complete))
-    _guarded(_pushed.pop(number), done)
-
-
-_run, _start = _SYNC(_run_function), _ASYNC(_start_function)
-
-
-def _guarded(function: Callable[..., None], *arguments: Any) -> None:
-    try:
-        function(*arguments)
-    except BaseException:
-        ending.die(traceback.format_exc(), EXIT_FAILURE)
-
-
-@functools.lru_cache(maxsize=None)
-def wait_before_forks() -> None:
-    """From now on a fork of this process first waits, where others may run and a deadline can fire."""
-    os.register_at_fork(before=mx.nd.waitall)
-    if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
-        sys.addaudithook(_wait_before_subprocess)
-
-
-def _wait_before_subprocess(event: str, _: Any) -> None:
-    if event == "subprocess.Popen":
-        mx.nd.waitall()
-
-
-@functools.lru_cache(maxsize=None)
-def _once() -> None:
-    environment.share_python()
-    wait_before_forks()
-
-
-atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
-
-
-class Prepared:
-    """A prepared call of an MXNet operator on arrays that stay the same. It takes a fifth of the front end's time."""
-
-    def __init__(self, name: str, inputs: Sequence[NDArray], outputs: Sequence[NDArray], **settings: Any) -> None:
-        self._arrays = *inputs, *outputs  # alive as long as their handles are used
-        operator = ctypes.c_void_p()
-        mx.base.check_call(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(operator)))
-        self._outputs = ctypes.cast(_handles(outputs), ctypes.POINTER(ctypes.c_void_p))
-        self._number, self._kinds = ctypes.c_int(len(outputs)), ctypes.POINTER(ctypes.c_int)()
-        self._arguments = (operator, len(inputs), _handles(inputs), ctypes.byref(self._number),
-                           ctypes.byref(self._outputs), len(settings), mx.base.c_str_array(list(settings)),
-                           mx.base.c_str_array([str(value) for value in settings.values()]), ctypes.byref(self._kinds))
-
-    def __call__(self) -> None:
-        mx.base.check_call(mx.base._LIB.MXImperativeInvokeEx(*self._arguments))
+def wait_all() -> None:
+    """Wait for every operation of this process."""
+    on_numpy.wait_all()
+    if "mxnet" in sys.modules:
+        _mxnets().wait_all()
 
 
 class ById(Generic[Made]):
@@ -184,37 +127,3 @@ class ById(Generic[Made]):
             self._kept.clear()
         self._kept[id(array)] = array, made
         return made
-
-
-def memory(array: NDArray) -> np.ndarray:
-    """A flat single-precision CPU array as a NumPy array, in place and past the engine; waits until it is written.
-
-    For servers, which run one thing at a time: NumPy is several times faster than MXNet's own operators there.
-    Nobody else may use `array` until the caller has done with it.
-    """
-    array.wait_to_read()
-    return view(array)
-
-
-def view(array: NDArray) -> np.ndarray:
-    """A flat single-precision CPU array as a NumPy array, in place; does not wait.
-
-    For functions given to `push`, on arrays they declare. `array` must stay alive as long as the view.
-    """
-    return np.ctypeslib.as_array(floats(array, 0, array.size))
-
-
-def wait_to_write(array: NDArray) -> None:
-    """Wait until nothing that has been queued reads or writes `array` any more, or what it is a view of."""
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
-
-
-def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
-    """Elements [start, stop) of a flat single-precision CPU array, in place and past the engine.
-
-    For a few numbers that no running operation reads or writes: an operation for each would cost too much.
-    """
-    address = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    assert address.value is not None
-    return (ctypes.c_float * (stop - start)).from_address(address.value + 4 * start)

@@ -25,7 +25,7 @@ from typing import (
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError, StoreClosedError, shown
 from kvstore.job import ending, environment
 from kvstore.messages.buckets import TRAINABLE_DTYPES, Bucket

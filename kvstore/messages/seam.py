@@ -116,6 +116,7 @@ class Transport:
     num_workers: int
     checks_all = False  # whether a worker checks all that it sends with on_nan `stop` and `skip`, too
     session_class: ClassVar[Any] = None  # the kind of `Session` that trains on it; None: the usual
+    context: Any = None  # of the arrays that it asks for: MXNet's, or None, which is NumPy's
     on_nan, iteration = "continue", 0  # the session keeps both up to date, for `finite_check`
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:

@@ -5,10 +5,11 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.methods.contract import Update
 from kvstore.optimizers import described
-from kvstore.optimizers.torch_formulas import Formula, Now
+from kvstore.optimizers.described import Optimizer
+from kvstore.optimizers.formulas import Formula, Now, sgd
 from kvstore.state import declared
 
 Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Optional[np.ndarray]], None]
@@ -18,11 +19,11 @@ Apply = Callable[[np.ndarray, np.ndarray, Sequence[np.ndarray], np.ndarray, Opti
 class Applied(Update):
     """One optimizer for one bucket: its state, and what a checkpoint keeps of both."""
 
-    def __init__(self, optimizer: mx.optimizer.Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
+    def __init__(self, optimizer: Optimizer, index: int, shape: Optional[Sequence[int]]) -> None:
         self.index, self._shape_of_one = index, shape
         self.use(optimizer)
 
-    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+    def use(self, optimizer: Optimizer) -> None:
         """Apply this optimizer from here on; `start` makes its state."""
         self.optimizer = optimizer
         self.shape = None if described.elementwise(optimizer) else self._shape_of_one
@@ -143,30 +144,9 @@ class QueuedOptimizer(Applied):
         engine.push(update, [grad] if out is w else [w, grad], [out, *state])
 
 
-def formula_of(optimizer: mx.optimizer.Optimizer) -> Optional[Callable[..., None]]:
+def formula_of(optimizer: Optimizer) -> Optional[Callable[..., None]]:
     """What takes its steps in NumPy, a function of a `Now` and of what `Apply` has; None: nothing does."""
-    if type(optimizer) is mx.optimizer.SGD and not optimizer.clip_gradient:
-        return functools.partial(sgd, np.float32(optimizer.momentum))
-    return optimizer.apply if isinstance(optimizer, Formula) else None
-
-
-def sgd(momentum: np.float32, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
-        room: Optional[np.ndarray]) -> None:
-    """MXNet's SGD: its operations in its order, hence its bits, in a sixth of its time.
-
-        v <- momentum v - lr wd w - lr g,    out <- w + v        v: the state; none without momentum
-    """
-    lr, wd = np.float32(now.lr), np.float32(now.wd)
-    with np.errstate(all="ignore"):  # a run may diverge; MXNet says nothing either
-        step = np.multiply(g, lr * now.scale, out=room)
-        if not state:
-            if wd:
-                step += lr * wd * w
-            np.subtract(w, step, out=out)
-        else:
-            v = state[0]
-            v *= momentum
-            if wd:
-                v -= lr * wd * w
-            v -= step
-            np.add(w, v, out=out)
+    if isinstance(optimizer, Formula):
+        return optimizer.apply
+    plain = described.known(optimizer) and type(optimizer).__name__ == "SGD" and not optimizer.clip_gradient
+    return functools.partial(sgd, np.float32(optimizer.momentum)) if plain else None

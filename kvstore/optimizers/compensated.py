@@ -1,4 +1,4 @@
-"""The optimizers with delay compensation, as MXNet has optimizers.
+"""Optimizers that MXNet lacks, as it has them: with delay compensation, and AdamW.
 
 `dcasgd_c` and `dcasgd_a` are ordinary MXNet optimizers (``gluon.Trainer(params, "dcasgd_c", {"lamda": 0.04})``), made
 of the equations in `kvstore.methods.dcasgd`; w_read is what they last left in w. Weight decay is added beside g and
@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.methods.dcasgd import DCASGDA, DCASGDC, compensated_a, compensated_c
+from kvstore.optimizers import torch_formulas
 
 
 class _State:
@@ -78,3 +79,14 @@ class DCASGD_A(_DelayCompensated):
     def compensate(self, grad: NDArray, moved: NDArray, state: _State) -> NDArray:
         assert state.mean_square is not None
         return compensated_a(grad, moved, state.mean_square, self.lamda, self.m, self.epsilon, mx.nd.sqrt)
+
+
+@mx.optimizer.register
+class AdamW(mx.optimizer.Optimizer, torch_formulas.AdamW):
+    """PyTorch's formula, for flat arrays of a store alone."""
+
+    create_state, update = torch_formulas.AdamW.create_state, torch_formulas.AdamW.update
+
+    def __init__(self, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **options: Any) -> None:
+        super().__init__(**options)
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps

@@ -1,42 +1,70 @@
-"""Any optimizer of MXNet's: by name, on flat arrays, and carried as text."""
+"""Any optimizer, ours or MXNet's: by name, on flat arrays, and carried as text."""
 import importlib
 import inspect
 import json
+import sys
 from typing import Any, Dict, List, Optional
 
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine import engine
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, unknown
-from kvstore.optimizers import compensated  # noqa: F401  registers its two
-from kvstore.optimizers.torch_formulas import Formula, HeavyBall
+from kvstore.optimizers import formulas, torch_formulas
+from kvstore.optimizers.formulas import Formula
+
+Optimizer = Any
+"""MXNet's, or one of ours (`formulas.Optimizer`)."""
+
+OURS = {"sgd": formulas.SGD, "dcasgd_c": formulas.DCASGD_C, "dcasgd_a": formulas.DCASGD_A,
+        "adam": torch_formulas.Adam, "adamw": torch_formulas.AdamW, "rmsprop": torch_formulas.RMSprop,
+        "adagrad": torch_formulas.Adagrad}
+"""Optimizers of a worker's own steps, by name, where the trainer's is ours."""
 
 
-def create_local(name: str, options: Dict[str, Any]) -> mx.optimizer.Optimizer:
-    """The optimizer of a worker's own steps, by name.
+def is_mxnets(optimizer: Optimizer) -> bool:
+    mxnet: Any = sys.modules.get("mxnet")
+    return mxnet is not None and isinstance(optimizer, mxnet.optimizer.Optimizer)
+
+
+def context_of(optimizer: Optimizer) -> Any:
+    """Where the arrays are that a server applies it to."""
+    return sys.modules["mxnet"].cpu() if is_mxnets(optimizer) else None
+
+
+def _registered() -> Dict[str, Any]:
+    from kvstore.engine._mxnet import mx
+    from kvstore.optimizers import compensated  # noqa: F401  registers its own
+    registry: Dict[str, Any] = mx.optimizer.Optimizer.opt_registry
+    return registry
+
+
+def create_local(name: str, options: Dict[str, Any], like: Optimizer) -> Optimizer:
+    """The optimizer of a worker's own steps, by name: MXNet's where the trainer's, `like`, is.
 
     Left out are `options` that are None, and a momentum of 0 where the optimizer has none.
     """
-    name = str(name).lower()
-    if name not in mx.optimizer.Optimizer.opt_registry:
-        raise unknown("optimizer_local", name, mx.optimizer.Optimizer.opt_registry)
+    name, kinds = str(name).lower(), _registered() if is_mxnets(like) else OURS
+    if name not in kinds:
+        raise unknown("optimizer_local", name, kinds)
     given = {key: value for key, value in options.items() if value is not None}
-    takes = inspect.signature(mx.optimizer.Optimizer.opt_registry[name]).parameters
+    takes = inspect.signature(kinds[name]).parameters
     if given.get("momentum") == 0 and "momentum" not in takes:
         del given["momentum"]
     try:
-        optimizer = mx.optimizer.create(name, **given)
+        optimizer = kinds[name](**given)
     except TypeError as error:
         raise ConfigError(f"optimizer_local `{name}` does not take these options: {error}") from None
     _check_works(optimizer)
     return optimizer
 
 
-def outer_sgd(lr: float, momentum: float) -> mx.optimizer.Optimizer:
+def outer_sgd(lr: float, momentum: float) -> Optimizer:
     """The optimizer of a method that has one of its own: SGD with Nesterov's momentum."""
-    return HeavyBall(momentum, nesterov=True, learning_rate=lr) if momentum else mx.optimizer.SGD(learning_rate=lr)
+    return torch_formulas.HeavyBall(momentum, nesterov=True, learning_rate=lr) if momentum \
+        else formulas.SGD(learning_rate=lr)
 
 
-def _check_works(optimizer: mx.optimizer.Optimizer) -> None:
-    if type(optimizer) is mx.optimizer.DCASGD and optimizer.momentum:  # it asks whether an array is true
+def _check_works(optimizer: Optimizer) -> None:
+    if known(optimizer) and type(optimizer).__name__ == "DCASGD" and optimizer.momentum:  # it asks: is an array true?
         raise ConfigError("optimizer `dcasgd` of MXNet 1.9.1 fails with momentum; set that to 0, or take `dcasgd_c`, "
                           "which compensates from the weights after its last update and not before it")
 
@@ -48,28 +76,28 @@ ELEMENTWISE = {"SGD", "NAG", "Adam", "AdaGrad", "AdaDelta", "RMSProp", "Ftrl", "
                "DCASGD_C", "DCASGD_A", "Test"}
 
 
-def elementwise(optimizer: Optional[mx.optimizer.Optimizer]) -> bool:
+def elementwise(optimizer: Optional[Optimizer]) -> bool:
     """Whether `optimizer` may be applied to a bucket of several parameters, or of a part of one."""
     return optimizer is None or isinstance(optimizer, Formula) or (
         known(optimizer) and type(optimizer).__name__ in ELEMENTWISE)
 
 
-def known(optimizer: mx.optimizer.Optimizer) -> bool:
+def known(optimizer: Optimizer) -> bool:
     """Whether it is MXNet's or ours, whose ways are known."""
     return type(optimizer).__module__.startswith(("mxnet.", "kvstore."))
 
 
 def state_arrays(state: Any, name: str = "state") -> Dict[str, NDArray]:
     """All arrays of an optimizer's state, by names that depend on the optimizer alone."""
-    if isinstance(state, mx.nd.NDArray):
+    if engine.is_array(state):
         return {name: state}
     parts = enumerate(state) if isinstance(state, (tuple, list)) else getattr(state, "__dict__", {}).items()
     return {found: array for key, part in parts for found, array in state_arrays(part, f"{name}/{key}").items()}
 
 
-def state_names(optimizer: mx.optimizer.Optimizer) -> List[str]:
+def state_names(optimizer: Optimizer) -> List[str]:
     """The names of the arrays of `optimizer`, sorted."""
-    return sorted(state_arrays(optimizer.create_state_multi_precision(0, mx.nd.zeros(1))))
+    return sorted(state_arrays(optimizer.create_state_multi_precision(0, engine.zeros(1, context_of(optimizer)))))
 
 
 # -- optimizers as text ------------------------------------------------------------------------------------------------
@@ -79,7 +107,7 @@ _NOT_CARRIED = {"lr_scheduler", "param_dict", "sym_info", "idx2name", "lr_mult",
                 "_all_index_update_counts", "_index_update_count"}
 
 
-def describe(optimizer: mx.optimizer.Optimizer) -> Dict[str, Any]:
+def describe(optimizer: Optimizer) -> Dict[str, Any]:
     """`optimizer` as JSON: its class by import path, and its settings."""
     kind = type(optimizer)
     _check_works(optimizer)
@@ -101,33 +129,38 @@ def kind_of(path: str) -> str:
     return "kvstore:" + path.partition(":")[2] if path.startswith("kvstore.") else path
 
 
-def build(description: Dict[str, Any], trusted: bool) -> mx.optimizer.Optimizer:
+def build(description: Dict[str, Any], trusted: bool) -> Optimizer:
     """The inverse of `describe`. Who trusts the sender takes optimizers from any module."""
     module, _, name = description["class"].partition(":")
     if not trusted and not module.startswith(("mxnet.", "kvstore.")):
         raise ConfigError(f"optimizer {module}.{name} is not MXNet's, and this job has no secret (ODSGD_SECRET) by "
                           "which a server could trust the request; start it with `odsgd launch`")
-    kind = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(kind, type) and issubclass(kind, mx.optimizer.Optimizer)):
+    if not module.startswith("kvstore."):
+        from kvstore.engine import _mxnet  # noqa: F401  in a server no other import of MXNet would return
+    kind: Any = getattr(importlib.import_module(module), name, None)
+    mxnet: Any = sys.modules.get("mxnet")
+    bases = [*([mxnet.optimizer.Optimizer] if mxnet else []), formulas.Optimizer]
+    base = next((one for one in bases if isinstance(kind, type) and issubclass(kind, one)), None)
+    if base is None:
         raise ConfigError(f"{module}.{name} is not an optimizer; expected a subclass of mx.optimizer.Optimizer")
     optimizer: Any = object.__new__(kind)
-    mx.optimizer.Optimizer.__init__(optimizer)
-    vars(optimizer).update(description["settings"])
+    base.__init__(optimizer)
+    optimizer.__dict__.update(description["settings"])
     return optimizer
 
 
-def progress(optimizer: mx.optimizer.Optimizer, index: Any) -> Dict[str, Any]:
+def progress(optimizer: Optimizer, index: Any) -> Dict[str, Any]:
     """What an optimizer remembers beside arrays: its count of updates to `index`, and settings it changes itself."""
     return {"count": optimizer._index_update_count.get(index, optimizer.begin_num_update), **describe(optimizer)}
 
 
-def set_progress(optimizer: mx.optimizer.Optimizer, index: Any, saved: Dict[str, Any]) -> None:
+def set_progress(optimizer: Optimizer, index: Any, saved: Dict[str, Any]) -> None:
     """Put back what `progress` gave."""
-    vars(optimizer).update(saved["settings"])
+    optimizer.__dict__.update(saved["settings"])
     optimizer._index_update_count[index] = saved["count"]
 
 
-def multipliers(optimizer: mx.optimizer.Optimizer, key: Any, parameter: Any = None) -> List[float]:
+def multipliers(optimizer: Optimizer, key: Any, parameter: Any = None) -> List[float]:
     """(lr_mult, wd_mult) of a parameter, looked up as MXNet does it."""
     if parameter is not None:
         return [float(parameter.lr_mult), float(parameter.wd_mult)]
@@ -135,6 +168,6 @@ def multipliers(optimizer: mx.optimizer.Optimizer, key: Any, parameter: Any = No
     return [float(table.get(key, table.get(name, 1.0))) for table in (optimizer.lr_mult, optimizer.wd_mult)]
 
 
-def learning_rate(optimizer: mx.optimizer.Optimizer, num_update: int) -> float:
+def learning_rate(optimizer: Optimizer, num_update: int) -> float:
     """The rate of update number `num_update` (1 is the first), by the schedule if there is one."""
     return float(optimizer.lr_scheduler(num_update) if optimizer.lr_scheduler else optimizer.lr)

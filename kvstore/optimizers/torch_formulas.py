@@ -1,58 +1,16 @@
-"""PyTorch's optimizers as MXNet optimizers: its settings and its formulas, in NumPy on flat arrays.
+"""PyTorch's optimizers: its settings and its formulas, in NumPy on flat arrays.
 
 A server or a worker applies them without PyTorch. Every formula has the operations of `torch.optim` in their order, so
 the weights are PyTorch's to rounding. MXNet's own optimizers of the same names differ: its momentum holds the learning
 rate of the step it was made in, its Adam corrects the rate and not the moments, its AdaGrad decays the weight outside.
-
-    w, g    weights; gradient, mean over the workers
-    lr, wd  learning rate and weight decay of this step
-    t       steps done, this one included: 1 in the first
 """
-import types
-from typing import Any, ClassVar, Dict, NamedTuple, Optional, Sequence, Tuple
+import math
+from typing import Any, Sequence
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray, mx
-
-State = Dict[str, np.ndarray]
-
-
-class Now(NamedTuple):
-    """What one step is taken at: a factor on the gradient, learning rate and weight decay of the array, steps done."""
-
-    scale: np.float32
-    lr: float
-    wd: float
-    t: int
-
-
-class Formula(mx.optimizer.Optimizer):
-    """An optimizer that looks at each element alone. Subclasses say what it remembers, and what a step is."""
-
-    remembers: ClassVar[Tuple[str, ...]] = ()
-    """Arrays of its state, which begin at 0, by PyTorch's names."""
-
-    def names(self) -> Sequence[str]:
-        """Those of `remembers` that the settings ask for."""
-        return self.remembers
-
-    def create_state(self, index: Any, weight: NDArray) -> types.SimpleNamespace:
-        return types.SimpleNamespace(**{name: mx.nd.zeros_like(weight) for name in self.names()})
-
-    def apply(self, now: Now, w: np.ndarray, g: np.ndarray, state: Sequence[np.ndarray], out: np.ndarray,
-              room: Optional[np.ndarray]) -> None:
-        """One step, as `kvstore.optimizers.apply` has them."""
-        with np.errstate(all="ignore"):  # a run may diverge
-            self.step(w, np.multiply(g, now.scale, out=room), dict(zip(self.names(), state)), now.lr, now.wd, now.t,
-                      out)
-
-    def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
-        """One step. `g` may be written, and may lie where `out` does, which is written last."""
-        raise NotImplementedError
-
-    def update(self, index: Any, weight: NDArray, grad: NDArray, state: Any) -> None:
-        raise NotImplementedError(f"{type(self).__name__} is applied to flat arrays (kvstore.optimizers.apply)")
+from kvstore.engine.engine import NDArray
+from kvstore.optimizers.formulas import Formula, State
 
 
 class HeavyBall(Formula):
@@ -101,12 +59,11 @@ class Adam(Formula):
         v *= self.beta2
         v += (1 - self.beta2) * g * g
         norm = np.sqrt(v)
-        norm /= np.sqrt(1 - self.beta2 ** t)
+        norm /= math.sqrt(1 - self.beta2 ** t)
         norm += self.eps
         return lr / (1 - self.beta1 ** t) * (m / norm)
 
 
-@mx.optimizer.register
 class AdamW(Adam):
     """``torch.optim.AdamW``: Adam with w <- (1 - lr wd) w before it, in place of the decay in g."""
 
@@ -163,8 +120,10 @@ class Adagrad(Formula):
         super().__init__(**options)
         self.lr_decay, self.eps, self.first = lr_decay, eps, first  # s begins at `first`
 
-    def create_state(self, index: Any, weight: NDArray) -> types.SimpleNamespace:
-        return types.SimpleNamespace(sum=mx.nd.full(weight.shape, self.first, ctx=weight.context))
+    def create_state(self, index: Any, weight: NDArray) -> Any:
+        state = super().create_state(index, weight)
+        state.sum[:] = self.first
+        return state
 
     def step(self, w: np.ndarray, g: np.ndarray, state: State, lr: float, wd: float, t: int, out: np.ndarray) -> None:
         if wd:

@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine import engine
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, shown
 from kvstore.messages import buckets as layout
 from kvstore.messages.buckets import Bucket
@@ -127,9 +128,9 @@ def _is_progress(value: Any) -> bool:
         and isinstance(value.get("class", ""), str)
 
 
-def weights_of(saved: Saved, prefix: str, context: mx.Context) -> Callable[[Bucket], NDArray]:
+def weights_of(saved: Saved, prefix: str, context: Any) -> Callable[[Bucket], NDArray]:
     """Function from a bucket to its saved weights, ``global/`` or ``local/``."""
-    return lambda bucket: mx.nd.array(layout.join(bucket, saved[0], prefix), ctx=context)
+    return lambda bucket: engine.array(layout.join(bucket, saved[0], prefix), context)
 
 
 def server_state(session: Session, exported: State) -> Saved:
@@ -174,7 +175,7 @@ def _facts_and_names(saved: Saved) -> Tuple[Dict[str, Any], Dict[str, List[str]]
     return {label: one for label, one in saved[1].items() if label != "arrays"}, saved[1]["arrays"]
 
 
-def _check_fits(optimizer: mx.optimizer.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
+def _check_fits(optimizer: described.Optimizer, facts: Dict[str, Any], arrays: List[str]) -> None:
     """ConfigError if the state is of an optimizer of another kind, or with other arrays."""
     if facts.get("rule", {}) is None:
         return  # there was none yet

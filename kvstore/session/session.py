@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Sequenc
 import numpy as np
 
 from kvstore import methods
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.job.deadlines import deadlines
 from kvstore.job.environment import lost_workers
@@ -36,6 +36,7 @@ from kvstore.methods.local_optimizers import FORMULAS, MXNET, PLAIN, SCALED
 from kvstore.optimizers import described as optimizers
 from kvstore.optimizers import torch_formulas
 from kvstore.optimizers.apply import QueuedOptimizer, formula_of
+from kvstore.optimizers.described import Optimizer
 from kvstore.session.staleness import Staleness
 from kvstore.tracing import recorder, wraps
 from kvstore.weights.parts import Parts
@@ -76,17 +77,17 @@ class Session:
         self.w_local: Dict[int, NDArray] = {}  # what `iterate` returned last
         self.joined = False
         """Whether this worker's data have ended, so that it takes no step of its own."""
-        self.optimizer: Optional[mx.optimizer.Optimizer] = None
-        self.outer: Optional[mx.optimizer.Optimizer] = None  # U, where the method has its own
+        self.optimizer: Optional[Optimizer] = None
+        self.outer: Optional[Optimizer] = None  # U, where the method has its own
         self._stepped: Dict[int, NDArray] = {}  # what the trainer's optimizer makes of this worker's weights
         self.samples = 1.0  # examples that an iteration of this worker has, where it is known
         self._counted: Deque[float] = deque(maxlen=max(self.method.intervals(self.method.options)))
-        self.local_optimizer: Optional[mx.optimizer.Optimizer] = None
+        self.local_optimizer: Optional[Optimizer] = None
         self.local_steps: Dict[int, QueuedOptimizer] = {}
 
     # -- before the first step -----------------------------------------------------------------------------------
 
-    def use(self, optimizer: Optional[mx.optimizer.Optimizer]) -> None:
+    def use(self, optimizer: Optional[Optimizer]) -> None:
         """The global optimizer. Its settings travel to the servers, if there are any.
 
         Where the method takes weights, it is that of this worker's own steps; None: the script takes them.
@@ -103,17 +104,17 @@ class Session:
         self.optimizer = optimizer
         local = self.method.local_optimizer(self.method.options)
         if local is not None:
-            self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()})
+            self.local_optimizer = optimizers.create_local(local[0], {**local[1], "wd": self._wd_local()}, optimizer)
             self._check_skips(self.local_optimizer)
 
-    def _use_within(self, optimizer: Optional[mx.optimizer.Optimizer]) -> None:
+    def _use_within(self, optimizer: Optional[Optimizer]) -> None:
         """This worker's steps are those of a copy: the trainer goes on setting the rate and the scale of its own."""
         if optimizer is not None:
             self.local_optimizer = optimizers.build(optimizers.describe(optimizer), trusted=True)
             self._check_skips(self.local_optimizer)
 
     @property
-    def global_optimizer(self) -> mx.optimizer.Optimizer:
+    def global_optimizer(self) -> Optimizer:
         """U: the trainer's, unless the method has its own."""
         optimizer = self.outer or self.optimizer
         assert optimizer is not None
@@ -126,11 +127,10 @@ class Session:
         own = None if local is None else local[1].get("wd")
         return float(self.optimizer.wd if own is None else own)
 
-    def _check_optimizer(self, optimizer: mx.optimizer.Optimizer) -> None:
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
         """ConfigError, before anything has started, if it cannot be the global one."""
         hint, name = self.method.plain_sgd, self.method.name
-        plain = type(optimizer) is mx.optimizer.SGD and not optimizer.momentum and optimizer.clip_gradient is None
-        if hint and not plain:
+        if hint and (formula_of(optimizer) is None or type(optimizer).__name__ != "SGD" or optimizer.momentum):
             raise ConfigError(f"store `{name}` takes SGD steps of its own: the trainer's optimizer must be `sgd` "
                               f"without momentum or clip_gradient (momentum: {hint})")
         if not self.method.update_decays and isinstance(optimizer, torch_formulas.AdamW) and optimizer.wd:
@@ -140,7 +140,7 @@ class Session:
         if isinstance(self.weights_holder, Resident):
             self._check_skips(optimizer)
 
-    def _check_skips(self, on_this_worker: mx.optimizer.Optimizer) -> None:
+    def _check_skips(self, on_this_worker: Optimizer) -> None:
         if self.method.options.on_nan == "skip" and formula_of(on_this_worker) is None:
             raise ConfigError("on_nan `skip`: a worker can leave out steps of `sgd` without clip_gradient alone; take "
                               "`stop`, or that one where workers take the steps (optimizer_local; rings)")
@@ -238,7 +238,7 @@ class Session:
 
     # -- between two steps ---------------------------------------------------------------------------------------
 
-    def check_successor(self, optimizer: mx.optimizer.Optimizer) -> None:
+    def check_successor(self, optimizer: Optimizer) -> None:
         """ConfigError if it cannot take the place of the global optimizer in use."""
         self._check_optimizer(optimizer)
         if not (self._traffic.whole or optimizers.elementwise(optimizer)):
@@ -246,7 +246,7 @@ class Session:
                               f"store's parameters travel together, as {type(self.optimizer).__name__} allows; begin "
                               "with it, in a new store")
 
-    def replace(self, optimizer: mx.optimizer.Optimizer) -> None:
+    def replace(self, optimizer: Optimizer) -> None:
         """Another global optimizer from here on, which begins as a new one. Collective, with nothing in flight; waits.
 
         What a method takes from it (weight decay, the rate before a schedule) is the new one's. Local steps go on with

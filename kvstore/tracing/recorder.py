@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Optional, Sequence
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.job import commands
 from kvstore.job.aside import guarded
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
@@ -54,7 +54,7 @@ def end() -> None:
 
 
 atexit.register(end)  # early, so that it comes late: a worker has left its job by then
-atexit.register(mx.nd.waitall)  # and before that
+atexit.register(engine.wait_all)  # and before that
 
 
 class Moment:

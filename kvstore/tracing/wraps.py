@@ -3,7 +3,7 @@ import functools
 import time
 from typing import Any, Callable, Sequence
 
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.job.aside import guarded
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.header import HEADER

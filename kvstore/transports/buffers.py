@@ -4,12 +4,12 @@ One is on its way while the other still holds what came before, so that the algo
 the next exchange runs.
 """
 import functools
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import DivergedError
 from kvstore.job import ending
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
@@ -24,10 +24,10 @@ Tag = Tuple[float, float, int]
 class Buffer:
     """One message and its parts (`messages`). Views share the whole's engine variable."""
 
-    def __init__(self, size: int, context: mx.Context) -> None:
+    def __init__(self, size: int, context: Any) -> None:
         self.size = size
         self.nbytes = WIRE_DTYPE.itemsize * size
-        self.whole = mx.nd.zeros(size + HEADER, context)
+        self.whole = engine.zeros(size + HEADER, context)
         self.payload, self.version = self.whole[:size], self.whole[size:size + 1]
 
     @functools.cached_property
@@ -94,8 +94,8 @@ class BucketBuffers:
     def __init__(self, weights: NDArray) -> None:
         self._buffers = [Buffer(weights.size, weights.context), Buffer(weights.size, weights.context)]
         # Asynchronous jobs only:
-        self.version = mx.nd.zeros(1, weights.context)  # of the weights this worker has taken
-        self.latest = mx.nd.zeros(1, weights.context)   # written with each answer: what reads it is behind that
+        self.version = engine.zeros(1, weights.context)  # of the weights this worker has taken
+        self.latest = engine.zeros(1, weights.context)   # written with each answer: what reads it is behind that
         self.fetched: Optional[Buffer] = None
         weights.copyto(self.last.payload)
 

@@ -11,7 +11,7 @@ from typing import Any, Deque, Dict, List, Optional, Tuple
 
 import numpy as np
 
-from kvstore.engine import engine
+from kvstore.engine import on_mxnet
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.job import commands, environment
 from kvstore.job.deadlines import deadlines
@@ -36,7 +36,7 @@ class Connection(Joined):
     def __init__(self, timeout_s: float, synchronous: bool) -> None:
         super().__init__(timeout_s, synchronous)
         rank = self._given_rank()
-        engine.wait_before_forks()
+        on_mxnet.wait_before_forks()
         self.native = self._connect()
         self.worker_rank = self.native.rank if rank is None else rank
         self._signer = commands.Signer(self.worker_rank, commands.job_key())

@@ -17,7 +17,7 @@ import torch
 import torch.distributed
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ConfigError, DivergedError
 from kvstore.job import ending, environment, software
 from kvstore.job.deadlines import deadlines
@@ -138,7 +138,7 @@ class _Group:
         return np.asarray(total.numpy())
 
     def _leave(self) -> None:
-        mx.nd.waitall()
+        engine.wait_all()
         self.total(np.zeros(1))  # a worker that went would take its end of the others' sums with it
         if self._ours:
             self._dist.destroy_process_group()

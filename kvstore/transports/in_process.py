@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Se
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket, Keys, Parameter, plan
 from kvstore.messages.codecs import Plain, codec
 from kvstore.messages.coded import CodedAnswer, CodedBucket, CodedPush
@@ -100,7 +100,7 @@ class Stage(Turns):
         """The same of a bucket with codecs; its weights."""
         stored = engine.memory(self._stored[key])
         if key not in self._coded:
-            pushed = mx.nd.zeros(stored.size)
+            pushed = engine.zeros(stored.size, self._stored[key].context)
             self._coded[key] = pushed, CodedBucket(traffic, self.num_workers, engine.memory(pushed), stored)
         w = stored[:-HEADER]
         self.codes[worker_rank, key] = _Codes(CodedPush(traffic, w.size), CodedAnswer(traffic, w, alike=True))
@@ -240,7 +240,8 @@ class _PartTerm(_Term):
         self._update = update
 
     def _turn(self) -> None:
-        self._update(mx.nd.array(self.round.part if self.round.part.size else np.zeros(1)))
+        part = self.round.part if self.round.part.size else np.zeros(1)
+        self._update(engine.array(part, self.out.context))
         self.round.total = self.out.asnumpy()
 
 

@@ -1,6 +1,7 @@
 """Parameter servers on MXNet's ps-lite."""
 from typing import Any, Dict
 
+from kvstore.engine._mxnet import mx
 from kvstore.job.pulse import pulse
 from kvstore.messages.buckets import Bucket
 from kvstore.transports import connection
@@ -10,6 +11,8 @@ from kvstore.transports.servers import ParameterServers
 
 class ParameterServer(ParameterServers):
     """One store on the connection of this process."""
+
+    context = mx.cpu()
 
     def _join(self, timeout_s: float, synchronous: bool) -> Any:
         return connection.shared(timeout_s, synchronous)

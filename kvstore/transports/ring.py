@@ -8,7 +8,7 @@ from typing import List, Optional, Sequence
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.job import ending, software
 from kvstore.messages.buckets import Bucket, Keys, Parameter
 from kvstore.messages.codecs import codec
@@ -69,7 +69,7 @@ class _Process:
         software.compare(self.rounds)
 
     def _leave(self) -> None:
-        mx.nd.waitall()  # rounds in flight; their own deadline holds
+        engine.wait_all()  # rounds in flight; their own deadline holds
         self._world.close()
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore import methods
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.job import agreement, commands
 from kvstore.job.deadlines import deadlines

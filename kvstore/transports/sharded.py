@@ -10,7 +10,7 @@ from typing import Callable, Dict, List, Sequence
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 from kvstore.messages.codecs import Plain
 from kvstore.messages.seam import Pending, Sharded, Traffic
@@ -99,7 +99,7 @@ class MpiSharded(MpiTransport, Sharded):
     def exchange(self, bucket: Bucket, array: NDArray, update: Callable[[NDArray], None], out: NDArray) -> Pending:
         rounds, mine = self._rounds, self.part(bucket)
         if bucket.id not in self._sums:
-            self._sums[bucket.id] = mx.nd.zeros(max(1, mine.stop - mine.start), array.context)
+            self._sums[bucket.id] = engine.zeros(max(1, mine.stop - mine.start), array.context)
         total, round_ = self._sums[bucket.id], rounds.ask(PartRound, str(bucket), Plain())
         round_.cuts, round_.check = self._cuts[bucket.id], self.finite_check(bucket)
         engine.push_async(partial(self._begin, round_, array, total), [array], [total])

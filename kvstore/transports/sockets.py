@@ -10,7 +10,6 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.job import commands
 from kvstore.job.pulse import connecting, pulse
@@ -50,7 +49,6 @@ class SocketsJoined(Joined):
         self.worker_rank, self.keys = rank, Keys(self.num_servers)
         self._signer, self._asking = commands.Signer(rank, commands.job_key()), threading.Lock()
         connecting()
-        engine.wait_before_forks()
         self.outbox = Outbox(sockets.addresses(rank, timeout_s), rank, timeout_s)
         if rank == 0:
             self._hello()
@@ -84,7 +82,7 @@ class SocketsJoined(Joined):
         return result.reshape(np.shape(array))
 
     def close(self) -> None:
-        mx.nd.waitall()
+        engine.wait_all()
         self.command("leave", {}, self.timeout_s)
         report("done", at=pulse.at)
 

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Deque, Iterable, List, Optional
 
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, RoundTimeoutError, WorkerLostError
 from kvstore.messages.finite import Check
 from kvstore.messages.seam import Pending

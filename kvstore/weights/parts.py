@@ -9,7 +9,8 @@ from typing import Callable, Dict
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine import engine
+from kvstore.engine.engine import NDArray
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import Pending, Setup, Sharded
 from kvstore.optimizers.apply import QueuedOptimizer
@@ -36,7 +37,7 @@ class Parts(Resident):
         for bucket in setup.buckets:
             w, mine = weights(bucket), self.sharded.part(bucket)
             size = mine.stop - mine.start
-            self._no_part.update({} if size else {bucket.id: mx.nd.zeros(1, w.context)})
+            self._no_part.update({} if size else {bucket.id: engine.zeros(1, w.context)})
             shape = bucket.shape if size == bucket.size else (size or 1,)
             self.updates[bucket.id] = QueuedOptimizer(optimizer, bucket.id, shape)
             self.updates[bucket.id].start(self.mine(bucket, w))

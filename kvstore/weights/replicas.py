@@ -12,13 +12,15 @@ from typing import Any, Callable, Dict, Optional, Sequence
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine import engine
+from kvstore.engine.engine import NDArray
 from kvstore.job import agreement
 from kvstore.messages import finite
 from kvstore.messages.buckets import Bucket
 from kvstore.messages.seam import Export, GlobalWeights, Pending, Replicated, Ring, Setup, State, Transport
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import QueuedOptimizer
+from kvstore.optimizers.described import Optimizer
 from kvstore.state.npz import below, from_bytes, to_bytes
 
 
@@ -32,7 +34,7 @@ class InTurn:
     def next(self) -> NDArray:
         """The array that has been unused for longest. The caller overwrites all of it."""
         new = len(self._arrays) < self._number
-        self._arrays.append(mx.nd.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
+        self._arrays.append(engine.zeros(self._like.size, self._like.context) if new else self._arrays.pop(0))
         return self._arrays[-1]
 
 
@@ -46,7 +48,7 @@ class Resident(GlobalWeights):
         self.gradient_weight = 1.0 / transport.num_workers  # of a worker's gradient in a sum
         self._rate, self._rates = 0.0, 0  # the last one; checksum of all so far
 
-    def optimizer(self, setup: Setup) -> mx.optimizer.Optimizer:
+    def optimizer(self, setup: Setup) -> Optimizer:
         """U, for the buckets of `setup`."""
         self.buckets = setup.buckets
         if setup.options.get("reduction") == "sum":

@@ -6,7 +6,7 @@ import time
 from typing import Sequence
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import KVStoreError
 
 LATE_S = 60.0

@@ -14,7 +14,7 @@ All workers run the same lines, so one program serves all of them; times are no 
 from collections import deque
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Type
 
-from kvstore.engine._mxnet import mx
+from kvstore.engine import engine
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket
 from kvstore.messages.seam import Array, Pending, Replicated, Servers
 from kvstore.methods.common import Options
@@ -55,9 +55,9 @@ class Programs:
     def __init__(self, method: Type[Method], options: Options, num_workers: int, buckets: Sequence[Bucket],
                  local: bool, ring: bool, window_nbytes: Optional[float] = None) -> None:
         self._method, self._options, self._buckets = method, options, list(buckets)
-        self._holder = recorder(buckets, ring, mx.nd.zeros(1), window_nbytes)
+        self._holder = recorder(buckets, ring, engine.zeros(1), window_nbytes)
         self._next, self._made = 0, {}  # type: int, Dict[int, Program]
-        self._workers = [recorded(method, options, num_workers, bucket, self._holder, mx.nd.zeros(1), local, ring)
+        self._workers = [recorded(method, options, num_workers, bucket, self._holder, engine.zeros(1), local, ring)
                          for bucket in self._buckets]
 
     def of(self, t: int) -> Program:
@@ -82,7 +82,7 @@ class Programs:
     def _record(self, worker: Worker, t: int) -> List[Op]:
         self._holder.ops = [Op("step")] if self._method.takes == "weights" else []  # the trainer's optimizer's
         if self._method.due(self._options, t, worker.bucket.first.fragment):
-            worker.iterate(mx.nd.zeros(1), Step(t, LR, LR))
+            worker.iterate(engine.zeros(1), Step(t, LR, LR))
         return self._holder.ops
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from greenlet import getcurrent, greenlet
 
 from kvstore import methods
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Parameter
 from kvstore.messages.codecs import codec

@@ -1,56 +1,88 @@
-"""PyTorch's front end beside Gluon's: the same paths on the same losses, hence those of the papers."""
+"""Every method through PyTorch's front end, on NumPy's engine, against the papers' in NumPy; and on MXNet's engine."""
 import functools
-from typing import List, Tuple
+import importlib.util
+from typing import Any, List, Tuple
 
 import numpy as np
 import pytest
 
 from kvstore.transports.in_process import Stage
-from tests.contract.outcomes import INPROCESS, RINGS, TRANSPORTS, NamedJob
-from tests.contract.test_algorithms import CLOSE
+from tests import paper
+from tests.contract import test_asynchronous, test_collective
+from tests.contract.outcomes import INPROCESS, RINGS, TRANSPORTS
+from tests.contract.test_algorithms import CLOSE, by_the_paper, summed
 from tests.jobs import Result, run_job
-from tests.scenarios import ASYNC, RING, SCENARIOS, SCENARIOS_OF, SHARDED, Scenario
+from tests.scenarios import ASYNC, RING, SCENARIOS, SCENARIOS_OF, SHARDED, Scenario, gradient, initial
 
 pytest.importorskip("torch")
 
-# MXNet's momentum holds the learning rates that its steps had, PyTorch's takes the one of now: they agree where the
-# rate stays.
+# MXNet's momentum, which the papers' methods have here, holds the learning rates that its steps had; PyTorch's takes
+# the one of now: they agree where the rate stays.
 NAMES = {kind: [name for name, one in scenarios.items() if one.store and one.optimizer == "sgd" and one.devices == 1
                 and not one.schedule and one.batch == 4 and not (one.lr_at and one.optimizer_params.get("momentum"))
-                and not one.optimizer_at and not one.states_at]
+                and not one.optimizer_at and not one.states_at and one.options.get("optimizer_local") != "adam"]
          for kind, scenarios in (("sync", SCENARIOS), ("async", ASYNC), ("ring", RING), ("sharded", SHARDED))}
 
 
 @functools.lru_cache(maxsize=None)
-def by_torch(transport: str, kind: str) -> List[Result]:
+def by_torch(transport: str, kind: str, engine: str = "NumPy") -> List[Result]:
     from tests.torch_scenarios import train
     workers, servers = {**TRANSPORTS, **RINGS}[transport]
     if transport not in INPROCESS:
-        return run_job("tests.torch_scenarios:run_all", workers, servers, NAMES[kind], kind)
+        return run_job("tests.torch_scenarios:run_all", workers, servers, NAMES[kind], kind,
+                       extra=["--wire", "sockets"] if transport.startswith("sockets") else [])
     merged: List[Result] = [{} for _ in range(workers)]
     for name in NAMES[kind]:
         stage = Stage(workers)
         make = {"ring": stage.ring_worker, "sharded": stage.sharded_worker}.get(kind, stage.worker)
 
-        def run(wire: object, scenario: Scenario = SCENARIOS_OF[kind][name]) -> Result:
-            return train(scenario, wire.worker_rank, wire)  # type: ignore[attr-defined]
+        def run(wire: Any, scenario: Scenario = SCENARIOS_OF[kind][name]) -> Result:
+            if engine == "MXNet":
+                from kvstore.engine._mxnet import mx
+                wire.context = mx.cpu()
+            return train(scenario, wire.worker_rank, wire)
 
         for result, part in zip(merged, stage.run(run, make)):
             result.update({f"{name}/{what}": array for what, array in part.items()})
     return merged
 
 
-JOBS = [("in process 2", "sync"), ("in process 3", "async"), ("in process 3", "ring"), ("in process 2", "sharded"),
-        ("ps-lite 2+1", "sync"), ("MPI 2", "ring")]
+def in_numpy(kind: str, name: str, workers: int) -> Tuple[List[List[np.ndarray]], np.ndarray]:
+    """What the paper makes of a scenario: each worker's path, and the global weights at the end."""
+    scenario = SCENARIOS_OF[kind][name]
+    if kind == "async":
+        handed_in = summed(gradient, workers) if scenario.options.get("reduction") == "sum" else gradient
+        path, path_global = paper.in_order(handed_in, initial(), workers, test_asynchronous.order_of(scenario, workers),
+                                           test_asynchronous.method(scenario, workers))
+        return path, path_global[-1]
+    path, path_global = test_collective.collective(scenario, workers) if kind == "ring" \
+        else by_the_paper(SCENARIOS[name], workers)
+    return [[w[m] for w in path] for m in range(workers)], path_global[-1]
 
 
-@pytest.mark.parametrize("job", JOBS, ids=str)
-def test_pytorch_and_gluon_walk_the_same_path(named_job: NamedJob, job: Tuple[str, str]) -> None:
-    ours, gluons = by_torch(*job), named_job(*job)
-    assert len(NAMES[job[1]]) > 10
-    for name in NAMES[job[1]]:
-        for m, (mine, its) in enumerate(zip(ours, gluons)):
-            for part in ("path", "final"):
-                assert f"{name}/{part}" in mine, str(mine.get(f"{name}/error"))
-                np.testing.assert_allclose(mine[f"{name}/{part}"], its[f"{name}/{part}"],
-                                           err_msg=f"{name}, worker {m}", **CLOSE)
+@pytest.mark.parametrize("transport, kind", [
+    ("in process 2", "sync"), ("in process 3", "async"), ("in process 3", "ring"), ("in process 2", "sharded"),
+    ("sockets 2+1", "sync"), ("sockets 2+1", "async"), ("MPI 2", "ring")])
+def test_pytorch_follows_the_paper(transport: str, kind: str) -> None:
+    if transport.startswith("MPI"):
+        pytest.importorskip("mpi4py")
+    results = by_torch(transport, kind)
+    assert len(NAMES[kind]) > 10
+    for name in NAMES[kind]:
+        paths, final = in_numpy(kind, name, len(results))
+        for m, mine in enumerate(results):
+            assert f"{name}/path" in mine, str(mine.get(f"{name}/error"))
+            for t, w in enumerate(mine[f"{name}/path"]):
+                np.testing.assert_allclose(w, paths[m][t], err_msg=f"{name}, worker {m}, iteration {t}", **CLOSE)
+            np.testing.assert_allclose(mine[f"{name}/final"], final, err_msg=f"{name}, worker {m}", **CLOSE)
+
+
+@pytest.mark.parametrize("transport, kind", [("in process 2", "sync"), ("in process 3", "async"),
+                                             ("in process 3", "ring"), ("in process 2", "sharded")])
+def test_torch_has_the_same_bits_on_numpys_engine_and_on_mxnets_under_gluon(transport: str, kind: str) -> None:
+    if importlib.util.find_spec("mxnet") is None:
+        pytest.skip("MXNet is not installed")
+    ours, mxnets = by_torch(transport, kind), by_torch(transport, kind, "MXNet")
+    for mine, its in zip(ours, mxnets):
+        for part in its:
+            np.testing.assert_array_equal(mine[part], its[part], err_msg=part)

@@ -10,7 +10,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set
 
 import numpy as np
 
-from kvstore.engine import engine
+from kvstore.engine import engine, on_mxnet
 from kvstore.engine._mxnet import NDArray, mx
 from kvstore.messages.buckets import WIRE_DTYPE, Bucket, Parameter
 
@@ -19,7 +19,7 @@ FLATS = 8  # flat arrays of a bucket whose copies from or to a device are prepar
 
 def _copy(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:
     """What copies each source to its target, in single precision."""
-    return engine.Prepared("amp_multicast", sources, targets, num_outputs=len(sources))
+    return on_mxnet.Prepared("amp_multicast", sources, targets, num_outputs=len(sources))
 
 
 def _convert(sources: List[NDArray], targets: List[NDArray]) -> Callable[[], None]:

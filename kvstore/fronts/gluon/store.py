@@ -28,6 +28,7 @@ from kvstore.messages.codecs import THRESHOLD
 from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
+from kvstore.optimizers import compensated  # noqa: F401  registers its own
 from kvstore.optimizers import described as optimizers
 from kvstore.tracing import wraps
 

@@ -1,14 +1,14 @@
 """Between a model's tensors and a bucket's flat array: gradients there, weights back, one copy each way.
 
-A flat array is MXNet's memory. PyTorch reads and writes it through a tensor on the same memory, only on the script's
-thread. Before that the script waits for the engine: until nothing uses the flat array any more, or until it is written.
+PyTorch reads and writes a flat array through a tensor on the same memory, only on the script's thread. Before that the
+script waits for the engine: until nothing uses the flat array any more, or until it is written.
 """
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError
 from kvstore.messages.buckets import Bucket, Segment
 
@@ -101,10 +101,8 @@ class Sample:
 class TensorLane:
     """The way of one bucket between tensors and flat arrays."""
 
-    context = mx.cpu()
-
-    def __init__(self, bucket: Bucket, trained: Dict[str, Trained]) -> None:
-        self.bucket = bucket
+    def __init__(self, bucket: Bucket, trained: Dict[str, Trained], context: Any) -> None:
+        self.bucket, self.context = bucket, context
         self.parts = [(segment, trained[segment.parameter.key]) for segment in bucket.segments]
         self._sample = Sample(self.parts)
         self.w: Optional[NDArray] = None
@@ -116,7 +114,7 @@ class TensorLane:
 
     def weights(self, anew: bool = True) -> NDArray:
         """A flat array of what the parameters hold now; `anew`: one that nobody writes again."""
-        flat = mx.nd.zeros(self.bucket.size) if anew else self._next()
+        flat = engine.zeros(self.bucket.size, self.context) if anew else self._next()
         engine.wait_to_write(flat)
         for view, (segment, one) in zip(self._views.of(flat), self.parts):
             view.copy_(_part(one.tensor.detach(), segment))
@@ -184,7 +182,7 @@ class TensorLane:
 
     def _next(self) -> NDArray:
         """The own flat array that has not been used for longer: the last one may still be on its way."""
-        self._own.append(mx.nd.zeros(self.bucket.size) if len(self._own) < 2 else self._own.pop(0))
+        self._own.append(engine.zeros(self.bucket.size, self.context) if len(self._own) < 2 else self._own.pop(0))
         return self._own[-1]
 
     def _tensors(self, flat: NDArray) -> Sequence[torch.Tensor]:

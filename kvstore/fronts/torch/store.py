@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kvstore import methods
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ConfigError, ProtocolError
 from kvstore.fronts import choice
 from kvstore.fronts.base import FrontEnd, Snapshot
@@ -22,6 +22,7 @@ from kvstore.messages.buckets import Parameter
 from kvstore.messages.seam import Saved, Transport
 from kvstore.methods.common import Options
 from kvstore.methods.contract import Method, Step
+from kvstore.optimizers.formulas import Optimizer
 from kvstore.options import DEFAULT_TIMEOUT_S
 from kvstore.transports import gloo
 
@@ -86,7 +87,7 @@ class TorchStore(FrontEnd[TensorLane]):
         return self.session.method.takes == "weights"
 
     def take(self, tensors: Mapping[str, torch.Tensor], parameters: Sequence[Parameter],
-             optimizer: Optional[mx.optimizer.Optimizer]) -> None:
+             optimizer: Optional[Optimizer]) -> None:
         """Train these of a model's tensors by `optimizer`. All of them become worker 0's. Collective; waits."""
         self._check_usable()
         if self._tensors:
@@ -128,7 +129,7 @@ class TorchStore(FrontEnd[TensorLane]):
             return
         mine = [*order, *reversed([name for name in self._parameters if name not in set(order)])]
         theirs = json.loads(agreement.from_worker_0(self.session.transport, json.dumps(mine).encode()))
-        self._open([TensorLane(bucket, self._trained)
+        self._open([TensorLane(bucket, self._trained, self.session.transport.context)
                     for bucket in self.session.plan([self._parameters[name] for name in reversed(theirs)])])
         for lane in self.lanes:
             lane.hold()

@@ -1,46 +1,46 @@
 """From an optimizer of PyTorch to the one that servers, or workers, apply in its place.
 
-Its formulas are `kvstore.optimizers.torch_formulas`; plain SGD is MXNet's. Parameter groups may differ in learning rate
-and weight decay: the optimizer has the first group's, and the other groups have multipliers.
+Its formulas are `kvstore.optimizers.torch_formulas`; plain SGD has MXNet's bits. Parameter groups may differ in
+learning rate and weight decay: the optimizer has the first group's, and the other groups have multipliers.
 """
 from typing import Any, Callable, Dict, List, Tuple, Type
 
 import torch
 
-from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.optimizers import torch_formulas
+from kvstore.optimizers.formulas import SGD, Optimizer
 
 Group = Dict[str, Any]
-Make = Callable[[Group, Dict[str, float]], mx.optimizer.Optimizer]
-"""Makes the optimizer of a group's settings, and of MXNet's for rate and decay."""
+Make = Callable[[Group, Dict[str, float]], Optimizer]
+"""Makes the optimizer of a group's settings, and of those for rate and decay."""
 
 OF_A_GROUP = ("lr", "weight_decay")
 
 
-def _sgd(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+def _sgd(group: Group, common: Dict[str, float]) -> Optimizer:
     if group["dampening"]:
         raise ConfigError(f"torch.optim.SGD has dampening {group['dampening']:g}, which the stores cannot apply; "
                           "expected 0")
     if not group["momentum"]:
-        return mx.optimizer.SGD(**common)
+        return SGD(**common)
     return torch_formulas.HeavyBall(momentum=group["momentum"], nesterov=group["nesterov"], **common)
 
 
-def _adam(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+def _adam(group: Group, common: Dict[str, float]) -> Optimizer:
     kind = torch_formulas.AdamW if group.get("decoupled_weight_decay") else torch_formulas.Adam
     return kind(float(group["betas"][0]), float(group["betas"][1]), group["eps"], **common)
 
 
-def _adamw(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+def _adamw(group: Group, common: Dict[str, float]) -> Optimizer:
     return _adam({**group, "decoupled_weight_decay": True}, common)
 
 
-def _rmsprop(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+def _rmsprop(group: Group, common: Dict[str, float]) -> Optimizer:
     return torch_formulas.RMSprop(group["alpha"], group["eps"], group["momentum"], group["centered"], **common)
 
 
-def _adagrad(group: Group, common: Dict[str, float]) -> mx.optimizer.Optimizer:
+def _adagrad(group: Group, common: Dict[str, float]) -> Optimizer:
     return torch_formulas.Adagrad(group["lr_decay"], group["eps"], group["initial_accumulator_value"], **common)
 
 
@@ -49,7 +49,7 @@ KINDS: Dict[Type[torch.optim.Optimizer], Make] = {
     torch.optim.Adagrad: _adagrad}
 
 
-def translated(optimizer: torch.optim.Optimizer) -> mx.optimizer.Optimizer:
+def translated(optimizer: torch.optim.Optimizer) -> Optimizer:
     """What is applied in place of `optimizer`, at the first group's rate and decay."""
     name, known = type(optimizer).__name__, ", ".join(kind.__name__ for kind in KINDS)
     if type(optimizer) not in KINDS:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, ProtocolError
 from kvstore.job import ending, environment
 from kvstore.messages.codecs import NotFiniteError
@@ -55,11 +55,12 @@ class Hub:
         if "ODSGD_LOST" in os.environ:
             threading.Thread(target=self._look_for_lost, name="kvstore-hub", daemon=True).start()
 
-    def open(self, sizes: Dict[int, int], traffic: Traffic) -> Dict[int, np.ndarray]:
+    def open(self, sizes: Dict[int, int], traffic: Traffic, context: Any = None) -> Dict[int, np.ndarray]:
         """A store begins, with these buckets here: their weights, which worker 0 will send."""
         for key, size in sizes.items():
-            self._arrays[key] = mx.nd.zeros(size + HEADER), mx.nd.zeros(size + HEADER), traffic
-        mx.nd.waitall()
+            pushed, stored = (engine.zeros(size + HEADER, context) for _ in range(2))
+            stored.wait_to_read()
+            self._arrays[key] = pushed, stored, traffic
         return {key: engine.view(self._arrays[key][1])[:size] for key, size in sizes.items()}
 
     def forget(self, keys: Iterable[int]) -> None:

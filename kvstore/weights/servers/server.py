@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import numpy as np
 
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import EXIT_FAILURE, DivergedError, ProtocolError
 from kvstore.job import commands, ending, environment, software
 from kvstore.job.deadlines import deadlines
@@ -160,7 +160,7 @@ class Server:
         if self._hub is None:
             self._hub = Hub(len(self._all_workers), self._timeout_s, fatal(self._update), fatal(self._due), self._lock)
         mine = {int(key): size for key, (rank, size) in buckets.items() if rank == self._shard.server_rank}
-        weights = self._hub.open(mine, Traffic(**traffic))
+        weights = self._hub.open(mine, Traffic(**traffic), self._shard.context(mine))
         if traffic["codec_weights"] != "none":
             self._shard.keep(weights)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvstore import methods
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray, mx
+from kvstore.engine.engine import NDArray
 from kvstore.errors import DivergedError, ProtocolError
 from kvstore.job import environment
 from kvstore.messages import finite
@@ -22,6 +22,7 @@ from kvstore.messages.seam import Saved, State
 from kvstore.methods.contract import Rule
 from kvstore.optimizers import described
 from kvstore.optimizers.apply import ImmediateOptimizer
+from kvstore.optimizers.described import Optimizer, context_of
 from kvstore.state import declared
 from kvstore.state.npz import below, from_bytes, to_bytes
 
@@ -57,7 +58,7 @@ class Entry:
             if self._resumed is not None:
                 declared.restore(self.rule, *self._resumed, np.zeros(self.size, np.float32))
 
-    def use(self, optimizer: mx.optimizer.Optimizer) -> None:
+    def use(self, optimizer: Optimizer) -> None:
         """The next push is the first that this optimizer sees."""
         self.optimizer.use(optimizer)
         self._optimizer_began = False
@@ -98,7 +99,7 @@ class Entry:
         if not self._rule_began and self._resumed is None:
             return {}, {"optimizer": self.optimizer.facts(), "rule": None}
         if not self._optimizer_began:
-            self.optimizer.start(mx.nd.zeros(self.size))
+            self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
         of_rule, facts = declared.saved(self.rule) if self._rule_began or self._resumed is None else self._resumed
         arrays = {**{f"optimizer/{name}": array.asnumpy() for name, array in self.optimizer.arrays().items()},
                   **{f"rule/{name}": array for name, array in of_rule.items()},
@@ -111,7 +112,7 @@ class Entry:
         arrays, facts = saved
         if facts.get("rule", {}) is None:
             return
-        self.optimizer.start(mx.nd.zeros(self.size))
+        self.optimizer.start(engine.zeros(self.size, context_of(self.optimizer.optimizer)))
         self.optimizer.restore(below("optimizer/", arrays), facts["optimizer"])
         self._optimizer_began = facts["optimizer"].get("began", True)
         if "rule" in facts:  # else it goes on, or begins anew with the first push
@@ -204,11 +205,15 @@ class Shard:
     def _mine(self, buckets: Dict[str, Dict[str, Any]]) -> Dict[int, Dict[str, Any]]:
         return {int(key): entry for key, entry in buckets.items() if entry["server_rank"] == self.server_rank}
 
-    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> mx.optimizer.Optimizer:
+    def _build(self, optimizer: Dict[str, Any], mine: Dict[int, Dict[str, Any]]) -> Optimizer:
         applied = described.build(optimizer, self._trusted)
         applied.set_lr_mult({key: entry["lr_mult"] for key, entry in mine.items()})
         applied.set_wd_mult({key: entry["wd_mult"] for key, entry in mine.items()})
         return applied
+
+    def context(self, keys: Iterable[int]) -> Any:
+        """Where the arrays of a store's buckets are."""
+        return next((context_of(self._entries[key].optimizer.optimizer) for key in keys), None)
 
     def forget(self, keys: Iterable[int]) -> None:
         """A store has ended: forget its buckets."""

@@ -11,7 +11,7 @@ from typing import Dict, Iterator, Set, Tuple
 import numpy as np
 
 from kvstore.engine import engine
-from kvstore.engine._mxnet import NDArray
+from kvstore.engine.engine import NDArray
 from kvstore.errors import ProtocolError
 from kvstore.job import environment
 from kvstore.messages.header import FETCH, HEADER, NOT_YET

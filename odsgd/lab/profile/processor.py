@@ -82,8 +82,9 @@ def of_worker(config: TrainConfig) -> Dict[str, Price]:
     """gather, step, scatter."""
     made = config.method(config.options, 2)
     local = made.local_optimizer(made.options)
-    applied = described.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}) if local \
-        else optimizer(config)
+    applied = optimizer(config)
+    if local:
+        applied = described.create_local(local[0], {**local[1], "wd": local[1].get("wd") or 0.0}, applied)
     seconds: Dict[str, List[float]] = {"gather": [], "step": [], "scatter": []}
     for floats in SIZES:
         lanes = [_lane(number, floats) for number in _copies(floats)]

@@ -114,28 +114,28 @@ def test_only_optimizers_are_built(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["signum", "nag", "sgd", "dcasgd_c"])
 def test_a_local_momentum_of_0_is_0_whatever_the_optimizers_own_default(name: str) -> None:
-    assert described.create_local(name, {"momentum": 0.0}).momentum == 0.0
-    assert described.create_local(name, {"momentum": 0.5}).momentum == 0.5
-    described.create_local("adam", {"momentum": 0.0})
+    assert described.create_local(name, {"momentum": 0.0}, mx.optimizer.SGD()).momentum == 0.0
+    assert described.create_local(name, {"momentum": 0.5}, mx.optimizer.SGD()).momentum == 0.5
+    described.create_local("adam", {"momentum": 0.0}, mx.optimizer.SGD())
     with pytest.raises(ConfigError, match="optimizer_local `adam` does not take these options"):
-        described.create_local("adam", {"momentum": 0.5})
+        described.create_local("adam", {"momentum": 0.5}, mx.optimizer.SGD())
 
 
 def test_mxnets_dcasgd_with_momentum_which_fails_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="fails with momentum; set that to 0, or take `dcasgd_c`"):
-        described.create_local("dcasgd", {"momentum": 0.5})
+        described.create_local("dcasgd", {"momentum": 0.5}, mx.optimizer.SGD())
     with pytest.raises(ConfigError, match="fails with momentum"):
         described.describe(mx.optimizer.DCASGD(momentum=0.5))
 
 
 def test_an_unknown_local_optimizer_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match="unknown optimizer_local `dcasgd_x`; did you mean `dcasgd_"):
-        described.create_local("dcasgd_x", {})
+        described.create_local("dcasgd_x", {}, mx.optimizer.SGD())
 
 
 def test_an_option_the_local_optimizer_does_not_take_is_named() -> None:
     with pytest.raises(ConfigError, match=r"`sgd` does not take .*lamda"):
-        described.create_local("sgd", {"lamda": 1})
+        described.create_local("sgd", {"lamda": 1}, mx.optimizer.SGD())
 
 
 class Subclass(mx.optimizer.SGD):

@@ -13,8 +13,7 @@ from kvstore.engine._mxnet import mx
 from kvstore.errors import ConfigError
 from kvstore.fronts.gluon.store import Store
 from kvstore.messages.seam import Saved, Transport
-from kvstore.optimizers import torch_formulas
-from kvstore.optimizers.compensated import DCASGD_A, DCASGD_C
+from kvstore.optimizers.compensated import DCASGD_A, DCASGD_C, AdamW
 from kvstore.state.npz import write_npz
 from kvstore.transports.in_process import Stage
 from tests import paper
@@ -181,7 +180,7 @@ def test_what_was_saved_is_saved_again_as_it_was_by_a_store_that_has_taken_it_up
 
 @pytest.mark.parametrize("optimizer, path", [
     (DCASGD_C(), "kvstore.engine.optimizers:DCASGD_C"), (DCASGD_A(), "kvstore.engine.optimizers:DCASGD_A"),
-    (torch_formulas.Adam(), "kvstore.engine.formulas:Adam")], ids=["dcasgd_c", "dcasgd_a", "torch"])
+    (AdamW(), "kvstore.engine.formulas:AdamW")], ids=["dcasgd_c", "dcasgd_a", "torch"])
 def test_a_state_of_an_optimizer_of_ours_that_lay_in_another_module_is_gone_on_with(
         optimizer: mx.optimizer.Optimizer, path: str) -> None:
     def servers(store: Store, saved: Optional[Saved] = None) -> Saved:

@@ -13,7 +13,7 @@ from kvstore.errors import ProtocolError
 from kvstore.fronts.torch.optimizer import GradScaler, Optimizer
 from kvstore.fronts.torch.store import create
 from kvstore.transports.in_process import Stage
-from tests.kvstore.fronts.gluon.test_join import LENGTHS, LR_LOCAL, TARGETS, W_0, by_numpy, lr
+from tests.kvstore.fronts.uneven import LENGTHS, LR_LOCAL, TARGETS, W_0, by_numpy, lr
 
 
 class Descent(torch.nn.Module):

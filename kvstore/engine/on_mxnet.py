@@ -1,0 +1,170 @@
+"""The engine where MXNet is: its own, with Python functions as operations.
+
+`fork()` waits for the engine while it holds Python's lock, which our operations need: a deadlock. So the first push
+installs a hook that waits before every fork without the lock, where a deadline can fire. The same happens at exit.
+"""
+import atexit
+import ctypes
+import functools
+import itertools
+import operator
+import os
+import sys
+import threading
+import traceback
+from typing import Any, Callable, Dict, Sequence
+
+import numpy as np
+
+from kvstore.engine._mxnet import NDArray, mx
+from kvstore.errors import EXIT_FAILURE
+from kvstore.job import ending, environment
+
+_SYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+_ASYNC = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_CPU = (ctypes.c_int * 2)(1, 0)  # struct Context: device type, device id
+# FnProperty::kCPUPrioritized: a pool of its own, so that whatever computes on the CPU is not in the way.
+_PRIORITIZED = ctypes.c_int(3)
+
+_pushed: Dict[int, Callable[[], None]] = {}  # until they have run
+_numbers = itertools.count(1)
+
+
+class _OnComplete(ctypes.Structure):
+    """MXNet's engine::CallbackOnComplete."""
+
+    _fields_ = [("callback", ctypes.c_void_p), ("engine", ctypes.c_void_p), ("param", ctypes.c_void_p)]
+
+
+class Done:
+    """Called once, by any thread: the operation is over."""
+
+    def __init__(self, on_complete: _OnComplete) -> None:
+        self._callback = _COMPLETE(on_complete.callback)
+        self._engine, self._param = on_complete.engine, on_complete.param
+
+    def __call__(self) -> None:
+        self._callback(self._engine, self._param, None)
+
+
+def push(function: Callable[[], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+    """On one of MXNET_CPU_PRIORITY_NTHREADS (4) threads. An exception ends the process: nobody could catch it."""
+    _push(mx.base._LIB.MXEnginePushSyncND, _run, function, reads, writes)
+
+
+def push_async(start: Callable[[Done], None], reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+    _push(mx.base._LIB.MXEnginePushAsyncND, _start, start, reads, writes)
+
+
+def _push(call: Any, trampoline: Any, function: Any, reads: Sequence[NDArray], writes: Sequence[NDArray]) -> None:
+    _once()
+    number = next(_numbers)
+    _pushed[number] = function
+    arguments = [trampoline, ctypes.c_void_p(number), None, _CPU, _handles(reads), len(reads), _handles(writes),
+                 len(writes), ctypes.byref(_PRIORITIZED), 0, b"python"]
+    mx.base.check_call(call(*arguments, *([False] if trampoline is _start else [])))
+
+
+_handle = operator.attrgetter("handle")
+
+
+def _handles(arrays: Sequence[NDArray]) -> "ctypes.Array[ctypes.c_void_p]":
+    return (ctypes.c_void_p * len(arrays))(*map(_handle, arrays))
+
+
+_threads = threading.local()
+
+
+def _keep_state() -> None:
+    """Keep Python's state of this engine thread: to make it again costs more than most functions do."""
+    if not hasattr(_threads, "kept"):
+        _threads.kept = True
+        ctypes.pythonapi.PyGILState_Ensure()
+
+
+def _run_function(_: int, number: int) -> None:
+    _keep_state()
+    _guarded(_pushed.pop(number))
+
+
+def _start_function(_: int, on_complete: int, number: int) -> None:
+    _keep_state()
+    done = Done(_OnComplete.from_address(on_complete))
+    _guarded(_pushed.pop(number), done)
+
+
+_run, _start = _SYNC(_run_function), _ASYNC(_start_function)
+
+
+def _guarded(function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except BaseException:
+        ending.die(traceback.format_exc(), EXIT_FAILURE)
+
+
+@functools.lru_cache(maxsize=None)
+def wait_before_forks() -> None:
+    """From now on a fork of this process first waits, where others may run and a deadline can fire."""
+    os.register_at_fork(before=mx.nd.waitall)
+    if sys.version_info < (3, 10):  # there subprocess forks and calls no hook; later it does not fork
+        sys.addaudithook(_wait_before_subprocess)
+
+
+def _wait_before_subprocess(event: str, _: Any) -> None:
+    if event == "subprocess.Popen":
+        mx.nd.waitall()
+
+
+@functools.lru_cache(maxsize=None)
+def _once() -> None:
+    environment.share_python()
+    wait_before_forks()
+
+
+atexit.register(mx.nd.waitall)  # first, so that it comes last: a job is left before, in good order or not
+
+
+class Prepared:
+    """A prepared call of an MXNet operator on arrays that stay the same. It takes a fifth of the front end's time."""
+
+    def __init__(self, name: str, inputs: Sequence[NDArray], outputs: Sequence[NDArray], **settings: Any) -> None:
+        self._arrays = *inputs, *outputs  # alive as long as their handles are used
+        operator = ctypes.c_void_p()
+        mx.base.check_call(mx.base._LIB.NNGetOpHandle(name.encode(), ctypes.byref(operator)))
+        self._outputs = ctypes.cast(_handles(outputs), ctypes.POINTER(ctypes.c_void_p))
+        self._number, self._kinds = ctypes.c_int(len(outputs)), ctypes.POINTER(ctypes.c_int)()
+        self._arguments = (operator, len(inputs), _handles(inputs), ctypes.byref(self._number),
+                           ctypes.byref(self._outputs), len(settings), mx.base.c_str_array(list(settings)),
+                           mx.base.c_str_array([str(value) for value in settings.values()]), ctypes.byref(self._kinds))
+
+    def __call__(self) -> None:
+        mx.base.check_call(mx.base._LIB.MXImperativeInvokeEx(*self._arguments))
+
+
+def view(array: NDArray) -> np.ndarray:
+    return np.ctypeslib.as_array(floats(array, 0, array.size))
+
+
+def wait_to_write(array: NDArray) -> None:
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+
+
+def floats(array: NDArray, start: int, stop: int) -> "ctypes.Array[ctypes.c_float]":
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    assert address.value is not None
+    return (ctypes.c_float * (stop - start)).from_address(address.value + 4 * start)
+
+
+def zeros(size: int, context: Any) -> NDArray:
+    return mx.nd.zeros(size, context)
+
+
+def array(values: Any, context: Any) -> NDArray:
+    return mx.nd.array(values, context)
+
+
+def wait_all() -> None:
+    mx.nd.waitall()
