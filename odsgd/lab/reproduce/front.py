@@ -9,7 +9,7 @@ import math
 import re
 from typing import Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
-from odsgd.lab.reproduce import words
+from odsgd.lab.reproduce import pictures, words
 from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Ruling, Runs, ruling
 from odsgd.lab.reproduce.declarations import ABOUT, BEYOND, Claim, Item, Paper
 from odsgd.lab.reproduce.measures import CONFIDENCE, share
@@ -34,6 +34,9 @@ training, which is where a delay costs most. What has a plan of seeds is told wh
 LEAD = """\
 Nothing here ran on a GPU or on ImageNet, and times are those of a simulated cluster. So what a reader of the OD-SGD
 paper asks first has an answer as far as small runs on two cores can give one:"""
+
+SHORT = 70
+"""Characters of a claim beside its interval."""
 
 
 class Ruled(NamedTuple):
@@ -123,7 +126,12 @@ def _paper(paper: Paper, every: Sequence[Ruled], runs: Runs) -> List[str]:
         if rows:
             head = ["of learning" if about == "learning" else "of times, in the simulator", "the paper", "ours (95 %)"]
             parts.append(words.left([[*head, *(["size"] if about == "learning" else []), "seeds", ""], *rows]))
-    return parts
+    return parts + intervals(paper, runs)
+
+
+def intervals(paper: Paper, runs: Runs) -> List[str]:
+    """The picture of all claims."""
+    return [f"![{paper.title}: the interval of each claim]({forest_file(paper)})"] if forest(paper, runs) else []
 
 
 def _row(one: Ruled, runs: Runs) -> List[str]:
@@ -151,6 +159,22 @@ def _share(one: Ruled, runs: Runs) -> str:
     return words.percent(max(shares)) if shares and not math.isnan(max(shares)) else ""
 
 
+def forest(paper: Paper, runs: Runs) -> List[pictures.Row]:
+    """The claims that have an interval to show."""
+    rows = []
+    for one in ruled(paper, runs):
+        finding = one.found.decisive
+        if finding and math.isfinite(finding.mean) and len(finding.comparison.sides) > 1:
+            says = re.sub(r" \(.*?\)|\.$", "", one.claim.says)
+            rows.append(pictures.Row(f"{one.item.title}: {says if len(says) <= SHORT else says[:SHORT - 2] + ' …'}",
+                                     one.found.verdict, finding))
+    return rows
+
+
+def forest_file(paper: Paper) -> str:
+    return f"pictures/{paper.name}-claims.svg"
+
+
 # --- what is to run, what has run -------------------------------------------------------------------------------------
 
 def _plan(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
@@ -176,3 +200,5 @@ def _items(papers: Sequence[Paper], loaded: Mapping[str, Runs]) -> List[str]:
     return ["## Tables and figures", f"Of {len(rows)} tables and figures, or parts of one: {said}.",
             words.left([["", "shows", "state", "cells that have run"], *rows]),
             *(line for paper in papers for line in words.drawings(paper, f"{paper.title}: "))]
+
+

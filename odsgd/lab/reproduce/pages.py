@@ -18,7 +18,7 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from odsgd.lab.reproduce import front, pictures, results, words
 from odsgd.lab.reproduce.claims import Ruling, Runs, Seeds, expected, ruling
-from odsgd.lab.reproduce.declarations import SCALES, Claim, Grid, Item, Paper, Picture, Scale
+from odsgd.lab.reproduce.declarations import BEYOND, SCALES, Claim, Grid, Item, Paper, Picture, Scale
 from odsgd.lab.reproduce.measures import MEASURES, diverged, share, spread
 from odsgd.lab.reproduce.results import Result
 from odsgd.tools import piped
@@ -75,6 +75,10 @@ def write(papers: Sequence[Paper], folder: Path, refused: List[str]) -> List[Pat
                 pictures.draw(f"{paper.title}, {item.title}: {item.caption}", _size(of, drawn), of, drawn.panels,
                               drawn.cells, path)
                 made.add(path)
+        rows = front.forest(paper, runs)
+        if rows:
+            pictures.forest(f"{paper.title}: claims", rows, folder / front.forest_file(paper))
+            made.add(folder / front.forest_file(paper))
     for old in {*(folder / "pictures").glob("*")} - made:
         old.unlink()
     texts = pages(papers, folder, refused)
@@ -94,7 +98,8 @@ def pages(papers: Sequence[Paper], folder: Path, refused: List[str]) -> Dict[Pat
 # --- one paper --------------------------------------------------------------------------------------------------------
 
 def _page(paper: Paper, runs: Runs) -> str:
-    parts = [f"# {paper.title}", paper.cite, HOW_TO_READ, *_side_by_side(paper, runs)]
+    own = front.intervals(paper, runs) if paper.name == BEYOND else []  # those of papers stand on the front page
+    parts = [f"# {paper.title}", paper.cite, HOW_TO_READ, *own, *_side_by_side(paper, runs)]
     for item in paper.items.values():
         if item.state != "drawing":
             parts += _section(paper, item, runs)

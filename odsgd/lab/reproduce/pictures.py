@@ -1,4 +1,5 @@
-"""Pictures of our runs, of what the papers' figures show: an SVG for each figure, with a panel for each of its parts.
+"""Pictures of our runs, of what the papers' figures show: an SVG for each figure, with a panel for each of its parts;
+and of a paper's claims, the intervals that tell them.
 
 The same runs make the same file: no date, no random names, and text that stays text.
 """
@@ -10,9 +11,9 @@ import math
 import statistics
 import textwrap
 from pathlib import Path
-from typing import Any, Counter, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Counter, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from odsgd.lab.reproduce.claims import Seeds
+from odsgd.lab.reproduce.claims import FAILS, HOLDS, OPEN, Seeds, Tested
 from odsgd.lab.reproduce.declarations import Cell, Item, Picture
 from odsgd.lab.reproduce.measures import MEASURES, Estimate, estimate, spread
 from odsgd.lab.reproduce.results import Result
@@ -38,6 +39,9 @@ LATE = 1 / 4
 
 SPREAD = 4
 """Times whose ends differ by more have a logarithmic axis."""
+
+MARKS = {HOLDS: ("#1b7837", "o"), FAILS: ("#b2182b", "X"), OPEN: ("#777777", "s")}
+"""Colour and form of a claim's mean, by its verdict."""
 
 
 def draw(title: str, below: str, item: Item, panels: Sequence[Picture], cells: Mapping[str, Seeds],
@@ -278,3 +282,72 @@ def _papers(picture: Picture, cell: Cell, base: Optional[Cell]) -> Iterator[floa
     given = [one.paper.get(picture.y, math.nan) for one in (cell, *([base] if base else []))]
     if not any(map(math.isnan, given)):
         yield given[0] / (given[1] if base else 1)
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+class Row(NamedTuple):
+    """A claim, and the comparison that decides it."""
+
+    label: str
+    verdict: str
+    finding: Tested
+
+
+def forest(title: str, rows: Sequence[Row], path: Path) -> None:
+    """Each claim's interval, its bounds and the paper's value: differences above, quotients and plain numbers below."""
+    kinds = {"difference": [row for row in rows if len(row.finding.comparison.sides) > 1
+                            and not row.finding.comparison.ratio],
+             "quotient": [row for row in rows if row.finding.comparison.ratio]}
+    kinds = {kind: found for kind, found in kinds.items() if found}
+    below = ("means with 95 % intervals of the comparison that decides a claim; grey: what the claim allows; "
+             "dashed: the paper's value. Green: it holds, or is reproduced in the simulator; red: it does not, or is "
+             "not; grey mark: cannot be told. An arrow: the interval goes on; hollow: one seed, so no interval. Claims "
+             "without runs are left out")
+    with _figure(title, below, 7, 0.24 * len(rows) + 0.6 * len(kinds), path) as figure:
+        grid = figure.subplots(len(kinds), 1, squeeze=False, height_ratios=[len(one) + 1 for one in kinds.values()])
+        for axes, (kind, found) in zip(grid.flat, kinds.items()):
+            if kind == "quotient":
+                axes.set_xscale("log")
+            low, high = _range(found, kind == "quotient")
+            for place, row in enumerate(found):
+                _row(axes, place, row, low, high)
+            axes.set_xlim(low, high)
+            axes.set_ylim(len(found) - 0.4, -0.6)
+            axes.set_yticks(range(len(found)))
+            axes.set_yticklabels([row.label for row in found], fontsize=7)
+            axes.axvline(1 if kind == "quotient" else 0, color="black", linewidth=0.6)
+            axes.set_xlabel("points" if kind == "difference" else "one divided by the other")
+            if kind == "quotient":
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter("{x:g}")
+                axes.tick_params(axis="x", which="both", labelsize=6)
+
+
+def _range(rows: Sequence[Row], ratio: bool) -> Tuple[float, float]:
+    """An axis on which all means, bounds and values of papers are seen."""
+    values = [value for row in rows for value in (
+        row.finding.mean, row.finding.comparison.above, row.finding.comparison.below,
+        math.nan if row.finding.paper is None else row.finding.paper) if math.isfinite(value)]
+    low, high = min([*values, float(ratio)]), max([*values, float(ratio)])
+    if ratio:
+        return 0.85 * low, 1.18 * high
+    return low - 0.08 * (high - low), high + 0.08 * (high - low)
+
+
+def _row(axes: Any, place: int, row: Row, low: float, high: float) -> None:
+    comparison, estimated = row.finding.comparison, row.finding.estimate
+    axes.fill_betweenx([place - 0.38, place + 0.38], max(comparison.above, low), min(comparison.below, high),
+                       color="#dddddd", linewidth=0)
+    colour, marker = MARKS[row.verdict]
+    ends = [max(estimated.low, low), min(estimated.high, high)]
+    if estimated.seeds > 1:
+        axes.plot(ends, [place, place], color=colour, linewidth=1.3)
+        for end, beyond, arrow in ((ends[0], estimated.low < low, "<"), (ends[1], estimated.high > high, ">")):
+            if beyond:
+                axes.plot([end], [place], marker=arrow, color=colour, markersize=4)
+    axes.plot([estimated.mean], [place], marker=marker, color=colour, markersize=4.5,
+              markerfacecolor="white" if estimated.seeds == 1 else colour)
+    if row.finding.paper is not None:
+        axes.plot([row.finding.paper] * 2, [place - 0.4, place + 0.4], linestyle=(0, (2, 1)), color="black",
+                  linewidth=1.2)
