@@ -10,6 +10,8 @@
     ddp.py       runs as its workers, for PyTorch; standard library and torch only
     torch_worker.py   runs as its workers: ours, on PyTorch
     backward.py  the emulated accelerator of both
+    hvd.py       runs as its workers, for Horovod, on the loop of worker.py
+    network.py   the network interface of a process; standard library only
     server.py    runs as its servers
     usage.py     CPU time and memory of a process; standard library only
     results.py   medians and spread of the jobs

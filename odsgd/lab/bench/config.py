@@ -90,7 +90,7 @@ class BenchConfig:
 
     systems: Tuple[systems.System, ...] = _what(
         None, several(SYSTEM), "systems: a store (odsgd, ssgd ...), mxnet/dist_sync, mxnet/dist_async, mxnet/p3, "
-        "torch/ddp; with options as odsgd:transport=sharded or pipesgd:codec=quantize; @1, @2: this "
+        "torch/ddp, horovod/mxnet; with options as odsgd:transport=sharded or pipesgd:codec=quantize; @1, @2: this "
         "number of servers on hosts of their own, @auto (default): one beside every worker")
     models: Tuple[str, ...] = _what(
         ("cnn",), several(MODEL), "models: 4.2M (10 tensors), cnn (0.5 M), 0.27M (about 100 tensors), 25.6M "
@@ -109,7 +109,10 @@ class BenchConfig:
         4.0, real(above=0), "length of one measurement, estimated from T_cop + T_wire; at least 8 iterations")
     warm_up: int = _how(3, integer(1), "iterations before a measurement that do not count")
     timeout_s: float = _how(240.0, real(above=0), "a job that takes longer is ended and counts as failed")
-    torch_python: Optional[str] = _how(None, PATH, "Python with PyTorch, for torch/ddp; without it that is left out")
+    torch_python: Optional[str] = _how(
+        None, PATH, "Python with PyTorch, for torch/ddp; without it those systems are left out")
+    horovod_python: Optional[str] = _how(
+        None, PATH, "Python with Horovod's MXNet build, for horovod/mxnet; the same")
     batch_size: int = _output(
         0, integer(0), "samples per worker and iteration: shows the samples per second of all workers; 0: not")
     baseline: Optional[str] = _output(
@@ -117,7 +120,7 @@ class BenchConfig:
     columns: Tuple[str, ...] = _output(
         (), several(COLUMN), "more columns: cpu (of a worker and of a server, per iteration), memory (their largest, "
         "and as multiples of the model; a job then measures one model), size (milliseconds per million parameters)")
-    title: str = _output("Benchmark", TEXT, "headline of the Markdown")
+    title: str = _output("Benchmark", TEXT, "headline of the Markdown and the picture")
     note: str = _output("", TEXT, "text below the headline")
     reference: str = _output("", TEXT, "what the numbers of `reference_values` are")
     reference_values: Dict[str, Any] = _output(
@@ -136,7 +139,7 @@ class BenchConfig:
         if not self.systems:
             raise ConfigError("no systems: say what to measure, e.g. --systems mxnet/dist_sync@1,ssgd,odsgd")
         foreign = [system.label for system in self.systems
-                   if system.name == systems.DDP or system.worker != systems.System.worker]
+                   if system.name in systems.FOREIGN or system.worker != systems.System.worker]
         if foreign and self.dtype != "float32":
             raise ConfigError(f"{foreign[0]} is measured in float32; leave it out, or dtype `{self.dtype}`")
         labels = [system.label for system in self.systems]
@@ -151,6 +154,10 @@ class BenchConfig:
         if idle:
             raise ConfigError(f"compute has no time for model {', '.join(idle)}; add {idle[0]}=..., or leave it out "
                               "of models")
+
+    def python(self, name: str) -> Optional[str]:
+        """The Python of a foreign system's workers."""
+        return {systems.DDP: self.torch_python, systems.HOROVOD: self.horovod_python}.get(name)
 
     def computes(self, model: str) -> Sequence[ComputingTime]:
         """The computing times of one model."""

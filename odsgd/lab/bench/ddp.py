@@ -2,35 +2,18 @@
 
 On the accelerator of backward.py, then SGD with momentum. Run by path, with the interpreter that has torch.
 """
-import fcntl
 import json
 import os
-import socket
-import struct
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 import backward  # type: ignore[import-not-found]  # beside this file
+import network  # type: ignore[import-not-found]  # beside this file
 import torch
 import usage  # type: ignore[import-not-found]  # beside this file
 from torch.nn.parallel import DistributedDataParallel
-
-SIOCGIFADDR = 0x8915
-
-
-def interface(address: str) -> str:
-    """The name of the network interface with this address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:  # it has none
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    sys.exit(f"no network interface has the address {address}")
 
 
 def wrapped(model: Any, options: Dict[str, Any]) -> Tuple[Any, Any]:
@@ -41,7 +24,7 @@ def wrapped(model: Any, options: Dict[str, Any]) -> Tuple[Any, Any]:
 def main(file: str) -> None:
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
     rank = int(os.environ["ODSGD_WORKER_RANK"])
-    os.environ["GLOO_SOCKET_IFNAME"] = interface(os.environ["DMLC_NODE_HOST"])
+    os.environ["GLOO_SOCKET_IFNAME"] = network.interface(os.environ["DMLC_NODE_HOST"])
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method="file://" + spec["folder"] + "/rendezvous", rank=rank,
                                          world_size=int(os.environ["DMLC_NUM_WORKER"]), timeout=timedelta(seconds=60))

@@ -29,6 +29,7 @@ exchange alone."""
 
 
 CHANGED = "*Measured with changes to the source that no commit has: nobody can measure exactly this again.*"
+_HOROVOD = "import horovod, mxnet, numpy; print(horovod.__version__, 'on MXNet', mxnet.__version__)"
 
 Column = Tuple[str, Callable[[Finding], str]]
 """Its heading, and the text of its cells."""
@@ -113,7 +114,7 @@ def as_json(config: BenchConfig, findings: Sequence[Finding], measured: Measured
 def configuration(config: BenchConfig) -> Dict[str, str]:
     """The options in words, apart from the files to write."""
     skipped = ("title", "note", "reference", "reference_values", "markdown", "json", "torch_python",
-               "columns")
+               "horovod_python", "columns")
     return {field.name: _words(getattr(config, field.name)) for field in dataclasses.fields(config)
             if field.name not in skipped}
 
@@ -125,6 +126,8 @@ def machine(config: BenchConfig, loads: Tuple[float, float]) -> Dict[str, str]:
     software += f" at commit {commit() or 'unknown'}"
     if config.torch_python:
         software += f", PyTorch {output([config.torch_python, '-I', '-c', 'import torch; print(torch.__version__)'])}"
+    if config.horovod_python:
+        software += f", Horovod {output([config.horovod_python, '-I', '-c', _HOROVOD])}"
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2 ** 30
     return {"date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()) + " UTC",
             "machine": f"{os.cpu_count()} cores ({cpu()}), {memory_gb:.0f} GiB",

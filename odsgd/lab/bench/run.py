@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError
 from odsgd.lab import processes
 from odsgd.lab.bench import models
 from odsgd.lab.bench.config import NO_CLUSTER, BenchConfig, ComputingTime
-from odsgd.lab.bench.systems import DDP, System
+from odsgd.lab.bench.systems import FOREIGN, System
 
 LEAST_ITERATIONS, MOST_ITERATIONS = 8, 200
 LOOPBACK_GUESS = 5e8
@@ -97,12 +97,14 @@ def measure(config: BenchConfig, say: Callable[[str], None]) -> Measured:
 
 
 def _available(config: BenchConfig, say: Callable[[str], None]) -> Sequence[System]:
-    """Without torch/ddp, if its Python is not known."""
-    systems = [system for system in config.systems if system.name != DDP or config.torch_python]
-    if not systems:
-        raise ConfigError(f"{DDP} needs a Python that has it: --torch-python PATH")
-    if len(systems) < len(config.systems):
-        say(f"{DDP} is left out: say where a Python that has it is, --torch-python PATH\n")
+    """The systems whose Python is known, or which need no other one."""
+    missing = {system.name for system in config.systems if system.name in FOREIGN and not config.python(system.name)}
+    systems = [system for system in config.systems if system.name not in missing]
+    for name in sorted(missing):
+        flag = f"--{name.split('/')[0]}-python PATH"
+        if not systems:
+            raise ConfigError(f"{name} needs a Python that has it: {flag}")
+        say(f"{name} is left out: say where a Python that has it is, {flag}\n")
     return systems
 
 
@@ -141,7 +143,7 @@ def _job(config: BenchConfig, place: Place, rate: str, goodput: float, workers: 
             "folder": folder, "system": {"name": system.name, "options": system.options, "stock": system.stock},
             "dtype": config.dtype, "models": [{"shapes": models.shapes(model), "stints": [
                 stint._asdict() for (of, _), stint in stints.items() if of == model]} for model in group],
-            "flags": [*flags, *system.worker_command(config.torch_python), str(spec)],
+            "flags": [*flags, *system.worker_command(config.python(system.name)), str(spec)],
             "server_command": system.server_command}), encoding="utf-8")
         _await(place, [sys.executable, "-m", "odsgd.lab.bench.job", str(spec)], config.timeout_s)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(workers)]

@@ -25,8 +25,9 @@ STOCK = {"mxnet/dist_sync": {}, "mxnet/dist_async": {}, "mxnet/p3": {"DMLC_PS_VA
 """Stock MXNet: name -> variables of all its processes. p3 is dist_sync with another van."""
 
 ON_TORCH, ON_SOCKETS = "torch+", "sockets+"
-DDP = "torch/ddp"
-"""Its workers have a Python of their own, which runs ddp.py here; it has no servers."""
+DDP, HOROVOD = "torch/ddp", "horovod/mxnet"
+FOREIGN = {DDP: "ddp.py", HOROVOD: "hvd.py"}
+"""Systems whose workers have a Python of their own, and a file here that it runs. They have no servers."""
 
 FOLDER = Path(__file__).parent
 AUTO = "auto"
@@ -35,7 +36,7 @@ OURS = {name: method for name, method in METHODS.items() if method.transports !=
 
 OPTIONS: Dict[str, List[str]] = {
     **{name: [*method.option_names(), *["transport"][len(method.transports) == 1:]] for name, method in OURS.items()},
-    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"]}
+    **{name: [] for name in STOCK}, DDP: ["bucket_cap_mb"], HOROVOD: []}
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,9 @@ class System:
         return [sys.executable, str(FOLDER / "server.py"), "mxnet" if self.stock else "kvstore.weights.servers"]
 
     def worker_command(self, python: Optional[str]) -> List[str]:
-        """Every worker's command, without the file that says what to measure; `python`: that of torch/ddp."""
-        if self.name == DDP:
-            return [str(python), str(FOLDER / "ddp.py")]
+        """Every worker's command, without the name of the file that says what to measure; `python`: a foreign one's."""
+        if self.name in FOREIGN:
+            return [str(python), str(FOLDER / FOREIGN[self.name])]
         return [sys.executable, "-m", f"odsgd.lab.bench.{self.worker}"]
 
 
@@ -115,7 +116,7 @@ def parse(text: str) -> System:
         if option not in OPTIONS[name]:
             raise unknown(f"option of {name}", option, OPTIONS[name])
     ours = OURS.get(name)
-    if name == DDP or (ours and options.get("transport", ours.transports[0]) != "server"):
+    if name in FOREIGN or (ours and options.get("transport", ours.transports[0]) != "server"):
         if at:
             raise ConfigError(f"`{text}`: it has no servers; leave out @{servers}")
         return System(text, name, options, None)

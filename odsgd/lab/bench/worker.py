@@ -16,7 +16,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import kvstore
 import odsgd  # noqa: F401
@@ -56,11 +56,15 @@ class Loop:
         for _ in range(count):
             if device:
                 device.iteration()
-            for number, key in enumerate(self.keys):  # as a trainer does
-                self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
+            self.step()
             moments.append(Instant(self.weights))
             moments[-2 if device else -1].wait()
         return [moment.wait() for moment in moments]
+
+    def step(self) -> None:
+        """Queue what brings new weights, as a trainer does."""
+        for number, key in enumerate(self.keys):
+            self.store.pushpull(key, self.grads[number], out=self.weights[number], priority=-number)
 
 
 def _stores(system: Dict[str, Any]) -> Iterator[Any]:
@@ -83,9 +87,16 @@ def optimizer(momentum: float = MOMENTUM) -> Any:
 def main(file: str) -> None:
     """Measure every stint of a job; a model's computing times on one store."""
     spec = json.loads(Path(file).read_text(encoding="utf-8"))
+    stores = _stores(spec["system"])
+    measure(spec, lambda number, shapes: Loop(next(stores), shapes, number * KEYS_PER_MODEL,
+                                               spec["dtype"]))
+
+
+def measure(spec: Dict[str, Any], make: Callable[[int, Any], Loop]) -> None:
+    """The stints of all models, each on a loop that `make` makes of the model's number and shapes."""
     measured = []
-    for number, (model, store) in enumerate(zip(spec["models"], _stores(spec["system"]))):
-        loop = Loop(store, model["shapes"], number * KEYS_PER_MODEL, spec["dtype"])
+    for number, model in enumerate(spec["models"]):
+        loop = make(number, model["shapes"])
         measured += [loop.measure(stint) for stint in model["stints"]]
     Path(spec["folder"], os.environ["ODSGD_WORKER_RANK"] + ".json").write_text(json.dumps(measured), encoding="utf-8")
 

@@ -36,6 +36,7 @@ def config(*flags: str) -> BenchConfig:
     ("sasgd:gamma_p=0.1", "sasgd", {"gamma_p": 0.1}, None, 0, 0),
     ("mxnet/p3@1", "mxnet/p3", {}, "1", 1, 1),
     ("torch/ddp:bucket_cap_mb=4", "torch/ddp", {"bucket_cap_mb": 4}, None, 0, 0),
+    ("horovod/mxnet", "horovod/mxnet", {}, None, 0, 0),
 ])
 def test_a_system_is_a_name_with_options_and_servers(
         text: str, name: str, options: Dict[str, Any], servers: Optional[str], of_four: int, extra: int) -> None:
@@ -60,6 +61,7 @@ def test_a_store_on_pytorch_is_the_store_with_another_worker() -> None:
     ("local", "unknown system `local`"),
     ("dsync@1", "it has no servers"),
     ("torch/ddp@auto", "it has no servers"),
+    ("horovod/mxnet@1", "it has no servers"),
     ("odsgd:transport=ring@2", "it has no servers"),
     ("ssgd@0", "expected a number of servers or `auto`"),
     ("ssgd@", "expected a number of servers or `auto`"),
@@ -144,6 +146,7 @@ def test_a_network_of_odsgd_train_has_the_shapes_of_its_parameters() -> None:
     ("mxnet/dist_sync@1", 2, 2 * N),
     ("ssgd", 4, 1.5 * N),              # 3/4 N to the others' servers, and as much from the own one
     ("torch/ddp", 4, 1.5 * N),
+    ("horovod/mxnet", 4, 1.5 * N),
     ("pipesgd", 2, N),
     ("pipesgd", 1, 0),
     ("pipesgd:codec=truncate", 2, N / 2),

@@ -87,9 +87,9 @@ def test_a_job_measures_one_model_alone_where_memory_is_shown(no_jobs: Jobs) -> 
     assert [system for _, _, system in no_jobs[0]] == ["ssgd", "odsgd", "ssgd", "odsgd", "ssgd, 4.2M", "odsgd, 4.2M"]
 
 
-def test_without_its_python_a_system_is_left_out(no_jobs: Jobs) -> None:
+@pytest.mark.parametrize("name, flag", [("torch/ddp", "--torch-python"), ("horovod/mxnet", "--horovod-python")])
+def test_without_its_python_a_system_is_left_out(no_jobs: Jobs, name: str, flag: str) -> None:
     said: List[str] = []
-    name, flag = "torch/ddp", "--torch-python"
     run.measure(config("--systems", f"{name},ssgd", "--repeat", "1"), said.append)
     assert [system for _, _, system in no_jobs[0]] == ["ssgd"] and f"{name} is left out" in said[0] and flag in said[0]
     with pytest.raises(ConfigError, match=f"{flag} PATH"):
@@ -99,9 +99,10 @@ def test_without_its_python_a_system_is_left_out(no_jobs: Jobs) -> None:
 
 
 def test_workers_of_another_framework_run_with_its_python() -> None:
-    asked = config("--systems", "torch/ddp", "--torch-python", "/its/python")
-    python, file = asked.systems[0].worker_command(asked.torch_python)
-    assert python == "/its/python" and Path(file).name == "ddp.py" and Path(file).exists()
+    horovod = config("--systems", "horovod/mxnet", "--horovod-python", "/its/python", "--torch-python", "/another")
+    system, = horovod.systems
+    python, file = system.worker_command(horovod.python(system.name))
+    assert python == "/its/python" and Path(file).name == "hvd.py" and Path(file).exists()
 
 
 @pytest.mark.parametrize("text, servers, variables", [
