@@ -4,6 +4,6 @@
     candidates.py   the systems to look at, and the cluster on which each runs
     predictions.py  what to expect of a system: time, bound, staleness, memory
     changes.py      what gains most
-    knowledge.py    the range in which the times were checked
+    knowledge.py    measured accuracies, and the range in which the times were checked
     report.py       the table and JSON
 """

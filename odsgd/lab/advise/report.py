@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 from kvstore.methods import fit
 from odsgd.lab.advise.changes import Change
 from odsgd.lab.advise.config import AdviseConfig
+from odsgd.lab.advise.knowledge import accuracy_of_many, accuracy_of_two
 from odsgd.lab.advise.predictions import Prediction
 from odsgd.lab.bench.systems import OURS
 from odsgd.tools import aligned
@@ -48,7 +49,8 @@ def columns(batch_size: int) -> List[Column]:
             ("bound, ms", lambda it: _ms(it.bound_s)), ("by", lambda it: it.resource),
             ("staleness", lambda it: f"{it.mean_staleness:.1f}"), ("99 %", lambda it: str(it.staleness_of(LARGE))),
             ("worker, MB", lambda it: f"{it.worker_nbytes / 1e6:.4g}"),
-            ("servers, MB", lambda it: f"{it.servers_nbytes / 1e6:.4g}" if it.servers_nbytes else "–")]
+            ("servers, MB", lambda it: f"{it.servers_nbytes / 1e6:.4g}" if it.servers_nbytes else "–"),
+            ("digits, %", lambda it: accuracy_of_two(it.system)), ("MNIST, %", lambda it: accuracy_of_many(it.system))]
 
 
 def text(advice: Advice, batch_size: int, lines: int) -> str:
@@ -132,7 +134,9 @@ def _row(prediction: Prediction, batch_size: int) -> Dict[str, Any]:
             "bound_ms": 1000 * prediction.bound_s, "bound_by": prediction.resource,
             "loads_ms": {what: 1000 * seconds for what, seconds in prediction.loads.items()},
             "staleness_mean": prediction.mean_staleness, "staleness_99": prediction.staleness_of(LARGE),
-            "worker_mb": prediction.worker_nbytes / 1e6, "servers_mb": prediction.servers_nbytes / 1e6}
+            "worker_mb": prediction.worker_nbytes / 1e6, "servers_mb": prediction.servers_nbytes / 1e6,
+            "digits_accuracy": accuracy_of_two(prediction.system),
+            "mnist_accuracy": accuracy_of_many(prediction.system)}
 
 
 def _ms(seconds: float) -> str:

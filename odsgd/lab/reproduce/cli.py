@@ -11,13 +11,13 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, ConfigError, shown
 from odsgd.config.flags import Parser
-from odsgd.lab.reproduce import pages, words
-from odsgd.lab.reproduce.declarations import SCALES, STATES, Item, Trial, named, papers
-from odsgd.lab.reproduce.run import Folders, run
+from odsgd.lab.reproduce import pages, results, words
+from odsgd.lab.reproduce.declarations import SCALES, SOURCES, STATES, Item, Trial, named, paper_called, papers
+from odsgd.lab.reproduce.run import Folders, again, differing, run
 from odsgd.tools import pyplot
 
 DESCRIPTION = """\
@@ -32,7 +32,7 @@ the same command is given again.
 
 RUNS = ("data_dir", "results", "runs", "jobs", "budget")
 
-USED = {"list": ("results",), "report": ("results",), "plan": RUNS, "stale": RUNS}
+USED = {"list": ("results",), "report": ("results",), "again": ("data_dir", "results"), "plan": RUNS, "stale": RUNS}
 """What goes with each of these; a run takes all else."""
 
 FIRST = 1
@@ -53,8 +53,10 @@ def main(argv: Sequence[str]) -> int:
     if asked.report:
         return _report(asked.results)
     folders = Folders(asked.data_dir, asked.results, asked.runs)
+    if asked.again:
+        return _ended(lambda: _again(asked.again, folders))
     trials = _trials(asked)
-    return _run(trials, folders, asked.jobs, asked.budget)
+    return _ended(lambda: _run(trials, folders, asked.jobs, asked.budget))
 
 
 def _trials(asked: argparse.Namespace) -> List[Trial]:
@@ -64,8 +66,8 @@ def _trials(asked: argparse.Namespace) -> List[Trial]:
     if asked.stale:
         return stale(asked.results)
     if not asked.items:
-        raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list or "
-                          "--report")
+        raise ConfigError("expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list, --report "
+                          "or --again")
     return chosen(named(asked.items), asked.scale, asked.cells, asked.seeds)
 
 
@@ -96,6 +98,8 @@ def _parser() -> Parser:
     add("items", metavar="PAPER/ITEM", nargs="*", help="tables and figures, or a whole PAPER")
     add("--list", action="store_true", help="every table and figure by its state, and how many of its cells have run")
     add("--report", action="store_true", help="write the pages from the results that are there")
+    add("--again", metavar=("PAPER/ITEM", "SCALE", "CELL", "SEED"), nargs=4,
+        help="run what a result has once more, and compare the numbers")
     add("--plan", action="store_true", help="run all that the plan of seeds has and that is not there, in its order")
     add("--stale", action="store_true", help="run again the results of which it is not known what source they ran")
     add("--scale", choices=SCALES, help="the paper's, or a smaller one (default: the smaller one where there is one)")
@@ -167,19 +171,45 @@ def stale(folder: Path) -> List[Trial]:
     return [trial for runs in quick for _, trial in sorted(runs, key=lambda run: run[1].seed)]
 
 
-def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:
-    """Ctrl-C and SIGTERM end the trainings, too."""
+def _ended(work: Callable[[], int]) -> int:
+    """What `work` returns, or the status after Ctrl-C; Ctrl-C and SIGTERM end its trainings with it."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        counts = run(trials, folders, jobs, time.monotonic() + budget_s, _say)
+        return work()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _run(trials: Sequence[Trial], folders: Folders, jobs: int, budget_s: float) -> int:
+    counts = run(trials, folders, jobs, time.monotonic() + budget_s, _say)
     there = len(trials) - counts.finished - counts.failed - counts.left
     _say(f"{counts.finished} runs finished, {there} were there, {counts.failed} failed, {counts.left} are left"
          f"{'; the same command goes on with them' if counts.left else ''}")
     return EXIT_FAILURE if counts.failed else 0
+
+
+def _again(named_so: Sequence[str], folders: Folders) -> int:
+    """Run a finished trial again; 70 if its numbers are others."""
+    name, scale, cell, seed = named_so
+    paper, _, item = name.partition("/")
+    trial = paper_called(paper).trial(item, scale, cell, _seed(seed)) if paper in SOURCES else None
+    if trial is None:
+        raise ConfigError(f"no cell is declared as {' '.join(map(shown, named_so))}; expected PAPER/ITEM, scale, cell "
+                          "and seed, as od-sgd/table-1 small ssgd 0")
+    first = results.read_of(trial, folders.results)
+    if first is None:
+        raise ConfigError(f"{trial}: no result of it in `{folders.results / trial.file}`")
+    second = again(trial, folders, _say)
+    _say(f"{trial}: {differing(first, second)}")
+    return 0 if first.numbers() == second.numbers() else EXIT_FAILURE
+
+
+def _seed(text: str) -> int:
+    if not re.fullmatch(r"\d{1,9}", text):
+        raise ConfigError(f"--again: expected a seed, a whole number, got `{shown(text)}`")
+    return int(text)
 
 
 def listed(folder: Path) -> str:

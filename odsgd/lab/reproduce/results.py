@@ -218,6 +218,13 @@ def _called(line: str) -> str:
     return f" ({named[0]}, seed {named[1]})" if named else ""
 
 
+def read_of(trial: Trial, folder: Path) -> Optional[Result]:
+    """The result of a trial; None if there is none, or none of what is declared now."""
+    path = folder / trial.file
+    result = read(path).results.get((trial.cell.name, trial.seed)) if path.exists() else None
+    return result if result and not otherwise(result, trial) else None
+
+
 def otherwise(result: Result, trial: Trial) -> str:
     """In which option a result was made otherwise than the trial is declared now; empty: in none."""
     asked = trial.asked

@@ -169,6 +169,22 @@ def _is_there(trial: Trial, result: Optional[Result]) -> bool:
     return result is not None and result.source_is_known and not results.otherwise(result, trial)
 
 
+def again(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Result:
+    """Run a trial that is over once more, in a folder that goes again afterwards, unless the run fails."""
+    scratch = Path(tempfile.mkdtemp(prefix="odsgd-again-"))
+    there = Folders(folders.data, scratch / "results", scratch / "runs")
+    failed = 0
+    try:
+        failed = run([trial], there, 1, float("inf"), say).failed
+        result = results.read_of(trial, there.results)
+    finally:
+        if not failed:
+            shutil.rmtree(scratch)
+    if result is None:
+        raise ConfigError(f"{trial}: its second run failed, as said above")
+    return result
+
+
 def _start(trial: Trial, folders: Folders, say: Callable[[str], None]) -> Optional[_Running]:
     """Begin, or go on with, the training of a trial; None while another command runs it, or if one has finished it."""
     folder = folders.runs / trial.folder

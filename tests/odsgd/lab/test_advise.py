@@ -16,6 +16,7 @@ from odsgd.lab.advise.predictions import Oracle
 from odsgd.lab.bench import models
 from odsgd.lab.bench.systems import parse
 from odsgd.virtual.description import VirtualCluster, of
+from scripts.maintain import measured
 
 PROFILE = """
 compute: {iteration: 100ms}
@@ -219,15 +220,26 @@ def test_codecs_are_looked_at_where_the_profile_has_their_times(profile: str) ->
     assert gains(said)["codec `none`"] == pytest.approx(-0.5, abs=0.1)
 
 
-def test_what_was_checked_is_what_was_measured() -> None:
-    file = Path(__file__).parents[3] / "docs" / "results" / "data" / "advice.json"
-    found = json.loads(file.read_text(encoding="utf-8"))["configurations"].values()
-    drawn = [one["configuration"] for one in found]
-    for known, values in ((knowledge.WORKERS, [one["workers"] for one in drawn]),
-                          (knowledge.FLOATS, [models.size(one["model"]) for one in drawn]),
-                          (knowledge.RATES_MBIT, [int(one["rate"][:-len("mbit")]) for one in drawn])):
-        assert known == (min(values), max(values))
-    assert {parse(label).name for one in found for label in one["measured_ms"]} == knowledge.STORES
+def test_accuracy_is_told_where_it_was_measured_and_nowhere_else() -> None:
+    known = {text: knowledge.accuracy_of_two(parse(text)) for text in (
+        "ssgd@4", "pipesgd:codec=quantize", "easgd:T=4", "easgd:T=10", "odsgd:transport=sharded",
+        "odsgd:codec=quantize:codec_weights=quantize@1", "diloco", "diloco:H=10", "diloco:H=20")}
+    assert [text for text, told in known.items() if told == "–"] == ["easgd:T=10", "odsgd:transport=sharded",
+                                                                     "diloco:H=20"]
+    assert knowledge.accuracy_of_many(parse("easgd:T=5@2")) != "–" == knowledge.accuracy_of_many(parse("easgd:T=4"))
+
+
+def test_accuracies_on_digits_are_those_that_the_files_say_which_tell_how_they_were_measured() -> None:
+    for file, seeds_of in knowledge.DIGITS.items():
+        said, digits = (measured.ROOT / file).read_text(encoding="utf-8"), 1 if file.endswith(".yaml") else 2
+        written = {label: ", ".join(f"{seed:.{digits}f}" for seed in seeds) for label, seeds in seeds_of.items()}
+        assert [label for label, seeds in written.items() if seeds not in said] == []
+
+
+def test_measurements_are_those_of_the_results() -> None:
+    """To write them anew: scripts/maintain/measured.py."""
+    assert knowledge.FILE.read_text(encoding="utf-8") == measured.text()
+    assert len(knowledge.MNIST) == 14 and knowledge.MNIST["pipesgd:codec=truncate"] == [93.34, 93.07, 92.99]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from concurrent import futures
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import pytest
 
-from kvstore.errors import EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
+from kvstore.errors import EXIT_FAILURE, EXIT_INTERRUPTED, EXIT_USAGE, ConfigError
 from odsgd.cli import main
 from odsgd.lab.reproduce import claims, cli, measures, pages, pictures, results, run, words
 from odsgd.lab.reproduce.declarations import BEYOND, PAPERS, Item, Paper, Trial, named, paper_called, papers, read_paper
@@ -222,19 +223,12 @@ def trial(tiny: Paper) -> Trial:
     return next(tiny.items["figure-1"].trials("small", 1))
 
 
-def read_of(trial: Trial, folder: Path) -> Optional[Result]:
-    """The result of a trial, unless it is declared otherwise now."""
-    path = folder / trial.file
-    result = results.read(path).results.get((trial.cell.name, trial.seed)) if path.exists() else None
-    return result if result and not results.otherwise(result, trial) else None
-
-
 def test_a_result_comes_back_as_it_was_written(tmp_path: Path, trial: Trial) -> None:
     result = made(trial, [0.1, None, 0.3], {"mean": 1.5, "max": 3, "histogram": {"1": 2, "3": 1}})
     results.add(result, tmp_path / trial.file)
-    assert read_of(trial, tmp_path) == result
+    assert results.read_of(trial, tmp_path) == result
     assert math.isnan(result.column("test_accuracy")[1])
-    assert read_of(dataclasses.replace(trial, seed=1), tmp_path) is None
+    assert results.read_of(dataclasses.replace(trial, seed=1), tmp_path) is None
 
 
 def test_results_of_several_machines_are_put_together_as_lines(tmp_path: Path, tiny: Paper) -> None:
@@ -305,7 +299,7 @@ def test_a_result_of_other_options_does_not_count_and_is_run_again(tmp_path: Pat
     paper = declared(tmp_path, TINY.replace("lr: 0.05", "lr: 0.06"))
     later = next(paper.items["figure-1"].trials("small", 1))
     refused: List[str] = []
-    assert pages.load(paper, tmp_path, refused) == {} and read_of(later, tmp_path) is None
+    assert pages.load(paper, tmp_path, refused) == {} and results.read_of(later, tmp_path) is None
     assert "asgd, small, seed 0: was made with lr: 0.05, and declared is 0.06; run its cell again" in refused[0]
 
 
@@ -557,9 +551,9 @@ def test_a_cell_that_was_killed_goes_on_to_the_numbers_of_one_that_was_not(tmp_p
         time.sleep(0.01)
     os.kill(started.process.pid, signal.SIGKILL)
     run._stop([started])
-    assert read_of(trial, folders.results) is None
+    assert results.read_of(trial, folders.results) is None
     assert all_of(tiny.items["figure-1"], folders) == run.Counts(2, 0, 0)
-    result = read_of(trial, folders.results)
+    result = results.read_of(trial, folders.results)
     assert result and result.starts == 2 and result.column("epoch") == [1, 2, 3, 4]
     assert result.config["lr"] == 0.05 and result.parameters > 1000 and result.staleness
     assert result.column("test_accuracy")[-1] > 0.5
@@ -587,9 +581,28 @@ def test_a_cell_that_is_a_real_job_has_the_numbers_of_the_virtual_one(tmp_path: 
     trials = [paper.trial("figure-1", "small", name, 0) for name in ("ssgd", "job")]
     folders = in_folders(tmp_path)
     assert run.run([trial for trial in trials if trial], folders, 1, time.monotonic() + 200, print).finished == 2
-    virtual, real = (read_of(trial, folders.results) for trial in trials if trial)
+    virtual, real = (results.read_of(trial, folders.results) for trial in trials if trial)
     assert virtual and real and virtual.asked["cluster"] != real.asked["cluster"]
     assert real.column("test_accuracy") == pytest.approx(virtual.column("test_accuracy"), abs=0.01)
+
+
+@pytest.mark.slow
+def test_a_result_is_run_again_and_compared(tmp_path: Path, tiny: Paper, monkeypatch: pytest.MonkeyPatch,
+                                            capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli, "SOURCES", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
+    folders = in_folders(tmp_path)
+    trial = tiny.trial("figure-1", "small", "ssgd", 0)
+    assert trial is not None and run.run([trial], folders, 1, time.monotonic() + 200, print).finished == 1
+    again = ["--again", "tiny/figure-1", "small", "ssgd", "0", "--results", str(folders.results)]
+    assert cli.main(again) == 0
+    assert capsys.readouterr().out.endswith("tiny/figure-1 ssgd, small, seed 0: the same numbers again\n")
+    result = results.read_of(trial, folders.results)
+    assert result
+    result.rows[2][3] = 0.123
+    results.add(result, folders.results / trial.file)
+    assert cli.main(again) == EXIT_FAILURE
+    assert capsys.readouterr().out.endswith("seed 0: other numbers than before, from epoch 3 on\n")
 
 
 @pytest.mark.slow
@@ -604,19 +617,38 @@ def test_results_of_an_unknown_source_are_run_again_and_replaced(tmp_path: Path,
     assert cli.stale(folders.results) == [trial]
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
     assert said[-1].endswith("; other numbers than before, from epoch 1 on") and cli.stale(folders.results) == []
-    result = read_of(trial, folders.results)
+    result = results.read_of(trial, folders.results)
     assert result and result.versions["tree"] == "7e"
 
 
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders go that are made for a while."""
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_a_second_run_that_fails_leaves_its_log(tmp_path: Path, scratch: Path) -> None:
+    text = TINY.replace("model: mlp", "model: mlp, weights: /nonexistent")
+    trial = next(declared(tmp_path, text).items["figure-1"].trials("small", 1))
+    said: List[str] = []
+    with pytest.raises(ConfigError, match="its second run failed"):
+        run.again(trial, run.Folders(None, tmp_path, tmp_path), said.append)
+    log = re.search(r"all of it is in `(.*)`", said[-1])
+    assert log and log[1].startswith(str(scratch)) and "/nonexistent" in Path(log[1]).read_text()
+
+
 @pytest.mark.parametrize("number, status", [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM)])
-def test_a_run_can_be_stopped(tmp_path: Path, tiny: Paper, trial: Trial, number: int, status: int,
-                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "named", lambda names: [tiny.items["figure-1"]])
+def test_a_second_run_can_be_stopped(tmp_path: Path, tiny: Paper, trial: Trial, scratch: Path, number: int,
+                                     status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "SOURCES", ("tiny",))
+    monkeypatch.setattr(cli, "paper_called", lambda name: tiny)
     monkeypatch.setattr(cli, "_say", lambda text: signal.raise_signal(number))
-    folders = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
-    assert main(["reproduce", "tiny/figure-1", "--seeds", "1", *folders]) == status
-    with open(tmp_path / "runs" / trial.folder / "lock") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has it any more
+    results.add(made(trial, [0.5]), tmp_path / trial.file)
+    assert main(["reproduce", "--results", str(tmp_path), "--again", "tiny/figure-1", "small", "asgd", "0"]) == status
+    assert not [*scratch.iterdir()]
 
 
 @pytest.mark.slow
@@ -633,7 +665,7 @@ def test_a_run_that_was_killed_before_its_servers_counted_does_its_last_epoch_ag
     lines = [line for line in metrics.read_text().splitlines() if json.loads(line)["event"] not in ("staleness", "end")]
     metrics.write_text("\n".join(lines) + "\n")
     assert run.run([trial], folders, 1, time.monotonic() + 200, said.append).finished == 1
-    result = read_of(trial, folders.results)
+    result = results.read_of(trial, folders.results)
     assert result and result.numbers() == whole.numbers() and result.starts == 3
     assert (whole.versions["commit"], whole.versions["tree"]) == ("a1", "7e")
     assert (result.versions["commit"], result.versions["tree"]) == ("a1, b2", "7e, 8f")
@@ -896,7 +928,7 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags, complaint", [
     ("od-sgd/tabel-2", "unknown table or figure `od-sgd/tabel-2`; did you mean `od-sgd/table-2`? "
      "`odsgd reproduce --list` lists all"),
-    ("", "expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list or --report"),
+    ("", "expected tables or figures to run, as od-sgd/table-2, or --plan, --stale, --list"),
     ("od-sgd/table-3", "od-sgd/table-3 has nothing to run: preset"),
     ("sasgd/figure-8", "sasgd/figure-8 has nothing to run: The data are the authors' own"),
     ("od-sgd/table-4 --scale paper", "od-sgd/table-4 has no scale `paper`; it has small"),
@@ -910,6 +942,7 @@ def test_bars_can_be_divided_by_those_of_another_cell(tmp_path: Path) -> None:
     ("--list od-sgd/table-6", "`od-sgd/table-6` is not used with --list; leave it out"),
     ("--report --seeds 3", "`--seeds` is not used with --report"),
     ("--report --list", "`--report` is not used with --list"),
+    ("--again tiny/a small b 0 --cells x", "`--cells` is not used with --again"),
     ("--plan --seeds 2", "`--seeds` is not used with --plan"),
     ("--stale --cells x", "`--cells` is not used with --stale"),
 ])
@@ -920,6 +953,19 @@ def test_a_mistake_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert complaint.replace("FOLDER", str(tmp_path)) in error and error.count("\n") == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name, complaint", [
+    ("od-sgd/table-1 small nag 0", "no cell is declared as od-sgd/table-1 small nag 0; expected PAPER/ITEM, scale"),
+    ("od-sgd small ssgd 0", "no cell is declared as od-sgd small ssgd 0"),
+    ("nobody/table-1 small ssgd 0", "no cell is declared as nobody/table-1 small ssgd 0"),
+    ("od-sgd/table-1 small ssgd -", "expected a seed, a whole number, got `-`"),
+    ("od-sgd/table-1 small ssgd 0", "od-sgd/table-1 ssgd, small, seed 0: no result of it in"),
+])
+def test_a_result_that_is_not_there_is_not_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str,
+                                                     complaint: str) -> None:
+    assert main(["reproduce", "--results", str(tmp_path), "--again", *name.split()]) == EXIT_USAGE
+    assert complaint in capsys.readouterr().err
 
 
 def test_the_list_has_every_table_and_figure_and_says_how_or_why(tmp_path: Path,

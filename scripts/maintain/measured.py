@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""Write the measurements that `odsgd advise` knows (odsgd/lab/advise/measured.json) anew, from docs/results/data.
+
+    mnist     test accuracies with 16 workers: Figure 16, slow, of docs/results/beyond.md
+    checked   least and most of the configurations of docs/how-to/advise.md (check_advice.py), and their stores
+"""
+import collections
+import json
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from odsgd.lab.advise.knowledge import FILE  # noqa: E402  (the path comes first)
+from odsgd.lab.bench import models  # noqa: E402
+from odsgd.lab.bench.systems import OURS, parse  # noqa: E402
+
+DATA = ROOT / "docs" / "results" / "data"
+
+
+def accuracies() -> Dict[str, List[float]]:
+    """System as the adviser names it -> test accuracy in per cent after the last epoch, for each seed."""
+    lines = (DATA / "beyond" / "figure-16-slow-small.jsonl").read_text(encoding="utf-8").splitlines()
+    found: Dict[str, List[float]] = collections.defaultdict(list)
+    for run in sorted(map(json.loads, lines), key=lambda run: run["seed"]):
+        name, curve = system(run["asked"]["options"]), run["curve"]
+        if name:
+            found[name].append(round(100 * curve["rows"][-1][curve["columns"].index("test_accuracy")], 2))
+    return dict(sorted(found.items()))
+
+
+def system(options: Mapping[str, Any]) -> Optional[str]:
+    """The name of a run's system; None if the run has options of its method that the adviser never varies."""
+    own = {key: value for key, value in options.items()
+           if key in OURS[options["kvstore"]].option_names() and key not in ("on_nan", "warmup")}
+    named = "".join(f":{key}={value}" for key, value in own.items())
+    return options["kvstore"] + named if own.keys() <= {"codec", "T"} else None
+
+
+def checked() -> Dict[str, List[Any]]:
+    """The range of each property of the configurations, and the stores that ran on them."""
+    results = list(json.loads((DATA / "advice.json").read_text(encoding="utf-8"))["configurations"].values())
+    drawn = [result["configuration"] for result in results]
+    values = {"workers": [of["workers"] for of in drawn],
+              "floats": [models.size(of["model"]) for of in drawn],
+              "rate_mbit": [int(of["rate"][:-len("mbit")]) for of in drawn]}
+    stores = {parse(label).name for result in results for label in result["measured_ms"]}
+    return {**{what: [min(of), max(of)] for what, of in values.items()}, "stores": sorted(stores)}
+
+
+def text() -> str:
+    """The content of the file, a line for each entry."""
+    tables = {"mnist": accuracies(), "checked": checked()}
+    blocks = (f' "{name}": {{\n' + ",\n".join(f'  "{key}": {json.dumps(values)}' for key, values in table.items())
+              + "\n }" for name, table in tables.items())
+    return "{\n" + ",\n".join(blocks) + "\n}\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
