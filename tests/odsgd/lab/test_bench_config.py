@@ -122,7 +122,7 @@ def test_flags_win_over_the_file() -> None:
 
 
 def test_a_name_that_the_file_does_not_have_is_told_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown name `perrs`; did you mean `peers`"):
+    with pytest.raises(ConfigError, match=r"unknown name `perrs` in .*; did you mean `peers`"):
         config("--config", f"{FILE}:perrs")
 
 
