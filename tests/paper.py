@@ -196,6 +196,19 @@ def in_one_bit(x: np.ndarray, threshold: float) -> np.ndarray:
     return np.array([1 if one > threshold else -1 for one in x], F)
 
 
+def largest(x: np.ndarray, k: int, few: bool, chunk: int = 4096) -> np.ndarray:
+    """SparseLoCo's TopK of each chunk; `few`: and Q, four values for those."""
+    sent = np.zeros_like(x)
+    for start in range(0, x.size, chunk):
+        at = start + np.argsort(-np.abs(x[start:start + chunk]))[:k]
+        size = np.abs(x[at])
+        above = size > size.mean()
+        for which in (above, ~above):
+            if which.any():
+                sent[at[which]] = np.sign(x[at[which]]) * (size[which].mean() if few else size[which])
+    return sent
+
+
 LEFT: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: x, "float16": lambda x: x.astype(np.float16).astype(F), "truncate": truncated,
     "quantize": quantized}
@@ -204,11 +217,11 @@ LEFT: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
 class Residuals:
     """Each worker's: what was left out of its gradients is part of the next one."""
 
-    def __init__(self, left: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.left, self.r = left, {}  # type: ignore[var-annotated]
+    def __init__(self, left: Callable[[np.ndarray], np.ndarray], beta: float = 1.0) -> None:
+        self.left, self.beta, self.r = left, beta, {}  # type: ignore[var-annotated]
 
     def __call__(self, m: int, g: np.ndarray) -> np.ndarray:
-        whole = (self.r.get(m, 0) + g).astype(F)
+        whole = (F(self.beta) * self.r.get(m, 0) + g).astype(F)
         sent = self.left(whole)
         self.r[m] = whole - sent
         return sent

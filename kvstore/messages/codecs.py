@@ -28,6 +28,8 @@ class Codec:
 
     residual: ClassVar[bool] = False
     """Whether the sender must keep its errors and send them later (`coded.CodedPush`)."""
+    coarse: ClassVar[bool] = False
+    """Whether it is too coarse to encode sums anew at every hop, or weights."""
 
     def __init__(self, threshold: float = THRESHOLD) -> None:
         """`threshold`: for codecs that have one."""
@@ -103,6 +105,27 @@ class Truncate(Codec):
         np.left_shift(whole, np.uint32(16), out=whole)
 
 
+class BFloat16(Truncate):
+    """`bfloat16`: the same 16 bits, rounded to the nearest, to even in the middle; 2 bytes a float.
+
+    Error of one encoding: at most |x| / 256, or 2^-134 where |x| < 2^-126. What rounds above the largest is infinity.
+    """
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        bits = values.view(np.uint32)
+        self._shifted = _at_least(self._shifted, values.size)
+        upper, rounded = message.view(np.uint16), self._shifted[:values.size]
+        np.right_shift(bits, np.uint32(16), out=rounded)
+        rounded &= np.uint32(1)
+        rounded += np.uint32(0x7fff)
+        rounded += bits
+        rounded >>= np.uint32(16)
+        np.copyto(upper, rounded, casting="unsafe")
+        nan = np.isnan(values)
+        if nan.any():
+            upper[nan] = (bits[nan] >> np.uint32(16)) | np.uint32(0x40)
+
+
 class Quantize(Codec):
     """`quantize`: integers from -127 to 127, and in front of them the block's largest magnitude M; 1 byte a float.
 
@@ -146,6 +169,49 @@ class Quantize(Codec):
         largest = message[:4].view(np.float32)[0]
         values[:] = message[4:].view(np.int8)
         np.multiply(values, largest / self.LEVELS, out=values)
+
+
+class PowersOfTwo(Codec):
+    """`e3m0`, Streaming DiLoCo's: of each block of 256 the largest magnitude M, and 4 bits a float: the sign, and which
+    of 0, M/64, M/32 … M/2, M is nearest. 4.125 bits a float.
+
+    Error of one encoding: at most |x| / 3, or M/128 if that is more, up to rounding; or |x| where M is below 2^-119.
+    NaN and infinity raise NotFiniteError.
+    """
+
+    coarse = True
+    BLOCK = 256
+    FLOATS = np.array([[0.0 if not code & 7 else (-1.0 if code & 8 else 1.0) * 2.0 ** ((code & 7) - 7)
+                        for code in (byte >> 4, byte & 15)] for byte in range(256)], np.float32)
+
+    def nbytes(self, size: int) -> int:
+        return 4 * -(-size // self.BLOCK) + -(-size // 2)
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        blocks = np.zeros((-(-values.size // self.BLOCK), self.BLOCK), np.float32)
+        blocks.reshape(-1)[:values.size] = values
+        largest = np.abs(blocks).max(axis=1, initial=0)
+        if not np.isfinite(largest).all():
+            raise NotFiniteError("the codec e3m0 cannot send NaN or infinity; the gradients have diverged (a smaller "
+                                 "learning rate?), or use the codec bfloat16 or none")
+        largest[largest < Quantize.SMALLEST] = 0
+        scales, codes = message[:4 * len(blocks)].view(np.float32), message[4 * len(blocks):]
+        scales[:] = largest
+        blocks /= np.where(largest, largest, np.float32(np.inf))[:, None]
+        bits = blocks.view(np.int32)
+        # The exponent of what is rounded to one bit: from 1.5 * 2^k on it is the next one.
+        levels = (((bits & 0x7fffffff) + 0x400000) >> 23) - 120
+        np.maximum(levels, np.abs(blocks) >= np.float32(2.0 ** -7), out=levels)
+        nibbles = (levels | ((bits < 0) & (levels > 0)) * 8).astype(np.uint8).reshape(-1, 2)
+        codes[:] = (nibbles[:, 0] << 4 | nibbles[:, 1])[:codes.size]
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        number = -(-values.size // self.BLOCK)
+        floats = np.zeros((number, self.BLOCK), np.float32)
+        codes = message[4 * number:]
+        floats.reshape(-1)[:2 * codes.size] = self.FLOATS[codes].reshape(-1)
+        floats *= message[:4 * number].view(np.float32)[:, None]
+        values[:] = floats.reshape(-1)[:values.size]
 
 
 class Float16(Codec):
@@ -227,13 +293,80 @@ class OneBit(_Few):
         message[:] = np.packbits(values > self._threshold)
 
 
-CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "truncate": Truncate, "quantize": Quantize,
-                                  "2bit": TwoBits, "1bit": OneBit}
-WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not kind.residual)
+class Largest(Codec):
+    """`largest:k`, SparseLoCo's: of each 4,096 floats the k largest, the place of each in 12 bits, and its value.
+    What is left out is the residual. With `largest_2bit:k` a value is one of four: the sign, and the mean magnitude of
+    those sent of its chunk that are above their average, or of the others.
+
+    In a method's hands alone (`sparseloco`). NaN and infinity raise NotFiniteError.
+    """
+
+    residual = True
+    CHUNK = 4096
+    few = False  # bits for a value
+
+    def __init__(self, each: float) -> None:
+        self._each = int(each)
+        self._nbytes = -(-self._each * 3 // 2) + (8 + -(-self._each // 4) if self.few else 4 * self._each)
+
+    def nbytes(self, size: int) -> int:
+        return -(-size // self.CHUNK) * self._nbytes
+
+    def encode(self, values: np.ndarray, message: np.ndarray) -> None:
+        if not np.isfinite(values).all():
+            raise NotFiniteError(f"the {self._each} largest of {self.CHUNK} cannot be found among NaN or infinity; the "
+                                 "weights have diverged (a smaller learning rate?)")
+        chunks = np.zeros((-(-values.size // self.CHUNK), self.CHUNK), np.float32)
+        chunks.reshape(-1)[:values.size] = values
+        first = np.argpartition(-np.abs(chunks), self._each - 1, axis=1)[:, :self._each]
+        places = np.sort(first, axis=1)
+        sent = np.take_along_axis(chunks, places, axis=1)
+        parts = message.reshape(len(chunks), self._nbytes)
+        end = -(-self._each * 3 // 2)
+        bits = np.unpackbits(places.astype(">u2").view(np.uint8).reshape(len(chunks), self._each, 2), axis=2)[:, :, 4:]
+        parts[:, :end] = np.packbits(bits.reshape(len(chunks), -1), axis=1)
+        if not self.few:
+            parts[:, end:] = sent.view(np.uint8)
+            return
+        size = np.abs(sent)
+        above = size > size.mean(axis=1, keepdims=True)
+        levels = [np.where(which, size, 0).sum(axis=1) / np.maximum(which.sum(axis=1), 1) for which in (~above, above)]
+        parts[:, end:end + 8] = np.stack(levels, axis=1).astype(np.float32).view(np.uint8)
+        codes = np.stack([sent < 0, above], axis=2)
+        parts[:, end + 8:] = np.packbits(codes.reshape(len(chunks), -1), axis=1)
+
+    def decode(self, message: np.ndarray, values: np.ndarray) -> None:
+        chunks = np.zeros((-(-values.size // self.CHUNK), self.CHUNK), np.float32)
+        parts = message.reshape(len(chunks), self._nbytes)
+        end = -(-self._each * 3 // 2)
+        bits = np.unpackbits(parts[:, :end], axis=1)[:, :12 * self._each].reshape(len(chunks), self._each, 12)
+        places = bits @ (1 << np.arange(11, -1, -1))
+        if self.few:
+            levels = np.ascontiguousarray(parts[:, end:end + 8]).view(np.float32)
+            codes = np.unpackbits(parts[:, end + 8:], axis=1)[:, :2 * self._each].reshape(len(chunks), self._each, 2)
+            sent = np.take_along_axis(levels, codes[:, :, 1].astype(np.intp), axis=1) * (1 - 2.0 * codes[:, :, 0])
+        else:
+            sent = np.ascontiguousarray(parts[:, end:]).view(np.float32)
+        np.put_along_axis(chunks, places, sent.astype(np.float32), axis=1)
+        values[:] = chunks.reshape(-1)[:values.size]
+
+
+class LargestInTwoBits(Largest):
+    few = True
+
+
+CODECS: Dict[str, Type[Codec]] = {"none": Plain, "float16": Float16, "bfloat16": BFloat16, "truncate": Truncate,
+                                  "quantize": Quantize, "e3m0": PowersOfTwo, "2bit": TwoBits, "1bit": OneBit}
+OF_METHODS: Dict[str, Type[Largest]] = {"largest": Largest, "largest_2bit": LargestInTwoBits}
+"""Those that no user names; a number follows behind a colon."""
+WITHOUT_RESIDUAL = tuple(name for name, kind in CODECS.items() if not (kind.residual or kind.coarse))
 
 
 def codec(name: str, threshold: float = THRESHOLD) -> Codec:
     """A new instance of the codec of this name."""
+    kind, _, number = name.partition(":")
+    if number:
+        return OF_METHODS[kind](float(number))
     if name not in CODECS:
         raise unknown("codec", name, CODECS)
     return CODECS[name](threshold)

@@ -1,6 +1,6 @@
 """One bucket's messages between workers and servers, where they have a codec: gradients there, weights back.
 
-    push      c_t = code(g_t + r_t),    r_{t+1} = g_t + r_t - float(c_t)         r: the residual, on the worker
+    push      c_t = code(g_t + b r_t),  r_{t+1} = g_t + b r_t - float(c_t)       r: the residual, on the worker; b is 1
     answer    d_t = code(W_t - s_t),    s_{t+1} = s_t + float(d_t)               s: the weights as the worker has them
 
 Only codecs of a few bits have a residual; r_0 = 0. Without a codec weights come back as they are. With one their
@@ -32,7 +32,7 @@ class CodedPush:
     """A worker's gradients of one bucket. One at a time is on its way."""
 
     def __init__(self, traffic: Traffic, size: int) -> None:
-        self._codec = codec(traffic.codec, traffic.codec_threshold)
+        self._codec, self._keeps = codec(traffic.codec, traffic.codec_threshold), np.float32(traffic.codec_keeps)
         self._message = np.empty(0 if isinstance(self._codec, Plain) else self._codec.nbytes(size), np.uint8)
         self.residual = np.zeros(size, np.float32) if self._codec.residual else None
 
@@ -49,6 +49,7 @@ class CodedPush:
     def _encode_with(self, residual: np.ndarray, grad: np.ndarray, message: np.ndarray) -> None:
         for start in range(0, grad.size, BLOCK):
             left, part = residual[start:start + BLOCK], message[self._codec.nbytes(start):][:self._codec.nbytes(BLOCK)]
+            left *= self._keeps
             left += grad[start:start + BLOCK]
             self._codec.encode(left, part)
             sent = np.empty_like(left)

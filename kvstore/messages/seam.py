@@ -68,6 +68,7 @@ class Traffic:
     depth: int = 1  # how many sums of a bucket are read at a time; `exchange` reads one
     codec: str = "none"  # of gradients
     codec_threshold: float = THRESHOLD
+    codec_keeps: float = 1.0  # what of a residual is added to what is sent next
     codec_weights: str = "none"  # of weights on their way back from servers
     bucket_nbytes: Optional[int] = None  # most bytes of a bucket; None: what suits the transport
     whole: bool = False  # whether a bucket is one parameter, however large

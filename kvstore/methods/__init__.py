@@ -25,11 +25,12 @@ from kvstore.methods.elastic import EAMSGD, EASGD
 from kvstore.methods.pipelined import DSync, PipeSGD
 from kvstore.methods.sasgd import SASGD
 from kvstore.methods.softsync import SoftsyncSGD
+from kvstore.methods.sparseloco import SparseLoCo
 from kvstore.methods.sync import SSGD, Local
 
 METHODS: Dict[str, Type[Method]] = {method.name: method for method in (
     Local, SSGD, ODSGD, Delayed, ASGD, DCASGDC, DCASGDA, SoftsyncSGD, Downpour, EASGD, EAMSGD, SASGD, DSync, PipeSGD,
-    DiLoCo, Eager, AsyncDiLoCo, Decoupled)}
+    DiLoCo, Eager, AsyncDiLoCo, Decoupled, SparseLoCo)}
 
 
 def register_method(method: Type[Method]) -> Type[Method]:

@@ -15,7 +15,6 @@ data, and faster, counts more. What comes later is part of the next round.
     K, xi_grace    quorum, grace  workers that a round has at least; how long it stays open for more, here in steps of
                                  the worker that waits for it
     tau, alpha     delay, mix    steps from sending to applying; the share of a worker's own weights there
-    phi(x)                       x / |x|
 
 How the loop is cut. A pass of the worker begins at three steps of each fragment's turn:
 
@@ -25,15 +24,15 @@ How the loop is cut. A pass of the worker begins at three steps of each fragment
 
 The server's, for one bucket (`rounds` says when a round is over):
 
-    Delta <- merge         `close`: the mean of the lengths |Delta_m| in the mean direction phi(sum w_m phi(Delta_m)),
-                           per tensor (rda), so that they do not shrink where directions differ; or the plain mean
+    Delta <- merge         `close`: the mean length in the mean direction, phi(sum w_m phi(Delta_m)) with phi(x) = x / |x|,
+                           per tensor (rda): it does not shrink where directions differ; or the plain mean
     Theta_p <- Nesterov    `close`
     send Theta_p           the transport, to who asks; the newest there is
 
 Reading: the paper's grace is what tau leaves after the quorum and the way back, in measured seconds. Here it ends when
 the first of the round asks for the answer, which needs no clock; delay - grace steps are left for the way back.
-Reading: an open round is no part of the global weights. RDA is for all tensors; the paper's embeddings take the mean.
-Reading: the rate that travels with a push is w_m; the outer rate is an option. With rda a bucket is one parameter.
+Reading: an evaluation asks as a worker does, and a round that stays open is no part of what it gets. The rate that
+travels with a push is w_m. RDA is for all tensors (each a bucket of its own); the paper's embeddings take the mean.
 Replay: a file of `store.rounds()` lets every round close and answer as it says however fast workers are: the same bits.
 Readings of `diloco` on BatchNorm, momentum and fragments hold here. A worker that is lost costs its own last H steps.
 Other workers after a restart (``-n MIN:MAX``): all begin at the global weights, which open rounds are not in.
@@ -81,6 +80,9 @@ class Learner(Asynchronous):
         self.anchor[:] = self.asked.popleft().result()
         return options.share * x + (1 - options.share) * self.anchor if options.share else self.anchor
 
+    def global_weights(self, step: Step) -> Array:
+        return self.weights_holder.fetch(self.bucket, self.last_exchange.untaken(), ends=True).untaken()
+
     def wait(self) -> None:
         super().wait()
         self.asked = deque(Pending(one.result().copy()) for one in self.asked)  # an evaluation fetches into the same
@@ -125,7 +127,8 @@ class Decoupled(DiLoCo):
                                           tunes=True, otherwise=f"{FRAGMENTS}, or the number of parameters")
         delay: int = option(None, integer(0), "steps between a push and what comes of it; less than H", tunes=True,
                             otherwise="2, or H - 1 if that is less")
-        quorum: int = option(1, integer(1), "workers that a round has at least", tunes=True)
+        quorum: int = option(1, integer(1), "workers that a round has at least; if all, they wait for others",
+                             tunes=True)
         grace: int = option(None, integer(0), "steps for which a round stays open for more of them; at most delay",
                             tunes=True, otherwise="delay - 1")
         merge: str = option("rda", one_of("merge", ("rda", "mean")), "what outer gradients of a round come to: their "
@@ -138,17 +141,15 @@ class Decoupled(DiLoCo):
             self._set("grace", max(self.delay - 1, 0) if self.grace is None else self.grace)
             super().check()
             if self.grace > self.delay:
-                raise ConfigError(f"grace is {self.grace}, expected at most delay, which is {self.delay}: the answer "
-                                  "is applied then")
+                raise ConfigError(f"grace is {self.grace}, expected at most delay, which is {self.delay}")
 
     def check(self) -> None:
         if self.options.quorum > self.num_workers:
-            raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers; no round "
-                              "would have so many")
+            raise ConfigError(f"quorum is {self.options.quorum}, and the job has {self.num_workers} workers")
 
     @classmethod
     def fitted(cls, options: Any, parameters: int) -> Any:
-        return replace(options, fragments=min(FRAGMENTS, parameters)) if options.fragments is None else options
+        return options if options.fragments else replace(options, fragments=min(FRAGMENTS, parameters))
 
     @classmethod
     def due(cls, options: Any, t: int, fragment: int) -> bool:

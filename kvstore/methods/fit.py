@@ -7,7 +7,7 @@ from kvstore.messages.seam import KINDS, Transport, kind_of
 from kvstore.methods.common import CodedOptions, Options
 from kvstore.methods.contract import Method
 
-NOT_FINITE = ("none", "float16", "truncate")
+NOT_FINITE = ("none", "float16", "bfloat16", "truncate")
 """Codecs that pass NaN and infinity through unchanged."""
 
 

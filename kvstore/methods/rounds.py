@@ -1,14 +1,16 @@
 """Rounds of some workers, on an asynchronous server: who is in which, and a log by which a run repeats to the bit.
 
     push           is kept until its round is over
-    fetch, `ends`  of a worker whose push is kept: the round is over if it has `quorum` pushes; else the answer waits
+    fetch, `ends`  of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the answer is
+                   the weights as they are, and the push is in the round that closes next
 
-A round is over, too, when all workers are in it that the launcher has not given up: nobody else can come. Pushes are
-handed on in the order of ranks, so that their order of arrival changes no bit. What could change bits is then who is in
-a round, and which round's weights a worker is answered with. Both are in `log`. A rule with a plan, another run's log,
-closes rounds and answers by it, then goes on without.
+So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too, when
+all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their order
+of arrival changes no bit. What could change bits is who is in a round, and which round's weights a worker is answered
+with. Both are in `log`. A rule with a plan, another run's log, closes rounds and answers by it, then goes on without.
 """
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any, List, Sequence
 
@@ -22,9 +24,6 @@ from kvstore.methods.asgd import AsyncRule
 
 class QuorumRule(AsyncRule):
     """The server, for one bucket. Options: `quorum`, and `replay`, a file of logs by bucket; None: no plan.
-
-    Invariants 1 and 2 are `AsyncRule`'s.
-      3. no worker is in a round twice: its next push follows the answer to its fetch.
     """
 
     arrays = {"pushes": "what workers have sent for the next round"}
@@ -34,7 +33,7 @@ class QuorumRule(AsyncRule):
         super().__init__(*arguments)
         self.pushes: List[np.ndarray] = []
         self.members: List[Any] = []  # of each of them: rank, and the rate that came with it
-        self.log: List[Any] = []      # of each round: its ranks; whom its weights have answered
+        self.log: List[Any] = [[[], []]]  # of each version: the ranks of its round; whom its weights have answered
         self._plan: List[Any] = planned(self.options.replay, self.index) if self.options.replay else []
 
     def close(self, w: np.ndarray, rates: np.ndarray, pushes: Sequence[np.ndarray]) -> None:
@@ -48,12 +47,11 @@ class QuorumRule(AsyncRule):
         return float(self.options.lr_outer / header.lr)
 
     def asked(self, worker_rank: int, w: np.ndarray) -> bool:
-        if not self._answers(worker_rank):
+        if worker_rank in self._waiting() or not self._answers(worker_rank):
             self._close(w, min(self.options.quorum, self._present()))
             if not self._answers(worker_rank):
                 return False
-        if self.log:
-            self.log[-1][1].append(worker_rank)
+        self.log[self.version][1].append(worker_rank)
         return True
 
     def _present(self) -> int:
@@ -64,22 +62,25 @@ class QuorumRule(AsyncRule):
 
     def _answers(self, worker_rank: int) -> bool:
         """Whether the weights as they are answer this worker."""
-        by_plan = 0 < self.version <= len(self._plan)
-        return worker_rank not in self._waiting() and (
-            not by_plan or worker_rank in self._plan[self.version - 1][1])
+        if self.version < len(self._plan):
+            return bool(self._plan[self.version][1].count(worker_rank) > self.log[self.version][1].count(worker_rank))
+        return self.options.quorum < self.num_workers or worker_rank not in self._waiting()
 
     def _close(self, w: np.ndarray, at_least: int) -> None:
-        """Close the round if it has so many pushes; by a plan, if it is the next one there."""
+        """Close the round if so many workers are in it; by a plan, if it is the next one there."""
         ranks = self._waiting()
-        if self.version < len(self._plan):
-            answered = self.version == 0 or len(self.log[-1][1]) == len(self._plan[self.version - 1][1])
-            at_least, ranks = 0, self._plan[self.version][0] if answered else []
-        if not ranks or len(ranks) < at_least or not set(ranks) <= set(self._waiting()):
+        if self.version < len(self._plan) and len(self.log[self.version][1]) < len(self._plan[self.version][1]):
             return
-        kept = sorted(zip(self.members, self.pushes), key=lambda one: int(one[0][0]))
-        closed = [one for one in kept if one[0][0] in ranks]
+        if self.version + 1 < len(self._plan):
+            at_least, ranks = 0, self._plan[self.version + 1][0]
+        if not ranks or len(set(ranks)) < at_least or Counter(ranks) - Counter(self._waiting()):
+            return
+        left, closed, missing = [], [], Counter(ranks)
+        for one in zip(self.members, self.pushes):
+            (closed if missing[one[0][0]] > 0 else left).append(one)
+            missing[one[0][0]] -= 1
+        closed.sort(key=lambda one: int(one[0][0]))
         self.close(w, np.array([rate for (_, rate), _ in closed]), [push for _, push in closed])
-        left = [one for one in kept if one[0][0] not in ranks]
         self.members, self.pushes = [member for member, _ in left], [push for _, push in left]
         self.log.append([sorted(ranks), []])
 

@@ -136,7 +136,7 @@ class VirtualStage(Stage):
             worker_rank = order.popleft()
             bucket, answer, late = self._questions[bucket_id, worker_rank].popleft()
             due = self._due(bucket, answer)
-            assert due, "with a quorum of 1 no question waits"
+            assert due, "nobody waits where the quorum is not all workers"
             self._answer(bucket, [(worker_rank, answer, late)])
             self.log.append(worker_rank)
 
@@ -251,8 +251,8 @@ class VirtualWorker(_OnStage, InProcess):
 
     def plan(self, parameters: Sequence[Parameter], traffic: Traffic) -> List[Bucket]:
         self._stage.cluster.check_transport("server", traffic.coded)
-        if traffic.quorum > 1:
-            raise ConfigError(f"quorum is {traffic.quorum}: a cluster in virtual time closes rounds without one (1)")
+        if 1 < traffic.quorum == self.num_workers:
+            raise ConfigError("quorum is the number of workers: a cluster in virtual time has rounds of fewer alone")
         self._synchronous = not traffic.asynchronous
         return layout.on_servers(parameters, traffic, self._stage.keys[self.worker_rank], self._stage.cluster)
 

@@ -51,3 +51,34 @@ def test_evaluation_and_writing_move_on_when_worker_0_is_lost(tmp_path: Path) ->
     manifest = json.loads((run / "checkpoints" / str(records[-1]["iteration"]) / "manifest.json").read_text())
     assert set(manifest["files"]) == {"worker-1.npz", "worker-2.npz", "servers.npz", "weights.params"}
     assert (run.stat().st_mode & 0o777, (run / "metrics.jsonl").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def decoupled(run: Path, epochs: int, *more: Word) -> List[Word]:
+    return [sys.executable, "-m", "odsgd", "train", "--config", PRESET, "--kvstore", "decoupled", "--H", 6, "--quorum", 2,
+            "--epochs", epochs, "--log-interval", 5, "--out", run, *more]
+
+
+def test_a_worker_of_decoupled_diloco_that_dies_costs_its_own_rounds_and_nobody_elses(tmp_path: Path) -> None:
+    with Launch("-n", 3, "-s", 1, "--wire", "sockets", "--on-worker-loss", "continue", *decoupled(tmp_path / "run", 40),
+                env=SERVER) as launch:
+        until(lambda: any(line.startswith("worker 0 | epoch 2/") for line in launch.output), PATIENCE_S)
+        launch.kill("worker 1", signal.SIGKILL)
+        assert launch.wait() == 0, launch
+    assert "finished without workers [1]" in launch.said
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    epochs = [record for record in records if record["event"] == "epoch"]
+    assert len(epochs) == 40 and epochs[-1]["test_accuracy"] > 0.9
+    for log in json.loads((tmp_path / "run" / "rounds.json").read_text()).values():
+        members = [rank for ranks, _ in log for rank in ranks]
+        sent = [members.count(rank) for rank in range(3)]
+        assert abs(sent[0] - sent[2]) <= 1 and sent[0] >= records[-1]["iteration"] // 6 - 1  # all that they have found
+        assert 0 < sent[1] < sent[0] and not any(1 in ranks for ranks, _ in log[-10:])
+
+
+def test_a_job_of_decoupled_diloco_repeats_to_the_bit_by_the_log_of_its_rounds(tmp_path: Path) -> None:
+    ways: List[List[Word]] = [[], ["--replay", tmp_path / "0" / "rounds.json"]]
+    for run, more in enumerate(ways):
+        with Launch("-n", 3, "-s", 1, *decoupled(tmp_path / str(run), 6, *more), env=SERVER) as launch:
+            assert launch.wait() == 0, launch
+    (one, other) = (next((tmp_path / run / "checkpoints").glob("84/weights.params")).read_bytes() for run in "01")
+    assert one == other

@@ -16,8 +16,16 @@ SIZES = [0, 1, 7, 1000]
 ERROR: Dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "none": lambda x: 0 * x,
     "truncate": lambda x: np.maximum(np.abs(x) / 128, 2.0 ** -133),
+    "bfloat16": lambda x: np.maximum(np.abs(x) / 256, 2.0 ** -134),
+    "e3m0": lambda x: np.maximum(np.abs(x) / 3, np.maximum(blockwise(x) / 128, 2.0 ** -119)) * 1.0001,
     "quantize": lambda x: np.full(x.shape, max(np.abs(x).max(initial=0) / 254 * 1.0001, 2.0 ** -119)),
     "float16": lambda x: np.where(np.abs(x) > 65504, np.inf, np.maximum(np.abs(x) / 2048, 2.0 ** -25))}
+
+
+def blockwise(x: np.ndarray) -> np.ndarray:
+    """Of each value the largest magnitude of its block of 256."""
+    return np.concatenate([np.full(part.size, np.abs(part).max()) for part in np.split(x, range(256, x.size, 256))
+                           if part.size] or [x])
 
 
 def floats(size: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
@@ -60,7 +68,11 @@ def ring(name: str, own: Sequence[np.ndarray]) -> Tuple[List[np.ndarray], int]:
 
 def test_the_lengths_of_messages() -> None:
     assert {name: codec(name).nbytes(100) for name in CODECS} == {
-        "none": 400, "float16": 200, "truncate": 200, "quantize": 104, "2bit": 25, "1bit": 13}
+        "none": 400, "float16": 200, "bfloat16": 200, "truncate": 200, "quantize": 104, "e3m0": 54, "2bit": 25,
+        "1bit": 13}
+    assert codec("e3m0").nbytes(2 ** 20) == 2 ** 20 * 4.125 / 8
+    assert codec("largest:64").nbytes(8192) == 2 * (96 + 256) and codec("largest_2bit:64").nbytes(4097) == 2 * (
+        96 + 8 + 16)
 
 
 @pytest.mark.parametrize("name", ERROR)
@@ -80,6 +92,39 @@ def test_truncate_keeps_the_upper_bits() -> None:
     random = floats(1000)
     assert np.all(np.abs(through("truncate", random)) <= np.abs(random))  # toward zero
     np.testing.assert_array_equal(through("truncate", random).view(np.uint32), random.view(np.uint32) & 0xffff0000)
+
+
+def test_bfloat16_rounds_to_the_nearest_and_to_even_in_the_middle() -> None:
+    values = np.array([1.00390625, 1.01171875, -1.004, 3.4028235e38, -0.0, np.inf], np.float32)
+    np.testing.assert_array_equal(through("bfloat16", values),
+                                  np.array([1, 1.015625, -1.0078125, np.inf, -0.0, np.inf], np.float32))
+    assert np.isnan(through("bfloat16", np.array([0x7f800001, 0xffffffff], np.uint32).view(np.float32))).all()
+
+
+def test_e3m0_takes_the_nearest_of_a_few_powers_of_two() -> None:
+    values = np.array([-8, 6, 5.9, 3, -2.9, 0.1, 0.0625, 0.0624, 0], np.float32)
+    np.testing.assert_array_equal(through("e3m0", values), [-8, 8, 4, 4, -2, 0.125, 0.125, 0, 0])
+    apart = np.concatenate([np.full(256, 3, np.float32), np.full(3, 1e-3, np.float32)])  # another scale for each block
+    np.testing.assert_array_equal(through("e3m0", apart), apart)
+    with pytest.raises(NotFiniteError, match="e3m0 cannot send NaN"):
+        through("e3m0", np.array([1, np.nan], np.float32))
+
+
+def test_the_largest_of_each_chunk_keep_their_places() -> None:
+    values = floats(10_000, 3)
+    sent, few = through("largest:64", values), through("largest_2bit:64", values)
+    for start in range(0, 10_000, 4096):
+        chunk, kept, coded = (one[start:start + 4096] for one in (values, sent, few))
+        largest = np.argsort(-np.abs(chunk))[:64]
+        assert set(np.flatnonzero(kept)) == set(largest) == set(np.flatnonzero(coded))
+        np.testing.assert_array_equal(kept[largest], chunk[largest])
+        size = np.abs(chunk[largest])
+        above = size > size.mean()
+        expected = np.sign(chunk[largest]) * np.where(above, size[above].mean(), size[~above].mean())
+        np.testing.assert_allclose(coded[largest], expected, rtol=1e-6)
+    np.testing.assert_array_equal(through("largest:4096", values), values)
+    with pytest.raises(NotFiniteError, match="the 3 largest"):
+        through("largest:3", np.array([np.inf], np.float32))
 
 
 def test_nan_and_infinity_survive_truncate() -> None:
@@ -144,6 +189,7 @@ def test_a_ring_gives_all_the_same_bits_within_the_stated_error(name: str, p: in
     magnitude = np.sum(np.abs(own), axis=0, dtype=float)
     largest = max(np.abs(values).max() for values in own)
     stated = {"none": 0 * magnitude, "truncate": p / 128 * magnitude,
+              "bfloat16": p / 256 * magnitude * (1 + p / 256),
               "float16": p / 2048 * magnitude * (1 + p / 2048) + p * 2.0 ** -25,
               "quantize": np.full(size, p * (p + 1) / 2 * largest / 254 * (1 + p / 254) * 1.0001)}
     assert np.all(np.abs(totals[0] - exact) <= (stated[name] if p > 1 else 0) + p * 2.0 ** -23 * magnitude)
