@@ -24,8 +24,8 @@ How the loop is cut. A pass of the worker begins at three steps of each fragment
 
 The server's, for one bucket (`rounds` says when a round is over):
 
-    Delta <- merge         `close`: the mean length in the mean direction, phi(sum w_m phi(Delta_m)) with phi(x) = x / |x|,
-                           per tensor (rda): it does not shrink where directions differ; or the plain mean
+    Delta <- merge         `close`: the mean length in the mean direction, per tensor (rda), which does not shrink where
+                           directions differ; or the plain mean
     Theta_p <- Nesterov    `close`
     send Theta_p           the transport, to who asks; the newest there is
 

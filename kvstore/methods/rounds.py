@@ -1,8 +1,8 @@
 """Rounds of some workers, on an asynchronous server: who is in which, and a log by which a run repeats to the bit.
 
     push           is kept until its round is over
-    fetch, `ends`  of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the answer is
-                   the weights as they are, and the push is in the round that closes next
+    fetch, `ends`  of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the answer
+                   is the weights as they are, and the push is in the round that closes next
 
 So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too, when
 all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their order
@@ -75,7 +75,9 @@ class QuorumRule(AsyncRule):
             at_least, ranks = 0, self._plan[self.version + 1][0]
         if not ranks or len(set(ranks)) < at_least or Counter(ranks) - Counter(self._waiting()):
             return
-        left, closed, missing = [], [], Counter(ranks)
+        left: List[Any] = []
+        closed: List[Any] = []
+        missing = Counter(ranks)
         for one in zip(self.members, self.pushes):
             (closed if missing[one[0][0]] > 0 else left).append(one)
             missing[one[0][0]] -= 1
