@@ -4,10 +4,11 @@
     fetch, `ends`  of a worker whose push is kept: the round is over if `quorum` workers are in it. If not, the answer
                    is the weights as they are, and the push is in the round that closes next
 
-So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too, when
-all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their order
-of arrival changes no bit. What could change bits is who is in a round, and which round's weights a worker is answered
-with. Both are in `log`. A rule with a plan, another run's log, closes rounds and answers by it, then goes on without.
+So nobody waits for anybody, unless the quorum is all workers: then the answer waits for them. A round is over, too,
+when all workers are in it that the launcher has not given up. Pushes are handed on in the order of ranks, so that their
+order of arrival changes no bit. What could change bits is who is in a round, and which round's weights a worker is
+answered with. Both are in `log`. A rule with a plan, another run's log, closes rounds and answers by it, then goes on
+without.
 """
 import json
 from collections import Counter

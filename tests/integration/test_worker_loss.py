@@ -54,8 +54,8 @@ def test_evaluation_and_writing_move_on_when_worker_0_is_lost(tmp_path: Path) ->
 
 
 def decoupled(run: Path, epochs: int, *more: Word) -> List[Word]:
-    return [sys.executable, "-m", "odsgd", "train", "--config", PRESET, "--kvstore", "decoupled", "--H", 6, "--quorum", 2,
-            "--epochs", epochs, "--log-interval", 5, "--out", run, *more]
+    return [sys.executable, "-m", "odsgd", "train", "--config", PRESET, "--kvstore", "decoupled", "--H", 6,
+            "--quorum", 2, "--epochs", epochs, "--log-interval", 5, "--out", run, *more]
 
 
 def test_a_worker_of_decoupled_diloco_that_dies_costs_its_own_rounds_and_nobody_elses(tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def test_a_round_stays_open_until_one_of_it_asks_and_who_has_seen_more_counts_mo
     assert rule.log == [[[], [1]], [[0, 2], [2, 0]], [[1], [1]]]
 
 
-def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_quorum_of_all_is_waited_for_and_the_lost_are_not(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, w = syncer(3, quorum=2), np.zeros(1, np.float32)
     sends(rule, 0, 1, w)
     assert rule.asked(0, w) and rule.version == 0  # the weights as they are
