@@ -68,10 +68,10 @@ class CodedOptions(Options):
 
     codec: str = option("none", CODEC, "how gradients travel: none (as they are), float16, bfloat16, "
                         "truncate (the upper 16 bits of each float), quantize (8 bits each and a scale), e3m0 (4 bits "
-                        "each and a scale per 256), 2bit or 1bit (MXNet's, what they leave out is sent later)",
+                        "each and a scale per 256), 2bit or 1bit (MXNet's; what they leave out is sent later)",
                         tunes=True)
-    codec_threshold: float = option(THRESHOLD, real(above=0), "what 2bit sends of a gradient, where it is that large; "
-                                    "from where on 1bit sends 1 and not -1", tunes=True)
+    codec_threshold: float = option(THRESHOLD, real(above=0), "with 2bit, the value that is sent for elements at least "
+                                    "as large; with 1bit, elements above it are sent as 1, others as -1", tunes=True)
     codec_weights: str = option("none", one_of("codec", WITHOUT_RESIDUAL), "how weights travel back from servers: none "
                                 "(as they are), or their changes as float16, bfloat16, truncate or quantize",
                                 tunes=True)
