@@ -82,7 +82,8 @@ class Agents:
     def turn(self) -> None:
         """Read what has come; wait for it, but not long."""
         for key, _ in self._selector.select(TICK_S):
-            key.data()
+            if self._selector.get_map().get(key.fd) == key:  # else one before it in this turn has seen to its end
+                key.data()
         now = time.monotonic()
         if now - self._pinged_at >= PING_EVERY_S:
             self._pinged_at = now

@@ -82,8 +82,6 @@ class AgentListener:
         self._selector.unregister(self.socket)
 
     def _heard(self, unproven: handshake.UnprovenConnection) -> None:
-        if unproven not in self._unproven:  # turned away in the same turn of the loop
-            return
         try:
             agent = unproven.heard(self.waiting)
         except OSError:

@@ -5,15 +5,16 @@ import os
 import socket
 import subprocess
 import time
-from typing import Dict, Iterator, List, Type, TypeVar
+from typing import Any, Dict, Iterator, List, Type, TypeVar
 
 import pytest
 
 from odsgd.launch import messages
+from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
-from odsgd.launch.plan import make_plan
+from odsgd.launch.plan import Job, make_plan
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
@@ -99,3 +100,19 @@ def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_
     for carrier in carriers:
         carrier.kill()
         carrier.communicate()
+
+
+def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -> None:
+    asked, lost = job(1, 0, A), []  # type: Job, List[Any]
+    plan = make_plan(asked, ROOT)
+    events = hosts_agents.Events(lambda *said: None, lambda *told: lost.append(told), lambda *line: None)
+    agents = hosts_agents.Agents(asked, plan, events)
+    carrier = subprocess.Popen(["sh", "-c", "exit 3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+    carrier.wait()  # so that the loop finds both ends at once
+    assert carrier.stdin and carrier.stdout
+    channel = Channel(carrier.stdout.fileno(), carrier.stdin.fileno())
+    agents.add(AgentConnection("10.0.0.1", plan.on(A), channel, carrier, "ssh"))
+    agents.turn()
+    agents.close()
+    assert lost == [("10.0.0.1", plan.on(A), "ssh ended with exit code 3", [])]
