@@ -48,12 +48,12 @@ class Agent:
         self.beats_at = 0.0
         self.selector = selectors.DefaultSelector()
         self.paused = False
+        self._listen_to_signals()  # before there is anything to remove
         self.lost_file = _new_lost_file() if orders.tells_losses else None
         self.folder = tempfile.mkdtemp(prefix="odsgd-servers-")
         """The working directory of servers and the scheduler: empty, and closed to other users."""
         self.tunnel: Optional[TunnelProcess] = None
         self.mpi_files: Set[str] = set()
-        self.wakeup: Tuple[int, ...] = ()
         self._handlers: Dict[Type[Message], Callable[[Any], object]] = {
             messages.Stop: lambda stop: self._stop(stop.grace_s),
             messages.EndHung: self._end_hung,
@@ -79,7 +79,6 @@ class Agent:
 
     def _run(self) -> None:
         linux.adopt_orphans()
-        self._listen_to_signals()
         self.selector.register(self.channel.read_fd, selectors.EVENT_READ, self._read_channel)
         self.channel.send(messages.Hello(socket.gethostname()))
         if self.orders.tunnel:

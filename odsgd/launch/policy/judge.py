@@ -11,7 +11,7 @@ The rules, in the order in which `tick` applies them:
    counts when it is made. A secondary failure yields to any other: an expired deadline (exit code 75), or a report that
    blames another process, because a process that misses another one did not kill it. Among failures without a report we
    blame a SIGKILL first, then a crash, then an exit code or abort. When a process dies, MPI ends or crashes its peers,
-   and we may see these ends in any order.
+   and we may see these ends in any order; where it ends by a deadline, their ends are secondary, too.
    With `on_worker_loss="continue"` the job goes on without the failed workers (`take_lost`) if all had joined, the
    failed ones have ended, and a worker is left. If it cannot go on after one of several failures, all of them count.
    A process or an agent that hangs (`liveness.py`) has failed, too: `take_hung` returns the processes to end.
@@ -273,11 +273,13 @@ class Judge:
 
     def _cause(self) -> Failure:
         killed = any(failure.killed for failure in self.failures)
-        crashed = any(failure.crashed for failure in self.failures)
+        ended_by_mpi = not self.non_workers and any(worker.code == EXIT_DEADLINE for worker in self.workers)
+        crashed = not ended_by_mpi and any(failure.crashed for failure in self.failures)
 
         def doubt(failure: Failure) -> Tuple[bool, bool, bool]:
             unexplained = failure.unexplained
-            return failure.is_secondary, killed and unexplained, crashed and unexplained and not failure.crashed
+            return (failure.is_secondary or (ended_by_mpi and unexplained), killed and unexplained,
+                    crashed and unexplained and not failure.crashed)
 
         return min(self.failures, key=doubt)  # stable
 

@@ -116,6 +116,14 @@ def test_nor_is_it_beside_one_that_has_crashed(ended: int) -> None:
     assert verdict_at(judge, 11.0).culprit == "worker 0"
 
 
+@pytest.mark.parametrize("ended", [255, -signal.SIGABRT, -signal.SIGSEGV])
+def test_a_worker_that_mpi_has_ended_after_a_deadline_of_another_is_not_the_cause(ended: int) -> None:
+    judge = running(*NAMES[2:], names=NAMES[2:])
+    judge.exited("worker 1", 75, 10.0)
+    judge.exited("worker 0", ended, 10.1)
+    assert verdict_at(judge, 11.0).culprit == "worker 1"
+
+
 @pytest.mark.parametrize("killed", [-signal.SIGKILL, -signal.SIGSEGV])
 def test_one_whose_mpi_aborts_is_the_cause_unless_another_was_struck(killed: int) -> None:
     for other, culprit, exit_code in ((killed, "worker 0", 128 - killed), (7, "worker 1", 15)):
