@@ -165,6 +165,10 @@ class Supervisor:
                 return 128 + signal.SIGPIPE
             finally:
                 self._close()
+        stopped = None if verdict.by_signal or verdict.finished else self.judge.stopped()
+        if stopped:  # told to end while a failed attempt ended: it does not start again
+            text = "\n".join(filter(None, [verdict.message, stopped.message]))
+            self.verdict = verdict = dataclasses.replace(stopped, message=text)
         self._announce(verdict)
         return verdict.exit_code
 

@@ -14,7 +14,7 @@ import signal
 import socket
 import tempfile
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Set, Type
 
 from kvstore.errors import shown
 from odsgd.launch import linux, messages

@@ -170,14 +170,18 @@ class Judge:
         """The verdict, once there is one."""
         self.all_there = (self.all_there and bool(self.non_workers)) or self._are_all_there()
         if self.signal:
-            name = signal.Signals(self.signal).name
-            return Verdict(128 + self.signal, f"stopped by {name}", by_signal=True)
+            return self.stopped()
         self._watch(now)
         if self.failures:
             return self._failure_verdict(now)
         if self.workers_ended_at is not None:
             return self._success(now)
         return self._servers_exited_early(now) or self._startup_timeout(now)
+
+    def stopped(self) -> Optional[Verdict]:
+        """The end by a signal to the launcher, if there has been one."""
+        return Verdict(128 + self.signal, f"stopped by {signal.Signals(self.signal).name}",
+                       by_signal=True) if self.signal else None
 
     @property
     def any_worker_joined(self) -> bool:

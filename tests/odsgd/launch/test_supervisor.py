@@ -14,7 +14,7 @@ from odsgd.launch.hosts import agents as hosts_agents
 from odsgd.launch.hosts.check import MissingHosts
 from odsgd.launch.hosts.ssh import AgentConnection
 from odsgd.launch.messages import Channel, Message
-from odsgd.launch.plan import Job, make_plan
+from odsgd.launch.plan import make_plan
 from odsgd.launch.supervisor import Supervisor
 from odsgd.launch.view.console import Console
 from odsgd.launch.view.status_file import StatusFile
@@ -103,7 +103,8 @@ def test_hosts_that_are_lost_together_do_not_keep_the_loop_from_its_work_one_by_
 
 
 def test_an_agent_whose_streams_all_end_in_one_turn_of_the_loop_is_lost_once() -> None:
-    asked, lost = job(1, 0, A), []  # type: Job, List[Any]
+    asked = job(1, 0, A)
+    lost: List[Any] = []
     plan = make_plan(asked, ROOT)
     events = hosts_agents.Events(lambda *said: None, lambda *told: lost.append(told), lambda *line: None)
     agents = hosts_agents.Agents(asked, plan, events)
